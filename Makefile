@@ -68,8 +68,8 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV)
 	$(BIN)/uv pip sync --quiet --python $(BIN)/python requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
-	$(BIN)/python -c "import torch._dynamo, client.app, server.app, \
-		node.flower.executor, node.flower.supernode"
+	$(BIN)/python -c "import torch._dynamo, flwr_distill.client.app, flwr_distill.server.app, \
+		flwr_distill.node.flower.executor, flwr_distill.node.flower.supernode"
 	@touch $@
 
 setup: $(READY)
@@ -138,7 +138,7 @@ test-flower: $(READY)
 	echo "flwr[simulation]==$(VERSION)" | $(COMPILE) --override - --output-file $(OTHER).lock
 	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(OTHER)
 	$(BIN)/uv pip sync --quiet --python $(OTHER)/bin/python $(OTHER).lock
-	$(OTHER)/bin/python -c "import torch._dynamo, client.app, server.app"
+	$(OTHER)/bin/python -c "import torch._dynamo, flwr_distill.client.app, flwr_distill.server.app"
 	$(OTHER)/bin/python -m pytest -m matrix tests/flower
 	PYTHONPATH=$(CURDIR) $(OTHER)/bin/python -m pytest tests/node/test_executor.py || [ $$? = 5 ]  # no tests for stock
 
@@ -171,8 +171,8 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.traffic --quick
 
 settings: $(READY)
-	$(BIN)/python -m server.settings_catalogue
-	$(BIN)/python -m node.list_page
+	$(BIN)/python -m flwr_distill.server.settings_catalogue
+	$(BIN)/python -m flwr_distill.node.list_page
 
 lock: $(READY)
 	echo flwr==$(FLOWER) | $(COMPILE) --upgrade --constraint - --output-file requirements.lock

@@ -26,16 +26,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure as Picture
-from rich.console import Console
-from sklearn.metrics import roc_curve
-
-from benchmarks.dp import DELTA, virtual_accuracy
-from benchmarks.shown import printed, svg_of
-from cli.distillation import at_most
-from cli.judge import QUICK, trained
-from client.terms import extractor
-from distill.audit import (
+from flwr_distill.cli.distillation import at_most
+from flwr_distill.cli.judge import QUICK, trained
+from flwr_distill.client.terms import extractor
+from flwr_distill.distill.audit import (
     Attacked,
     Halves,
     Setting,
@@ -46,21 +40,27 @@ from distill.audit import (
     reconstruction,
     strongest,
 )
-from distill.augmentation import draw_augmentation
-from distill.distribution_matching import WIDTH, Network
-from distill.errors import DistillError
-from distill.features import RandomConvNet
-from distill.membership import least_epsilon
-from distill.private_matching import (
+from flwr_distill.distill.augmentation import draw_augmentation
+from flwr_distill.distill.distribution_matching import WIDTH, Network
+from flwr_distill.distill.errors import DistillError
+from flwr_distill.distill.features import RandomConvNet
+from flwr_distill.distill.membership import least_epsilon
+from flwr_distill.distill.private_matching import (
     BANK,
     REFERENCE,
     UnitFeatures,
     noise_for,
     with_noise,
 )
-from server.page.layout import page
-from strategies.common.sections import Figure, Section, Table
-from task.datasets import Dataset, load_dataset
+from flwr_distill.server.page.layout import page
+from flwr_distill.strategies.common.sections import Figure, Section, Table
+from flwr_distill.task.datasets import Dataset, load_dataset
+from matplotlib.figure import Figure as Picture
+from rich.console import Console
+from sklearn.metrics import roc_curve
+
+from benchmarks.dp import DELTA, virtual_accuracy
+from benchmarks.shown import printed, svg_of
 
 STARTS = ("class-stats", "pixel-stats", "noise", "real")
 BUDGETS = (1, 10, 50)

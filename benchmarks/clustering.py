@@ -20,10 +20,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
-
-from strategies.cadis.similarity import (
+from flwr_distill.strategies.cadis.similarity import (
     KnownPairs,
     aggregation_weights,
     clusters,
@@ -32,7 +29,9 @@ from strategies.cadis.similarity import (
     similarity_of_a_cluster,
     threshold,
 )
-from strategies.hfldd.clustering import homogeneous_groups, kl_matrix
+from flwr_distill.strategies.hfldd.clustering import homogeneous_groups, kl_matrix
+from rich.console import Console
+from rich.table import Table
 
 CLIENTS = 10_000
 PARTICIPANTS = 100

@@ -30,12 +30,12 @@ from typing import Any
 
 import psutil
 import torch
+from flwr_distill.fleet.local_federation import LocalFederation, LocalNode
+from flwr_distill.node.supervisor import status_file
+from flwr_distill.task.datasets import Dataset, load_dataset
 
 from benchmarks.goal import Goal
 from benchmarks.node_memory import PARTS
-from fleet.local_federation import LocalFederation, LocalNode
-from node.supervisor import status_file
-from task.datasets import Dataset, load_dataset
 
 APP = Path(__file__).resolve().parents[1]
 NODES = 4

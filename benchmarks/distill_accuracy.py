@@ -7,17 +7,17 @@ steps; the same small network is trained on each set.
 from collections.abc import Callable
 
 import torch
+from flwr_distill.distill import distill_dm
+from flwr_distill.distill.augmentation import draw_augmentation
+from flwr_distill.distill.distribution_matching import LEARNING_RATE
+from flwr_distill.distill.starts import start
+from flwr_distill.task.datasets import DataSpec, Samples, load_dataset
+from flwr_distill.task.evaluation import evaluate_model
+from flwr_distill.task.models.papers import digits_cnn
 from torch import Tensor
 from torch.nn import functional
 
 from benchmarks import distill_reference
-from distill import distill_dm
-from distill.augmentation import draw_augmentation
-from distill.distribution_matching import LEARNING_RATE
-from distill.starts import start
-from task.datasets import DataSpec, Samples, load_dataset
-from task.evaluation import evaluate_model
-from task.models.papers import digits_cnn
 
 PER_CLASS = 10
 BLOCKS = 2

@@ -9,18 +9,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from flwr_distill.distill.augmentation import draw_augmentation
+from flwr_distill.distill.distribution_matching import Probe, real_means
+from flwr_distill.distill.features import RandomConvNet
+from flwr_distill.distill.gradient_matching import match_gradient
+from flwr_distill.distill.kip import kip_gradient
+from flwr_distill.distill.ntk import DEPTH
+from flwr_distill.task.datasets import DataSpec, Samples
+from flwr_distill.task.models import create_model
 from torch import Tensor
 
 from benchmarks import distill_reference
 from benchmarks.distill_cost import Step
-from distill.augmentation import draw_augmentation
-from distill.distribution_matching import Probe, real_means
-from distill.features import RandomConvNet
-from distill.gradient_matching import match_gradient
-from distill.kip import kip_gradient
-from distill.ntk import DEPTH
-from task.datasets import DataSpec, Samples
-from task.models import create_model
 
 CLASSES = 10
 KipProblem = tuple[Tensor, Tensor, Tensor, Tensor]

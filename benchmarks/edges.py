@@ -20,6 +20,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from flwr.app import Context, RecordDict
+from flwr_distill.server.app import main as server_app
+from flwr_distill.server.page.run_files import flat
+from flwr_distill.server.settings import RunSettings
 
 from benchmarks.edges_in_process import (
     ThreadControl,
@@ -28,9 +31,6 @@ from benchmarks.edges_in_process import (
     partition_nodes,
 )
 from benchmarks.in_process import FIRST_NODE, InProcessGrid, Settings, only_errors
-from server.app import main as server_app
-from server.page.run_files import flat
-from server.settings import RunSettings
 
 STRATEGIES = ("fedavg", "fedhead")
 COMMON: dict[str, bool | int | float | str] = {

@@ -15,10 +15,9 @@ from types import TracebackType
 from typing import Any
 
 import yaml
-
-from fleet.local_federation import LocalNode, free_ports
-from fleet.submission import RunOutcome
-from node.processes import Process, stop
+from flwr_distill.fleet.local_federation import LocalNode, free_ports
+from flwr_distill.fleet.submission import RunOutcome
+from flwr_distill.node.processes import Process, stop
 
 OUR_PACKAGES = {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}
 BIN = Path(sys.executable).parent
@@ -173,7 +172,7 @@ class FlowerFederation:
             **{"device": "cpu", "threads": 1, **self._settings},
         }
         file.write_text(yaml.safe_dump(settings))
-        return ["python", "-P", "-m", "node.main", str(file)]
+        return ["python", "-P", "-m", "flwr_distill.node.main", str(file)]
 
     def _start(self, command: Sequence[str], env: Mapping[str, str]) -> Process:
         with self.log.open("ab") as log:

@@ -11,24 +11,24 @@ from typing import Any
 from unittest import mock
 
 import torch
+from flwr_distill.client.dp_sgd import PrivacyAccount, PrivateTraining
+from flwr_distill.client.training import fit
+from flwr_distill.distill import VirtualData, distill_dm
+from flwr_distill.distill.ensemble import HELD_OUT, distil_ensemble
+from flwr_distill.distill.gradient_matching import match_gradient
+from flwr_distill.distill.kip import distill_kip, distill_kip_many
+from flwr_distill.distill.registry import _DISTILLERS
+from flwr_distill.links.store import NodeStore
+from flwr_distill.task.compute import cuda_graph
+from flwr_distill.task.compute.precision import products_in
+from flwr_distill.task.datasets import DataSpec
+from flwr_distill.task.models import create_model
+from flwr_distill.task.settings import Precision
 from torch import Tensor
 
 from benchmarks import distill_steps
 from benchmarks.distill_steps import CLASSES, Comparison, Setting
 from benchmarks.in_process import Node, Settings, run_in_process
-from client.dp_sgd import PrivacyAccount, PrivateTraining
-from client.training import fit
-from distill import VirtualData, distill_dm
-from distill.ensemble import HELD_OUT, distil_ensemble
-from distill.gradient_matching import match_gradient
-from distill.kip import distill_kip, distill_kip_many
-from distill.registry import _DISTILLERS
-from links.store import NodeStore
-from task.compute import cuda_graph
-from task.compute.precision import products_in
-from task.datasets import DataSpec
-from task.models import create_model
-from task.settings import Precision
 
 PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bf16")
 PRIVATE_BATCH = ENSEMBLE_BATCH = 128

@@ -9,21 +9,21 @@ from unittest.mock import patch
 
 import torch
 from flwr.app import Context, Message, RecordDict
+from flwr_distill.client.distillation import distilled
+from flwr_distill.client.session import Session
+from flwr_distill.client.training import Trained, train_round
+from flwr_distill.distill.virtual_data import VirtualData
+from flwr_distill.links import send
+from flwr_distill.protocol.arrays import as_arrays, as_record
+from flwr_distill.protocol.fedhead import AGGREGATE_SECTOR, DISTILL_SECTOR
+from flwr_distill.protocol.hfldd import Distillation
+from flwr_distill.protocol.messages import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, SERVER_ROUND
+from flwr_distill.task.datasets import Samples
 from safetensors.numpy import load, save
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from benchmarks.in_process import Node
-from client.distillation import distilled
-from client.session import Session
-from client.training import Trained, train_round
-from distill.virtual_data import VirtualData
-from links import send
-from protocol.arrays import as_arrays, as_record
-from protocol.fedhead import AGGREGATE_SECTOR, DISTILL_SECTOR
-from protocol.hfldd import Distillation
-from protocol.messages import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, SERVER_ROUND
-from task.datasets import Samples
 
 CLAIM = 992
 """Times its samples that a node claims: just below what screening calls absurd."""
@@ -95,7 +95,7 @@ class Ring:
 
         def answer(message: Message) -> RecordDict | None:
             self._begin(message)
-            with patch("client.local_round.train_round", self._noted):
+            with patch("flwr_distill.client.local_round.train_round", self._noted):
                 return node(message)
 
         return answer
@@ -128,23 +128,23 @@ class Ring:
         """What stands in for functions of our ClientApp, by their names."""
         match self.attack:
             case Attack.FLIPPED_LABELS:
-                return {"client.session.Session.of": _with_flipped_labels}
+                return {"flwr_distill.client.session.Session.of": _with_flipped_labels}
             case Attack.NAN:  # else our own client would refuse to send it
                 return {
-                    "client.local_round.train_round": self._spoiled,
-                    "client.fedhead.check_arrays": lambda arrays, like: arrays,
+                    "flwr_distill.client.local_round.train_round": self._spoiled,
+                    "flwr_distill.client.fedhead.check_arrays": lambda arrays, like: arrays,
                 }
             case Attack.FLIPPED_VIRTUAL_DATA:
-                return {"client.hfldd.distilled": _flipped_virtual_data}
+                return {"flwr_distill.client.hfldd.distilled": _flipped_virtual_data}
             case Attack.RANDOM_VIRTUAL_DATA:
-                return {"client.hfldd.distilled": _random_virtual_data}
+                return {"flwr_distill.client.hfldd.distilled": _random_virtual_data}
             case Attack.OVERSIZED_PARCEL:
                 return {
-                    "client.hfldd.distilled": _oversized_virtual_data,
-                    "client.fedhead.send": _send_oversized,
-                    "links.records.Waybill.check_size": lambda waybill, size: None,
+                    "flwr_distill.client.hfldd.distilled": _oversized_virtual_data,
+                    "flwr_distill.client.fedhead.send": _send_oversized,
+                    "flwr_distill.links.records.Waybill.check_size": lambda waybill, size: None,
                 }
-        return {"client.local_round.train_round": self._spoiled}
+        return {"flwr_distill.client.local_round.train_round": self._spoiled}
 
     def _noted(self, model: nn.Module, *args: Any, **kwargs: Any) -> Trained:
         trained = train_round(model, *args, **kwargs)

@@ -12,9 +12,8 @@ from typing import Any
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
-
-from client.app import app as client_app
-from server.app import main as server_app
+from flwr_distill.client.app import app as client_app
+from flwr_distill.server.app import main as server_app
 
 FIRST_NODE = 2**64 - 1000
 """As large as Flower's node ids, which fit neither a float nor a signed 64-bit integer."""

@@ -39,19 +39,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
-from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
-from torch.nn import functional
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
-
-from cli.judge import QUICK, trained
-from client.training import soft_labels, train_round
-from distill.audit import Finding, finding
-from distill.many import distill_many
-from distill.membership import (
+from flwr_distill.cli.judge import QUICK, trained
+from flwr_distill.client.training import soft_labels, train_round
+from flwr_distill.distill.audit import Finding, finding
+from flwr_distill.distill.many import distill_many
+from flwr_distill.distill.membership import (
     Curve,
     Flags,
     Floats,
@@ -60,13 +52,20 @@ from distill.membership import (
     logit_confidence,
     share_bounds,
 )
-from distill.shadows import Canaries, draw_members, with_canaries
-from links.records import VIRTUAL_DATA
-from links.seal import sealed_size
-from protocol.hfldd import Distillation, LabelRequest
-from task.datasets import Dataset, DataSpec, Samples, load_dataset
-from task.models import create_model
-from task.settings import TrainSettings
+from flwr_distill.distill.shadows import Canaries, draw_members, with_canaries
+from flwr_distill.links.records import VIRTUAL_DATA
+from flwr_distill.links.seal import sealed_size
+from flwr_distill.protocol.hfldd import Distillation, LabelRequest
+from flwr_distill.task.datasets import Dataset, DataSpec, Samples, load_dataset
+from flwr_distill.task.models import create_model
+from flwr_distill.task.settings import TrainSettings
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 ATTACKS = ("views", "classes", "parcels")
 CLASSES = 3

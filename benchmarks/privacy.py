@@ -16,13 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
-from rich.console import Console
-from rich.table import Table
-from safetensors.torch import load_file
-
-from benchmarks.in_process import Settings, run_in_process
-from distill.membership import (
+from flwr_distill.distill.membership import (
     Flags,
     Floats,
     auc,
@@ -31,9 +25,15 @@ from distill.membership import (
     membership_scores,
     true_positives_at,
 )
-from task.datasets import load_dataset
-from task.models import create_model
-from task.partition import partition_indices
+from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.models import create_model
+from flwr_distill.task.partition import partition_indices
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+from safetensors.torch import load_file
+
+from benchmarks.in_process import Settings, run_in_process
 
 NODES = 5
 FALSE_POSITIVES = 0.01

@@ -7,10 +7,9 @@ leave the node as they are, so this is for measurements on public data alone.
 from typing import Any
 
 import torch
+from flwr_distill.distill import VirtualData
+from flwr_distill.distill.starts import REAL, start
 from torch import Tensor
-
-from distill import VirtualData
-from distill.starts import REAL, start
 
 
 def random_real(

@@ -7,10 +7,9 @@ from typing import Any, TypeVar
 from unittest.mock import patch
 
 import torch
+from flwr_distill.distill.distribution_matching import distill_dm
+from flwr_distill.distill.many import distill_many
 from torch import Tensor
-
-from distill.distribution_matching import distill_dm
-from distill.many import distill_many
 
 T = TypeVar("T")
 
@@ -22,8 +21,8 @@ def distilling_once() -> Iterator[None]:
     These depend on samples, settings and seed alone, and take most of the time of a short run.
     """
     with (
-        patch("client.distillation.distill_many", remembered(distill_many)),
-        patch("client.fedlgd.distill_dm", remembered(distill_dm)),
+        patch("flwr_distill.client.distillation.distill_many", remembered(distill_many)),
+        patch("flwr_distill.client.fedlgd.distill_dm", remembered(distill_dm)),
     ):
         yield
 

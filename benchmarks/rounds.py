@@ -30,13 +30,13 @@ from typing import Any
 
 import psutil
 import yaml
+from flwr_distill.fleet.line import why_another
+from flwr_distill.fleet.local_federation import LocalFederation
+from flwr_distill.node.nursery import NURSERIES, SERVER_APP
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.flower_federation import FlowerFederation
-from fleet.line import why_another
-from fleet.local_federation import LocalFederation
-from node.nursery import NODE, NURSERIES, SERVER_APP
 
 APP_DIR = Path(__file__).parent / "rounds_app"
 IDLE_SETTLE = 15.0
@@ -159,11 +159,11 @@ def program_of(name: str, command: Sequence[str]) -> str:
     What a nursery forked has the nursery's command line, and the module in its name.
     """
     for module in chain.from_iterable(NURSERIES.values()):
-        if name == module[:NAME_LENGTH]:
-            return module
-    words = [Path(word).name for word in command[:6]]
+        if name == (own := module.partition(".")[2])[:NAME_LENGTH]:
+            return own
+    words = [Path(word).name.removeprefix("flwr_distill.") for word in command[:6]]
     if "node" in words[:3]:
-        return NODE
+        return "node.main"
     for word in words:
         if word.startswith(("flower-", "flwr-", "node.", "links.")):
             return word

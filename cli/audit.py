@@ -3,10 +3,8 @@
 from typing import Annotated
 
 import typer
-from rich.console import Console
-
-from cli.errors import exit_on
-from cli.options import (
+from flwr_distill.cli.errors import exit_on
+from flwr_distill.cli.options import (
     DataRoot,
     FormationSide,
     ImageShape,
@@ -16,6 +14,7 @@ from cli.options import (
     Start,
     Steps,
 )
+from rich.console import Console
 
 
 def audit(
@@ -49,8 +48,8 @@ def audit(
     proof: differential privacy is one (hfldd.dp-epsilon).
     """
     # Here, because every subcommand imports this file, and the node command must not import torch.
-    from cli.auditing import Options, report
-    from cli.distillation import REFUSALS
+    from flwr_distill.cli.auditing import Options, report
+    from flwr_distill.cli.distillation import REFUSALS
 
     options = Options(
         source=source,

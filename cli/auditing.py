@@ -5,13 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table
-
-from cli.distillation import at_most, duration, progress_bar
-from cli.source import load_source
-from distill import distiller
-from distill.audit import (
+from flwr_distill.cli.distillation import at_most, duration, progress_bar
+from flwr_distill.cli.source import load_source
+from flwr_distill.distill import distiller
+from flwr_distill.distill.audit import (
     Finding,
     Setting,
     attack,
@@ -20,11 +17,13 @@ from distill.audit import (
     reconstruction,
     strongest,
 )
-from distill.auto import resolved
-from distill.forecast import forecast
-from distill.membership import FEW, FEWER, Interval
-from distill.registry import formation_arguments
-from task.words import counted
+from flwr_distill.distill.auto import resolved
+from flwr_distill.distill.forecast import forecast
+from flwr_distill.distill.membership import FEW, FEWER, Interval
+from flwr_distill.distill.registry import formation_arguments
+from flwr_distill.task.words import counted
+from rich.console import Console
+from rich.table import Table
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,19 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from flwr_distill.cli.connection import UserCertificate, UserKey, user_of
+from flwr_distill.cli.errors import exit_on
+from flwr_distill.cli.options import (
+    DEFAULT_CERTIFICATES_DIR,
+    CertificatesDir,
+    ControlAddress,
+    Timeout,
+)
+from flwr_distill.fleet.authority import CertificateError
+from flwr_distill.fleet.certificates import CertificateFolder, Issued, Role
+from flwr_distill.fleet.node_request import SERVER, request_node
 from rich.console import Console
 from rich.table import Table
-
-from cli.connection import UserCertificate, UserKey, user_of
-from cli.errors import exit_on
-from cli.options import DEFAULT_CERTIFICATES_DIR, CertificatesDir, ControlAddress, Timeout
-from fleet.authority import CertificateError
-from fleet.certificates import CertificateFolder, Issued, Role
-from fleet.node_request import SERVER, request_node
 
 certs = typer.Typer(
     help="Issue keys and certificates for a federation, from its own authorities.",
@@ -213,8 +217,8 @@ def revoke(
     The server introduces only registered nodes to each other. Nodes that have nodes-ca.crl, which
     this writes, as --peer-revocations take no parcel from it either, whatever the server says.
     """
-    from fleet.flower_1_32.registration import SecureControl  # imports Flower
-    from fleet.flower_1_32.superlink import SuperLinkError
+    from flwr_distill.fleet.flower_1_32.registration import SecureControl  # imports Flower
+    from flwr_distill.fleet.flower_1_32.superlink import SuperLinkError
 
     authority = CertificateFolder(folder)
     user = user_of(user_certificate, user_key, "certs")

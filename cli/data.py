@@ -4,13 +4,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from flwr_distill.cli.errors import exit_on, fail
+from flwr_distill.cli.options import run_config_option
 from rich.console import Console
 
-from cli.errors import exit_on, fail
-from cli.options import run_config_option
-
 if TYPE_CHECKING:
-    from task.settings import PrivateSettings, RunConfigValue
+    from flwr_distill.task.settings import PrivateSettings, RunConfigValue
 
 data = typer.Typer(help="Look at a node's own data before a run does.")
 
@@ -56,10 +55,10 @@ def check(
     all that is wrong (findings.csv) to OUTPUT. Exits with 1 if a run would refuse the data.
     """
     # Here, because every subcommand imports this file, and the node command must not import torch.
-    from cli.data_check import look_through, refusal
-    from fleet.run_config import RunConfigError
-    from task.errors import DatasetError
-    from task.settings import SettingsError
+    from flwr_distill.cli.data_check import look_through, refusal
+    from flwr_distill.fleet.run_config import RunConfigError
+    from flwr_distill.task.errors import DatasetError
+    from flwr_distill.task.settings import SettingsError
 
     errors = (DatasetError, OSError, RunConfigError, SettingsError)
     with exit_on(*errors, command="data check"):
@@ -71,9 +70,9 @@ def check(
 
 def _private_settings(texts: list[str]) -> "PrivateSettings":
     """What a run states of tables, by its own settings."""
-    from fleet.run_config import read_run_config
-    from task.settings import SettingsError, TaskSettings
-    from task.survey import STATE_COLUMNS
+    from flwr_distill.fleet.run_config import read_run_config
+    from flwr_distill.task.settings import SettingsError, TaskSettings
+    from flwr_distill.task.survey import STATE_COLUMNS
 
     overrides: dict[str, RunConfigValue] = {}
     for text in texts:

@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from flwr_distill.cli.errors import exit_on, fail
+from flwr_distill.cli.options import NodesDevice
+from flwr_distill.cli.results import results_table
+from flwr_distill.cli.run_log import RunLog
+from flwr_distill.cli.up import start
+from flwr_distill.fleet.local_federation import LocalFederation
+from flwr_distill.fleet.own_app import APP_DIR
+from flwr_distill.fleet.submission import RunError
+from flwr_distill.task.words import counted
 from rich.console import Console
-
-from cli.errors import exit_on, fail
-from cli.options import NodesDevice
-from cli.results import results_table
-from cli.run_log import RunLog
-from cli.up import start
-from fleet.local_federation import LocalFederation
-from fleet.own_app import APP_DIR
-from fleet.submission import RunError
-from task.words import counted
 
 SECTORED = ("fedhead", "fedhead-plus")
 FEDHEAD_TASK: dict[str, int | float | str] = {
@@ -105,8 +104,8 @@ def demo(
     _draw(results, runs_dir)
 
     # Here: every subcommand imports this file.
-    from server.page.comparison_page import comparison_page
-    from server.page.run_files import read_run
+    from flwr_distill.server.page.comparison_page import comparison_page
+    from flwr_distill.server.page.run_files import read_run
 
     folders = [runs_dir / result["run_id"] for result in results.values()]
     page = comparison_page([read_run(folder) for folder in folders], runs_dir)

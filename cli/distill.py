@@ -4,10 +4,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
-
-from cli.errors import exit_on
-from cli.options import (
+from flwr_distill.cli.errors import exit_on
+from flwr_distill.cli.options import (
     DataRoot,
     FormationSide,
     ImageShape,
@@ -17,6 +15,7 @@ from cli.options import (
     Start,
     Steps,
 )
+from rich.console import Console
 
 
 def distill(
@@ -83,7 +82,7 @@ def distill(
     held-back ones.
     """
     # Here, because every subcommand imports this file, and the node command must not import torch.
-    from cli.distillation import REFUSALS, Options, condense
+    from flwr_distill.cli.distillation import REFUSALS, Options, condense
 
     options = Options(
         source=source,

@@ -10,27 +10,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from flwr_distill.cli.judge import Judge, judges, train_and_score, training_seconds
+from flwr_distill.cli.source import Source, load_source
+from flwr_distill.distill import DistillError, VirtualData, distiller
+from flwr_distill.distill.audited import audited
+from flwr_distill.distill.auto import resolved
+from flwr_distill.distill.contact_sheet import contact_sheet
+from flwr_distill.distill.forecast import forecast
+from flwr_distill.distill.own_network import network_arguments
+from flwr_distill.distill.privacy import PrivacyCard
+from flwr_distill.distill.registry import Progress as Report
+from flwr_distill.distill.registry import caution_of, formation_arguments
+from flwr_distill.protocol.hfldd import Distillation
+from flwr_distill.server.page.words import data_size
+from flwr_distill.task.datasets import DatasetError, Samples
+from flwr_distill.task.models import ModelError
+from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.words import counted
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-
-from cli.judge import Judge, judges, train_and_score, training_seconds
-from cli.source import Source, load_source
-from distill import DistillError, VirtualData, distiller
-from distill.audited import audited
-from distill.auto import resolved
-from distill.contact_sheet import contact_sheet
-from distill.forecast import forecast
-from distill.own_network import network_arguments
-from distill.privacy import PrivacyCard
-from distill.registry import Progress as Report
-from distill.registry import caution_of, formation_arguments
-from protocol.hfldd import Distillation
-from server.page.words import data_size
-from task.datasets import DatasetError, Samples
-from task.models import ModelError
-from task.settings import SettingsError
-from task.words import counted
 
 VIRTUAL = "virtual images"
 REFUSALS = (DatasetError, DistillError, ModelError, SettingsError, OSError)

@@ -8,8 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-
-from cli.options import (
+from flwr_distill.cli.options import (
     AuthKey,
     Device,
     FleetAddress,
@@ -22,10 +21,10 @@ from cli.options import (
     RootCertificates,
     StateDir,
 )
-from node.settings import NodeError, NodeSettings, load_settings
+from flwr_distill.node.settings import NodeError, NodeSettings, load_settings
 
 if TYPE_CHECKING:
-    from fleet.checkup import Finding
+    from flwr_distill.fleet.checkup import Finding
 
 
 def doctor(
@@ -49,7 +48,7 @@ def doctor(
     whether that SuperLink answers and agrees on the time; without it, whether a server's ports are
     free. Options are those of the node that is to run here. Exits with 1 if something failed.
     """
-    from fleet.checkup import Finding, checkup  # imports torch
+    from flwr_distill.fleet.checkup import Finding, checkup  # imports torch
 
     options = {k: v for k, v in context.params.items() if k not in ("config", "as_json")}
 

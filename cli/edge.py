@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import typer
 import yaml
-
-from cli.errors import exit_on, fail
-from cli.options import (
+from flwr_distill.cli.errors import exit_on, fail
+from flwr_distill.cli.options import (
     AuthKey,
     ConnectTimeout,
     FleetAddress,
@@ -24,11 +23,11 @@ from cli.options import (
     node_option,
     run_config_option,
 )
-from fleet.line import why_another
-from fleet.own_app import APP_DIR
-from fleet.run_config import RunConfigError, read_run_config
-from node.settings import NodeError, load_settings
-from task.settings import RunConfigValue, SettingsError
+from flwr_distill.fleet.line import why_another
+from flwr_distill.fleet.own_app import APP_DIR
+from flwr_distill.fleet.run_config import RunConfigError, read_run_config
+from flwr_distill.node.settings import NodeError, load_settings
+from flwr_distill.task.settings import RunConfigValue, SettingsError
 
 DEFAULT_CERTIFICATES = Path("certs/server")
 DEFAULT_STATE_DIR = Path("state/edge")
@@ -108,10 +107,10 @@ def edge(
         settings = load_settings(None, {**checked, "edge": "."})  # as the node will have it
         own = {"strategy": strategy, "min-nodes": min_nodes, **_overrides(run_config or [])}
 
-    from fleet.edge import Below, Edge, EdgeStartError  # here: imports Flower
-    from fleet.federation_record import FederationRunsError
-    from fleet.flower_1_32.superlink import SuperLinkError
-    from fleet.servers import ServerCertificate
+    from flwr_distill.fleet.edge import Below, Edge, EdgeStartError  # here: imports Flower
+    from flwr_distill.fleet.federation_record import FederationRunsError
+    from flwr_distill.fleet.flower_1_32.superlink import SuperLinkError
+    from flwr_distill.fleet.servers import ServerCertificate
 
     certificate = None
     if not below_insecure:
@@ -143,8 +142,8 @@ def _read(config: Path | None) -> dict[str, Any]:
 
 def _overrides(texts: list[str]) -> dict[str, RunConfigValue]:
     """Settings of the runs below, checked as far as they can be without a run above."""
-    from fleet.edge_runs import FIXED  # here: imports Flower
-    from server.settings import RunSettings
+    from flwr_distill.fleet.edge_runs import FIXED  # here: imports Flower
+    from flwr_distill.server.settings import RunSettings
 
     own: dict[str, RunConfigValue] = {}
     for text in texts:

@@ -7,30 +7,29 @@ from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
-
-from cli.app import app as app_folder
-from cli.audit import audit
-from cli.certs import certs
-from cli.data import data
-from cli.demo import demo
-from cli.distill import distill
-from cli.doctor import doctor
-from cli.edge import edge
-from cli.errors import FileErrors
-from cli.node import node
-from cli.outbox import outbox
-from cli.partition import partition
-from cli.policy import policy
-from cli.predict import predict
-from cli.register import register
-from cli.report import report
-from cli.run import run
-from cli.runs import runs
-from cli.settings import settings
-from cli.status import status
-from cli.stop import stop
-from cli.superlink import superlink
-from cli.up import up
+from flwr_distill.cli.app import app as app_folder
+from flwr_distill.cli.audit import audit
+from flwr_distill.cli.certs import certs
+from flwr_distill.cli.data import data
+from flwr_distill.cli.demo import demo
+from flwr_distill.cli.distill import distill
+from flwr_distill.cli.doctor import doctor
+from flwr_distill.cli.edge import edge
+from flwr_distill.cli.errors import FileErrors
+from flwr_distill.cli.node import node
+from flwr_distill.cli.outbox import outbox
+from flwr_distill.cli.partition import partition
+from flwr_distill.cli.policy import policy
+from flwr_distill.cli.predict import predict
+from flwr_distill.cli.register import register
+from flwr_distill.cli.report import report
+from flwr_distill.cli.run import run
+from flwr_distill.cli.runs import runs
+from flwr_distill.cli.settings import settings
+from flwr_distill.cli.status import status
+from flwr_distill.cli.stop import stop
+from flwr_distill.cli.superlink import superlink
+from flwr_distill.cli.up import up
 
 app = typer.Typer(
     name="flwr-distill",

@@ -7,9 +7,8 @@ from typing import Annotated, Any
 
 import typer
 import yaml
-
-from cli.errors import exit_on
-from cli.options import (
+from flwr_distill.cli.errors import exit_on
+from flwr_distill.cli.options import (
     AuthKey,
     ConnectTimeout,
     Device,
@@ -29,8 +28,8 @@ from cli.options import (
     StateDir,
     node_option,
 )
-from node.settings import NodeError, load_settings
-from node.supervisor import Node
+from flwr_distill.node.settings import NodeError, load_settings
+from flwr_distill.node.supervisor import Node
 
 
 def node(

@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-
-from cli.errors import fail
+from flwr_distill.cli.errors import fail
 
 
 def outbox(
@@ -23,8 +22,8 @@ def outbox(
 
     Exits with 1 if the chain is broken, after what comes before the break.
     """
-    from cli.outbox_page import outbox_page, print_table
-    from node.outbox import FOLDER, OutboxError, entries
+    from flwr_distill.cli.outbox_page import outbox_page, print_table
+    from flwr_distill.node.outbox import FOLDER, OutboxError, entries
 
     if not state_dir.is_dir():
         fail(f"state-dir={state_dir} does not exist (give the node's --state-dir)", "outbox")

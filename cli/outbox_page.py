@@ -8,20 +8,19 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flwr_distill.node.outbox import Entry, virtual_data_file
+from flwr_distill.server.page.layout import page
+from flwr_distill.server.page.words import data_size
+from flwr_distill.strategies.common.sections import Figure, Section, Table
+from flwr_distill.task.words import counted
 from markupsafe import Markup
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column
 from rich.table import Table as TerminalTable
 
-from node.outbox import Entry, virtual_data_file
-from server.page.layout import page
-from server.page.words import data_size
-from strategies.common.sections import Figure, Section, Table
-from task.words import counted
-
 if TYPE_CHECKING:
-    from distill.virtual_data import VirtualData
+    from flwr_distill.distill.virtual_data import VirtualData
 
 COLUMNS = ("time", "run", "message", "to", "what", "#bytes", "#epsilon")
 MOST_OPEN = 30
@@ -157,9 +156,9 @@ def _virtual_data(lines: Sequence[Entry], folder: Path) -> Iterator[Section]:
     names = list(dict.fromkeys(name for line in reversed(lines) for name in line["virtual"]))
     if not names:
         return
-    from distill.errors import VirtualDataError  # here: imports torch
-    from distill.features import are_vectors
-    from distill.virtual_data import VirtualData
+    from flwr_distill.distill.errors import VirtualDataError  # here: imports torch
+    from flwr_distill.distill.features import are_vectors
+    from flwr_distill.distill.virtual_data import VirtualData
 
     figures, missing, vectors = [], 0, 0
     for name in names[:MOST_PICTURES]:
@@ -188,7 +187,7 @@ def _virtual_data(lines: Sequence[Entry], folder: Path) -> Iterator[Section]:
 
 
 def _picture(virtual: VirtualData, name: str, class_names: Sequence[str]) -> Figure:
-    from distill.contact_sheet import contact_sheet
+    from flwr_distill.distill.contact_sheet import contact_sheet
 
     others = range(len(class_names), int(virtual.labels.max()) + 1)  # called by their labels
     classes = [*class_names, *map(str, others)]

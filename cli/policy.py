@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-
-from cli.errors import exit_on
+from flwr_distill.cli.errors import exit_on
 
 policy = typer.Typer(help="Look at a node's policy, and allow what it asks its owner for.")
 
@@ -18,8 +17,12 @@ def check(
 
     Exits with 1 if the policy is wrong, with the key or value that is.
     """
-    from node.policy import cannot_hold, in_words, read_policy  # here: imports pydantic
-    from task.settings import SettingsError
+    from flwr_distill.node.policy import (  # here: imports pydantic
+        cannot_hold,
+        in_words,
+        read_policy,
+    )
+    from flwr_distill.task.settings import SettingsError
 
     with exit_on(SettingsError, command="policy check"):
         policy = read_policy(file)
@@ -39,7 +42,7 @@ def allow(
     The node takes part from the next time that the run asks it. A run that resumes it has another
     id, and needs a permission of its own.
     """
-    from node.permissions import allow_raw_data
+    from flwr_distill.node.permissions import allow_raw_data
 
     with exit_on(OSError, command="policy allow"):
         allow_raw_data(state_dir, run)

@@ -5,16 +5,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from flwr_distill.cli.errors import exit_on, fail
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cli.errors import exit_on, fail
-
 if TYPE_CHECKING:
+    from flwr_distill.server.export.prediction import ExportedModel
     from torch import Tensor
-
-    from server.export.prediction import ExportedModel
 
 NEXT_BEST = 2
 """Classes that are named besides the most probable one."""
@@ -40,9 +38,9 @@ def predict(
     Files that cannot be read are named after the others' classes, and the command exits with 1.
     """
     # Here, because every subcommand imports this file, and the node command must not import torch.
-    from server.export.prediction import ModelFileError, read_model
-    from server.page.words import percent
-    from task.datasets import DatasetError
+    from flwr_distill.server.export.prediction import ModelFileError, read_model
+    from flwr_distill.server.page.words import percent
+    from flwr_distill.task.datasets import DatasetError
 
     table = Table("sample", "class", "probability", "next")
     problems: list[str] = []
@@ -70,7 +68,7 @@ def _predictions(
     model: "ExportedModel", files: Sequence[Path], problems: list[str]
 ) -> Iterator[tuple[str, "Tensor"]]:
     """Names of samples and the probabilities of their classes; what cannot be read is a problem."""
-    from task.image_files import UnusableFileError
+    from flwr_distill.task.image_files import UnusableFileError
 
     for file in files:
         if not file.is_file():

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 
 import typer
-
-from cli.connection import UserCertificate, UserKey, user_of
-from cli.errors import exit_on
-from cli.options import DEFAULT_CERTIFICATES_DIR, CertificatesDir, ControlAddress, Timeout
-from fleet.authority import CertificateError
-from fleet.certificates import CertificateFolder
-from task.durable import replacing
+from flwr_distill.cli.connection import UserCertificate, UserKey, user_of
+from flwr_distill.cli.errors import exit_on
+from flwr_distill.cli.options import (
+    DEFAULT_CERTIFICATES_DIR,
+    CertificatesDir,
+    ControlAddress,
+    Timeout,
+)
+from flwr_distill.fleet.authority import CertificateError
+from flwr_distill.fleet.certificates import CertificateFolder
+from flwr_distill.task.durable import replacing
 
 
 def register(
@@ -26,8 +30,8 @@ def register(
     Waits for the SuperLink to answer. Registered nodes stay as they are, revoked ones are left out.
     Writes their keys to nodes.json, by which a ServerApp can check who has sent a reply.
     """
-    from fleet.flower_1_32.registration import SecureControl  # imports Flower
-    from fleet.flower_1_32.superlink import SuperLinkError
+    from flwr_distill.fleet.flower_1_32.registration import SecureControl  # imports Flower
+    from flwr_distill.fleet.flower_1_32.superlink import SuperLinkError
 
     authority = CertificateFolder(folder)
     user = user_of(user_certificate, user_key, "register")

@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-
-from cli.run_folders import DEFAULT_RUNS_DIR, RUN_HELP, RunsDir, read_runs
+from flwr_distill.cli.run_folders import DEFAULT_RUNS_DIR, RUN_HELP, RunsDir, read_runs
 
 
 def report(
@@ -26,9 +25,9 @@ def report(
     """
     files = read_runs(runs, runs_dir)
 
-    from server.page.comparison_page import comparison_page
-    from server.page.run_files import REPORT
-    from server.page.run_page import run_page
+    from flwr_distill.server.page.comparison_page import comparison_page
+    from flwr_distill.server.page.run_files import REPORT
+    from flwr_distill.server.page.run_page import run_page
 
     if len(files) == 1:
         file, page = output or files[0].folder / REPORT, run_page(files[0])

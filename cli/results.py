@@ -9,7 +9,7 @@ from rich.text import Text
 
 def results_table(title: str, results: Mapping[str, Mapping[str, Any]]) -> Table:
     """Make a table of runs from their ``summary.json``, by run name, with their warnings."""
-    from server.page.words import stated  # here: its package imports much
+    from flwr_distill.server.page.words import stated  # here: its package imports much
 
     table = Table(title=title)
     for column in ("strategy", "accuracy", "rounds to 80 %", "server MB", "link MB", "seconds"):

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-
-from cli.connection import (
+from flwr_distill.cli.connection import (
     Address,
     Authority,
     Connection,
@@ -22,19 +20,25 @@ from cli.connection import (
     find_superlink,
     user_of,
 )
-from cli.errors import exit_on, fail
-from cli.options import DEFAULT_FEDERATION_DIR, FederationDir, Timeout, run_config_option
-from cli.results import results_table
-from cli.run_log import RunLog
-from fleet.own_app import APP_DIR, PRESETS
-from fleet.run_config import RunConfigError, read_run_config
-from fleet.submission import RunError, RunOutcome, submit
-from node.settings import NODE_CONFIG
-from server.record.writing import ResultsError, check_writable
-from task.settings import RunConfigValue, SettingsError
+from flwr_distill.cli.errors import exit_on, fail
+from flwr_distill.cli.options import (
+    DEFAULT_FEDERATION_DIR,
+    FederationDir,
+    Timeout,
+    run_config_option,
+)
+from flwr_distill.cli.results import results_table
+from flwr_distill.cli.run_log import RunLog
+from flwr_distill.fleet.own_app import APP_DIR, PRESETS
+from flwr_distill.fleet.run_config import RunConfigError, read_run_config
+from flwr_distill.fleet.submission import RunError, RunOutcome, submit
+from flwr_distill.node.settings import NODE_CONFIG
+from flwr_distill.server.record.writing import ResultsError, check_writable
+from flwr_distill.task.settings import RunConfigValue, SettingsError
+from rich.console import Console
 
 if TYPE_CHECKING:
-    from server.settings import RunSettings
+    from flwr_distill.server.settings import RunSettings
 
 
 def run(
@@ -113,7 +117,7 @@ def _preset(name: str) -> Path:
 
 def _check(overrides: dict[str, RunConfigValue]) -> RunSettings:
     """Check settings before anything is submitted, or raise a `SettingsError`."""
-    from server.settings import RunSettings  # here: imports Flower
+    from flwr_distill.server.settings import RunSettings  # here: imports Flower
 
     settings = RunSettings.from_run_config(overrides)
     app: dict[str, Any] = tomllib.loads((APP_DIR / "pyproject.toml").read_text("utf-8"))
@@ -131,7 +135,7 @@ def _check(overrides: dict[str, RunConfigValue]) -> RunSettings:
 
 def _check_here(settings: RunSettings, working_dir: Path) -> None:
     """Check what is known because the server is on this machine: its methods, and its folders."""
-    from protocol.registry import check_strategy_name  # here: imports Flower
+    from flwr_distill.protocol.registry import check_strategy_name  # here: imports Flower
 
     check_strategy_name(settings.strategy)
     if settings.aggregator:
@@ -146,7 +150,7 @@ def _follow(
     link: Connection, overrides: dict[str, RunConfigValue], log: RunLog, timeout: float
 ) -> RunOutcome:
     """Submit the run and follow it; Ctrl-C ends the command, and not the run."""
-    from fleet.flower_1_32.superlink import SuperLinkError  # here: imports Flower
+    from flwr_distill.fleet.flower_1_32.superlink import SuperLinkError  # here: imports Flower
 
     run_id = ""
 

@@ -4,12 +4,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-
-from cli.errors import fail
-from server.record.run_ids import LATEST, SETTINGS, RunIdError, by_start, full_id
+from flwr_distill.cli.errors import fail
+from flwr_distill.server.record.run_ids import LATEST, SETTINGS, RunIdError, by_start, full_id
 
 if TYPE_CHECKING:
-    from server.page.run_files import RunFiles
+    from flwr_distill.server.page.run_files import RunFiles
 
 RUN_HELP = "Run id or its first digits, its folder, or latest."
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder that the runs' folders are in.")]
@@ -22,7 +21,7 @@ def read_runs(names: list[str], runs_dir: Path) -> "list[RunFiles]":
 
     Which run is the latest goes to standard error.
     """
-    from server.page.run_files import RunFilesError, read_run
+    from flwr_distill.server.page.run_files import RunFilesError, read_run
 
     try:
         runs = [read_run(_folder(name, runs_dir)) for name in names]

@@ -4,15 +4,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from flwr_distill.cli.errors import exit_on, fail
+from flwr_distill.cli.run_folders import (
+    DEFAULT_RUNS_DIR,
+    RUN_HELP,
+    RunsDir,
+    read_runs,
+    run_folders,
+    shortest,
+)
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from cli.errors import exit_on, fail
-from cli.run_folders import DEFAULT_RUNS_DIR, RUN_HELP, RunsDir, read_runs, run_folders, shortest
-
 if TYPE_CHECKING:
-    from strategies.common.sections import Table as PageTable
+    from flwr_distill.strategies.common.sections import Table as PageTable
 
 runs = typer.Typer(
     help="List, show and compare runs; export their models, take nodes out of them.",
@@ -31,7 +37,7 @@ def list_runs(runs_dir: RunsDir = DEFAULT_RUNS_DIR) -> None:
     if not all_runs:
         fail(f"no runs in {runs_dir}")
 
-    from server.page.words import data_size, stated
+    from flwr_distill.server.page.words import data_size, stated
 
     names = [run.folder.name for run in all_runs]
     shown = [shortest(name, names) for name in names]
@@ -67,7 +73,7 @@ def show(run: Run, runs_dir: RunsDir = DEFAULT_RUNS_DIR) -> None:
     """Show a run's results and settings."""
     (files,) = read_runs([run], runs_dir)
 
-    from server.page.numbers import numbers
+    from flwr_distill.server.page.numbers import numbers
 
     console = Console()
     console.print(f"[bold]{files.title}[/], in {files.folder}", highlight=False)
@@ -88,7 +94,7 @@ def compare(
     """Compare runs: results, cost of equal accuracy, and settings that differ."""
     files = read_runs(names, runs_dir)
 
-    from server.page.comparison_page import comparison_tables
+    from flwr_distill.server.page.comparison_page import comparison_tables
 
     for title, table in comparison_tables(files):
         Console().print(_in_terminal(title, table))
@@ -124,12 +130,12 @@ def export(
     """Write a run's model and model card; an unfinished run's last checkpoint."""
     (files,) = read_runs([run], runs_dir)
 
-    from server.export.card import model_card
-    from server.export.model import ExportError, export_model, run_to_export
-    from server.export.student import Student, export_student
-    from server.record.checkpoint import CheckpointError
-    from task.errors import DatasetError
-    from task.models import ModelError
+    from flwr_distill.server.export.card import model_card
+    from flwr_distill.server.export.model import ExportError, export_model, run_to_export
+    from flwr_distill.server.export.student import Student, export_student
+    from flwr_distill.server.record.checkpoint import CheckpointError
+    from flwr_distill.task.errors import DatasetError
+    from flwr_distill.task.models import ModelError
 
     folder = output or files.folder / "export"
     with exit_on(ExportError, ModelError, DatasetError, CheckpointError):
@@ -158,10 +164,10 @@ def forget(
     """
     (files,) = read_runs([run], runs_dir)
 
-    from server.forget import ForgetError
-    from server.forget import forget as take_out
-    from server.page.words import percent
-    from server.record.checkpoint import CheckpointError
+    from flwr_distill.server.forget import ForgetError
+    from flwr_distill.server.forget import forget as take_out
+    from flwr_distill.server.page.words import percent
+    from flwr_distill.server.record.checkpoint import CheckpointError
 
     with exit_on(ForgetError, CheckpointError, command="runs forget"):
         score = take_out(files.folder, nodes)

@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from flwr_distill.cli.errors import fail
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cli.errors import fail
-
 if TYPE_CHECKING:
-    from protocol.method import Method
-    from server.settings_catalogue import SettingsTable
+    from flwr_distill.protocol.method import Method
+    from flwr_distill.server.settings_catalogue import SettingsTable
 
 
 def settings(
@@ -34,9 +33,9 @@ def settings(
     With --preset, they are written to a file at their defaults, explained in comments: change what
     you want to, and start a run with `flwr-distill run -c FILE`.
     """
-    from protocol.registry import all_methods
-    from server import settings_catalogue
-    from task.settings import SettingsError
+    from flwr_distill.protocol.registry import all_methods
+    from flwr_distill.server import settings_catalogue
+    from flwr_distill.task.settings import SettingsError
 
     methods = all_methods()
     try:

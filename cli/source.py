@@ -5,9 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-
-from task.datasets import (
+from flwr_distill.task.datasets import (
     Dataset,
     DatasetError,
     DataSpec,
@@ -16,13 +14,14 @@ from task.datasets import (
     load_dataset,
     load_private_data,
 )
-from task.datasets.npz import read_npz, read_npz_images
-from task.datasets.registry import dataset_names
-from task.image_files import Finding, UnusableFileError, class_names, inspect_image
-from task.labels import LabelMap
-from task.readers import DataReader, data_reader
-from task.settings import PrivateSettings
-from task.survey import skipped_in_a_line
+from flwr_distill.task.datasets.npz import read_npz, read_npz_images
+from flwr_distill.task.datasets.registry import dataset_names
+from flwr_distill.task.image_files import Finding, UnusableFileError, class_names, inspect_image
+from flwr_distill.task.labels import LabelMap
+from flwr_distill.task.readers import DataReader, data_reader
+from flwr_distill.task.settings import PrivateSettings
+from flwr_distill.task.survey import skipped_in_a_line
+from numpy.typing import NDArray
 
 HELD_BACK = 0.2
 MOST_CLASSES = torch.iinfo(torch.int16).max + 1

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-
-from cli.connection import (
+from flwr_distill.cli.connection import (
     Address,
     Authority,
     NoTls,
@@ -20,11 +19,11 @@ from cli.connection import (
     find_superlink,
     user_of,
 )
-from cli.errors import exit_on, fail
-from cli.options import DEFAULT_FEDERATION_DIR, FederationDir
-from fleet.federation_record import FederationFile
-from server.record.run_ids import LATEST, RunIdError, full_id
-from task.words import listed
+from flwr_distill.cli.errors import exit_on, fail
+from flwr_distill.cli.options import DEFAULT_FEDERATION_DIR, FederationDir
+from flwr_distill.fleet.federation_record import FederationFile
+from flwr_distill.server.record.run_ids import LATEST, RunIdError, full_id
+from flwr_distill.task.words import listed
 
 
 def stop(
@@ -51,7 +50,7 @@ def stop(
     user = user_of(user_certificate, user_key, "stop")
     link = find_superlink(superlink, root_certificates, insecure, user, state_dir, "stop")
 
-    from fleet.flower_1_32.superlink import SuperLinkError  # here: imports Flower
+    from flwr_distill.fleet.flower_1_32.superlink import SuperLinkError  # here: imports Flower
 
     with exit_on(SuperLinkError, command="stop"), link.open(timeout=10.0) as control:
         running = [str(run_id) for run_id in control.unfinished_runs()]

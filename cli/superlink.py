@@ -7,9 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import typer
-
-from cli.errors import fail
-from fleet.line import why_another
+from flwr_distill.cli.errors import fail
+from flwr_distill.fleet.line import why_another
 
 STOCK = "flower-superlink"
 
@@ -24,7 +23,7 @@ def superlink(context: typer.Context) -> None:
     if reason := why_another():
         stock = f"{STOCK} lets any registered node reply for another whose message's id it knows"
         fail(f"{reason}. {stock}", "superlink")
-    from fleet.flower_1_32.linkstate import main, why_unbound  # imports Flower
+    from flwr_distill.fleet.flower_1_32.linkstate import main, why_unbound  # imports Flower
 
     _make_folder_of_database(context.args)
     sys.argv = [STOCK, *context.args]

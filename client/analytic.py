@@ -7,15 +7,11 @@ import numpy as np
 import torch
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.common import log
-from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional
-
-from client.dp_sgd import PrivacyAccount, secret_generator
-from client.features import kept_features
-from client.session import Session, held_out
-from distill.analytic import Sums, clipped, random_directions, solved
-from protocol.analytic import (
+from flwr_distill.client.dp_sgd import PrivacyAccount, secret_generator
+from flwr_distill.client.features import kept_features
+from flwr_distill.client.session import Session, held_out
+from flwr_distill.distill.analytic import Sums, clipped, random_directions, solved
+from flwr_distill.protocol.analytic import (
     FEATURES,
     SUMS,
     AnalyticSettings,
@@ -25,8 +21,11 @@ from protocol.analytic import (
     record_of,
     sums_of,
 )
-from protocol.arrays import as_arrays
-from protocol.messages import METRICS, NUM_EXAMPLES
+from flwr_distill.protocol.arrays import as_arrays
+from flwr_distill.protocol.messages import METRICS, NUM_EXAMPLES
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
 
 LONG = 1.1
 """Norm of features, in units of the clip, from which clipping is no matter of rounding."""

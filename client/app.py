@@ -10,17 +10,23 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common import log
-
-from client.clipping import clipped
-from client.edge import pass_down
-from client.features import as_seen
-from client.local_round import LocalRound, build_model, received_arrays
-from client.missing import missing_for
-from client.secure_sums import summed
-from client.session import RunSource, Session, held_out, keep_scale, source_of, store_of
-from client.together import trained_together, trains_together
-from links import introduce
-from protocol.meeting import (
+from flwr_distill.client.clipping import clipped
+from flwr_distill.client.edge import pass_down
+from flwr_distill.client.features import as_seen
+from flwr_distill.client.local_round import LocalRound, build_model, received_arrays
+from flwr_distill.client.missing import missing_for
+from flwr_distill.client.secure_sums import summed
+from flwr_distill.client.session import (
+    RunSource,
+    Session,
+    held_out,
+    keep_scale,
+    source_of,
+    store_of,
+)
+from flwr_distill.client.together import trained_together, trains_together
+from flwr_distill.links import introduce
+from flwr_distill.protocol.meeting import (
     COLUMNS,
     Continuation,
     Requirement,
@@ -29,7 +35,7 @@ from protocol.meeting import (
     record_of_columns,
     record_of_sums,
 )
-from protocol.messages import (
+from flwr_distill.protocol.messages import (
     ARRAYS,
     CONFIG,
     EDGE,
@@ -40,16 +46,16 @@ from protocol.messages import (
     PACE,
     TOGETHER,
 )
-from protocol.registry import all_methods, check_config, handlers, plugin_paths
-from task.compute.precision import products_in
-from task.datasets import DatasetError
-from task.evaluation import evaluate_model
-from task.image_files import class_names
-from task.plugin import PluginError, import_object, located, raised_in
-from task.readers import data_reader
-from task.settings import SettingsError
-from task.source import check_columns, open_columns
-from task.words import counted
+from flwr_distill.protocol.registry import all_methods, check_config, handlers, plugin_paths
+from flwr_distill.task.compute.precision import products_in
+from flwr_distill.task.datasets import DatasetError
+from flwr_distill.task.evaluation import evaluate_model
+from flwr_distill.task.image_files import class_names
+from flwr_distill.task.plugin import PluginError, import_object, located, raised_in
+from flwr_distill.task.readers import data_reader
+from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.source import check_columns, open_columns
+from flwr_distill.task.words import counted
 
 MIN_ROWS = 10
 """Rows of a table whose means leave a node."""

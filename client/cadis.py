@@ -5,13 +5,12 @@ from typing import Self
 
 import torch
 from flwr.app import RecordDict
+from flwr_distill.client.session import Session
+from flwr_distill.client.terms.features import Features
+from flwr_distill.client.terms.term import LossTerm
+from flwr_distill.task.settings import TrainSettings
 from torch import Tensor, nn
 from torch.nn import functional
-
-from client.session import Session
-from client.terms.features import Features
-from client.terms.term import LossTerm
-from task.settings import TrainSettings
 
 SMALLEST_VARIANCE = 1e-12
 

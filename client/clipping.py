@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp.mod import adaptiveclipping_mod
-
-from protocol.messages import CLIPPING_NORM, CONFIG, TOGETHER
+from flwr_distill.protocol.messages import CLIPPING_NORM, CONFIG, TOGETHER
 
 
 def clipped(

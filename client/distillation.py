@@ -7,23 +7,22 @@ from logging import INFO, WARNING
 import torch
 from flwr.app import Context
 from flwr.common import log
+from flwr_distill.client.features import seen_data
+from flwr_distill.client.private_distillation import distil_privately
+from flwr_distill.client.session import Session, own_file, virtual_per_class
+from flwr_distill.client.simulation import in_simulation, locked, session_of
+from flwr_distill.client.terms import extractor
+from flwr_distill.distill.auto import choose
+from flwr_distill.distill.distribution_matching import REFINE_BANK, distill_dm
+from flwr_distill.distill.formation import best_formation
+from flwr_distill.distill.many import distill_many
+from flwr_distill.distill.own_network import network_arguments
+from flwr_distill.distill.registry import caution_of
+from flwr_distill.distill.virtual_data import VirtualData
+from flwr_distill.links.store import NodeStore
+from flwr_distill.protocol.hfldd import Distillation, Refinement
+from flwr_distill.protocol.messages import REAL_PER_VIRTUAL
 from torch import nn
-
-from client.features import seen_data
-from client.private_distillation import distil_privately
-from client.session import Session, own_file, virtual_per_class
-from client.simulation import in_simulation, locked, session_of
-from client.terms import extractor
-from distill.auto import choose
-from distill.distribution_matching import REFINE_BANK, distill_dm
-from distill.formation import best_formation
-from distill.many import distill_many
-from distill.own_network import network_arguments
-from distill.registry import caution_of
-from distill.virtual_data import VirtualData
-from links.store import NodeStore
-from protocol.hfldd import Distillation, Refinement
-from protocol.messages import REAL_PER_VIRTUAL
 
 BATCH = 10
 """Virtual nodes of a simulation for which a process distils in one call."""

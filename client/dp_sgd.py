@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import torch
+from flwr_distill.client.session import Session
+from flwr_distill.client.terms import LossTerm
+from flwr_distill.links.store import SPENT, NodeStore
+from flwr_distill.protocol.schema import LARGEST_NUMBER
+from flwr_distill.task.augmentation import Augment, augmented
+from flwr_distill.task.datasets import Samples
+from flwr_distill.task.models import why_not_private
+from flwr_distill.task.settings import Change, SettingsError, TrainSettings
 from torch import Tensor, nn
 from torch.nn import functional
-
-from client.session import Session
-from client.terms import LossTerm
-from links.store import SPENT, NodeStore
-from protocol.schema import LARGEST_NUMBER
-from task.augmentation import Augment, augmented
-from task.datasets import Samples
-from task.models import why_not_private
-from task.settings import Change, SettingsError, TrainSettings
 
 if TYPE_CHECKING:  # importing Opacus takes a second
     from opacus.accountants import RDPAccountant

@@ -5,10 +5,9 @@ import time
 from pathlib import Path
 
 from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
-
-from client.session import deadline_of
-from links.store import NodeStore
-from protocol.edge import (
+from flwr_distill.client.session import deadline_of
+from flwr_distill.links.store import NodeStore
+from flwr_distill.protocol.edge import (
     ASK,
     AVERAGES,
     DOOR,
@@ -20,8 +19,8 @@ from protocol.edge import (
     to_bytes,
     why_not_above,
 )
-from protocol.edge_calls import EdgeError, call
-from protocol.meeting import (
+from flwr_distill.protocol.edge_calls import EdgeError, call
+from flwr_distill.protocol.meeting import (
     CONTINUE,
     DESCRIBE,
     Continuation,
@@ -30,8 +29,8 @@ from protocol.meeting import (
     one_line,
     place_secrets,
 )
-from protocol.messages import CONFIG, EDGE, METRICS
-from task.settings import SettingsError
+from flwr_distill.protocol.messages import CONFIG, EDGE, METRICS
+from flwr_distill.task.settings import SettingsError
 
 PLAIN = (MessageType.TRAIN, MessageType.EVALUATE)
 

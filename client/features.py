@@ -10,17 +10,16 @@ from logging import INFO
 import numpy as np
 import torch
 from flwr.common import log
+from flwr_distill.client.session import LocalData, Session, Source
+from flwr_distill.client.terms import extractor
+from flwr_distill.links.store import NodeStore
+from flwr_distill.task.backbones import Frozen, fingerprint, seen_spec
+from flwr_distill.task.datasets import DataSpec
+from flwr_distill.task.evaluation import BATCH
+from flwr_distill.task.models import last_dense_layer
+from flwr_distill.task.settings import SettingsError, TaskSettings
 from numpy.typing import NDArray
 from torch import Tensor, nn
-
-from client.session import LocalData, Session, Source
-from client.terms import extractor
-from links.store import NodeStore
-from task.backbones import Frozen, fingerprint, seen_spec
-from task.datasets import DataSpec
-from task.evaluation import BATCH
-from task.models import last_dense_layer
-from task.settings import SettingsError, TaskSettings
 
 SECONDS = 10.0
 """Between lines of progress."""

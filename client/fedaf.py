@@ -1,18 +1,14 @@
 """FedAF on nodes: what the global model predicts, and virtual data that agree with the peers'."""
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from safetensors import safe_open
-from safetensors.numpy import save
-from torch import Tensor
-
-from client.class_means import means_by_class, table
-from client.dp_sgd import require_no_privacy
-from client.local_round import LocalRound, received_arrays, server_round
-from client.session import Session, virtual_per_class
-from distill.peer_matching import distill_with_peers
-from links.records import VIRTUAL_DATA
-from protocol.arrays import Arrays
-from protocol.fedaf import (
+from flwr_distill.client.class_means import means_by_class, table
+from flwr_distill.client.dp_sgd import require_no_privacy
+from flwr_distill.client.local_round import LocalRound, received_arrays, server_round
+from flwr_distill.client.session import Session, virtual_per_class
+from flwr_distill.distill.peer_matching import distill_with_peers
+from flwr_distill.links.records import VIRTUAL_DATA
+from flwr_distill.protocol.arrays import Arrays
+from flwr_distill.protocol.fedaf import (
     CLASS_KNOWLEDGE,
     DISTILL_WITH_PEERS,
     KNOWLEDGE,
@@ -21,7 +17,10 @@ from protocol.fedaf import (
     SoftLabelRequest,
     WithPeers,
 )
-from protocol.messages import CONFIG, METRICS, NUM_EXAMPLES
+from flwr_distill.protocol.messages import CONFIG, METRICS, NUM_EXAMPLES
+from safetensors import safe_open
+from safetensors.numpy import save
+from torch import Tensor
 
 MODEL = "fedaf-model"
 """Blob: the global model of a round, for its second message."""

@@ -1,14 +1,13 @@
 """FedDM on nodes: their data, distilled around the received model."""
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
-
-from client.dp_sgd import require_no_privacy
-from client.local_round import LocalRound
-from client.session import Session, virtual_per_class
-from distill.perturbed_matching import distill_around
-from links.records import VIRTUAL_DATA
-from protocol.feddm import DISTILL_AROUND, AroundModel
-from protocol.messages import METRICS, NUM_EXAMPLES
+from flwr_distill.client.dp_sgd import require_no_privacy
+from flwr_distill.client.local_round import LocalRound
+from flwr_distill.client.session import Session, virtual_per_class
+from flwr_distill.distill.perturbed_matching import distill_around
+from flwr_distill.links.records import VIRTUAL_DATA
+from flwr_distill.protocol.feddm import DISTILL_AROUND, AroundModel
+from flwr_distill.protocol.messages import METRICS, NUM_EXAMPLES
 
 
 def distill(message: Message, context: Context) -> Message:

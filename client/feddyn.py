@@ -5,14 +5,13 @@ from typing import Any, Self
 
 import torch
 from flwr.app import RecordDict
+from flwr_distill.client.session import Session
+from flwr_distill.client.terms.kept import keep, kept, zeros
+from flwr_distill.client.terms.proximal import Proximal
+from flwr_distill.client.terms.term import LossTerm
+from flwr_distill.protocol.feddyn import DYNAMIC, FedDynSettings
+from flwr_distill.task.settings import TrainSettings
 from torch import Tensor, nn
-
-from client.session import Session
-from client.terms.kept import keep, kept, zeros
-from client.terms.proximal import Proximal
-from client.terms.term import LossTerm
-from protocol.feddyn import DYNAMIC, FedDynSettings
-from task.settings import TrainSettings
 
 KEPT = "feddyn-gradient"
 

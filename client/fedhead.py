@@ -15,19 +15,14 @@ from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common import log
-from numpy.typing import NDArray
-from safetensors import safe_open
-from safetensors.numpy import load, save
-from torch import nn
-
-from client.dp_sgd import require_no_privacy
-from client.local_round import LocalRound, build_model, received_arrays
-from client.session import Session, deadline_of
-from distill.ensemble import Distilled, distil_ensemble, saving, teacher_probabilities
-from links import LinkError, receive, send
-from protocol.arrays import Arrays, arrays_of, as_record, as_tensors, check_arrays
-from protocol.ensemble import EnsembleDistillation
-from protocol.fedhead import (
+from flwr_distill.client.dp_sgd import require_no_privacy
+from flwr_distill.client.local_round import LocalRound, build_model, received_arrays
+from flwr_distill.client.session import Session, deadline_of
+from flwr_distill.distill.ensemble import Distilled, distil_ensemble, saving, teacher_probabilities
+from flwr_distill.links import LinkError, receive, send
+from flwr_distill.protocol.arrays import Arrays, arrays_of, as_record, as_tensors, check_arrays
+from flwr_distill.protocol.ensemble import EnsembleDistillation
+from flwr_distill.protocol.fedhead import (
     GLOBAL_MODEL,
     LEADS,
     LEAST_GAIN,
@@ -37,8 +32,8 @@ from protocol.fedhead import (
     SECTOR_MODEL,
     UPDATE_NORM,
 )
-from protocol.meeting import one_line
-from protocol.messages import (
+from flwr_distill.protocol.meeting import one_line
+from flwr_distill.protocol.messages import (
     ARRAYS,
     CONFIG,
     DELIVERY,
@@ -49,9 +44,13 @@ from protocol.messages import (
     ROUTE,
     SERVER_ROUND,
 )
-from protocol.outliers import absurdly_large, update_norm
-from protocol.robust import FEWEST, Rule, robust_mean, trimmed
-from task.words import counted
+from flwr_distill.protocol.outliers import absurdly_large, update_norm
+from flwr_distill.protocol.robust import FEWEST, Rule, robust_mean, trimmed
+from flwr_distill.task.words import counted
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.numpy import load, save
+from torch import nn
 
 LONGER = 1.001
 """Times the norm that a member told which its model may have."""

@@ -4,24 +4,23 @@ from typing import Self
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, RecordDict
-from torch import Tensor, nn
-from torch.nn import functional
-
-from client.class_means import means_by_class, table
-from client.dp_sgd import require_no_privacy, secret_generator
-from client.local_round import LocalRound
-from client.session import Session
-from client.terms import Features, LossTerm
-from protocol.fedhkd import (
+from flwr_distill.client.class_means import means_by_class, table
+from flwr_distill.client.dp_sgd import require_no_privacy, secret_generator
+from flwr_distill.client.local_round import LocalRound
+from flwr_distill.client.session import Session
+from flwr_distill.client.terms import Features, LossTerm
+from flwr_distill.protocol.fedhkd import (
     FEATURES,
     HYPER_KNOWLEDGE,
     KNOWLEDGE_LOSS,
     PREDICTIONS,
     FedHKDSettings,
 )
-from protocol.messages import ARRAYS
-from task.models import last_dense_layer
-from task.settings import TrainSettings
+from flwr_distill.protocol.messages import ARRAYS
+from flwr_distill.task.models import last_dense_layer
+from flwr_distill.task.settings import TrainSettings
+from torch import Tensor, nn
+from torch.nn import functional
 
 
 class Knowledge(LossTerm):

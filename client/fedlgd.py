@@ -9,20 +9,17 @@ from typing import Self
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common import log
-from torch import Tensor, nn
-from torch.nn import functional
-
-from client.dp_sgd import PrivacyAccount, require_no_privacy
-from client.features import seen_data
-from client.local_round import LocalRound
-from client.private_distillation import distil_privately
-from client.session import Session
-from client.terms import Features, LossTerm, extractor
-from distill.contrastive import supervised_contrastive_loss
-from distill.distribution_matching import REFINE_BANK, distill_dm
-from distill.errors import VirtualDataError
-from distill.virtual_data import VirtualData
-from protocol.fedlgd import (
+from flwr_distill.client.dp_sgd import PrivacyAccount, require_no_privacy
+from flwr_distill.client.features import seen_data
+from flwr_distill.client.local_round import LocalRound
+from flwr_distill.client.private_distillation import distil_privately
+from flwr_distill.client.session import Session
+from flwr_distill.client.terms import Features, LossTerm, extractor
+from flwr_distill.distill.contrastive import supervised_contrastive_loss
+from flwr_distill.distill.distribution_matching import REFINE_BANK, distill_dm
+from flwr_distill.distill.errors import VirtualDataError
+from flwr_distill.distill.virtual_data import VirtualData
+from flwr_distill.protocol.fedlgd import (
     GLOBAL_DATA,
     GRADIENT,
     NEEDS_GLOBAL_DATA,
@@ -30,10 +27,12 @@ from protocol.fedlgd import (
     GlobalData,
     VirtualTraining,
 )
-from protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES
-from task.datasets import Samples
-from task.evaluation import BATCH
-from task.settings import SettingsError, TrainSettings
+from flwr_distill.protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES
+from flwr_distill.task.datasets import Samples
+from flwr_distill.task.evaluation import BATCH
+from flwr_distill.task.settings import SettingsError, TrainSettings
+from torch import Tensor, nn
+from torch.nn import functional
 
 OWN = "virtual-data"
 PRIVATE = "private-virtual-data"

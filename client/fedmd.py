@@ -5,19 +5,18 @@ from dataclasses import replace
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr_distill.client.auxiliary import auxiliary_of
+from flwr_distill.client.dp_sgd import require_no_privacy
+from flwr_distill.client.local_round import LocalRound
+from flwr_distill.client.own_model import keep_own_model, own_model, with_own_model
+from flwr_distill.client.session import Session, held_out
+from flwr_distill.client.training import epoch_batches
+from flwr_distill.protocol.arrays import arrays_of
+from flwr_distill.protocol.fedmd import DIGEST, LOGITS, FedMDSettings
+from flwr_distill.protocol.messages import METRICS, NUM_EXAMPLES
+from flwr_distill.task.evaluation import evaluate_model, outputs
 from torch import Tensor, nn
 from torch.nn import functional
-
-from client.auxiliary import auxiliary_of
-from client.dp_sgd import require_no_privacy
-from client.local_round import LocalRound
-from client.own_model import keep_own_model, own_model, with_own_model
-from client.session import Session, held_out
-from client.training import epoch_batches
-from protocol.arrays import arrays_of
-from protocol.fedmd import DIGEST, LOGITS, FedMDSettings
-from protocol.messages import METRICS, NUM_EXAMPLES
-from task.evaluation import evaluate_model, outputs
 
 
 def needs(session: Session, settings: FedMDSettings) -> Iterable[Callable[[], object]]:

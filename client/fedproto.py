@@ -5,20 +5,19 @@ from typing import Self
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr_distill.client.class_means import means_by_class, table
+from flwr_distill.client.dp_sgd import require_no_privacy
+from flwr_distill.client.local_round import LocalRound
+from flwr_distill.client.own_model import MODEL, keep_own_model, own_model, with_own_model
+from flwr_distill.client.session import Session, held_out
+from flwr_distill.client.terms import Features, LossTerm, extractor
+from flwr_distill.protocol.arrays import arrays_of
+from flwr_distill.protocol.fedproto import PROTOTYPE_DISTANCE, PROTOTYPES, FedProtoSettings
+from flwr_distill.protocol.messages import METRICS, NUM_EXAMPLES
+from flwr_distill.task.evaluation import evaluate_model, outputs
+from flwr_distill.task.models import last_dense_layer
+from flwr_distill.task.settings import SettingsError, TrainSettings
 from torch import Tensor, nn
-
-from client.class_means import means_by_class, table
-from client.dp_sgd import require_no_privacy
-from client.local_round import LocalRound
-from client.own_model import MODEL, keep_own_model, own_model, with_own_model
-from client.session import Session, held_out
-from client.terms import Features, LossTerm, extractor
-from protocol.arrays import arrays_of
-from protocol.fedproto import PROTOTYPE_DISTANCE, PROTOTYPES, FedProtoSettings
-from protocol.messages import METRICS, NUM_EXAMPLES
-from task.evaluation import evaluate_model, outputs
-from task.models import last_dense_layer
-from task.settings import SettingsError, TrainSettings
 
 
 class PrototypeDistance(LossTerm):

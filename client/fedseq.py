@@ -10,24 +10,22 @@ from logging import WARNING
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common import log
-from safetensors.numpy import load, save
-
-from client.auxiliary import auxiliary_of
-from client.dp_sgd import PrivateTraining
-from client.local_round import LocalRound, received_arrays
-from client.session import Session, deadline_of
-from client.training import soft_labels
-from links import LinkError, receive, send
-from protocol.arrays import Arrays, arrays_of, as_record, check_arrays, not_finite
-from protocol.fedhead import LINK_ERROR
-from protocol.fedseq import (
+from flwr_distill.client.auxiliary import auxiliary_of
+from flwr_distill.client.dp_sgd import PrivateTraining
+from flwr_distill.client.local_round import LocalRound, received_arrays
+from flwr_distill.client.session import Session, deadline_of
+from flwr_distill.client.training import soft_labels
+from flwr_distill.links import LinkError, receive, send
+from flwr_distill.protocol.arrays import Arrays, arrays_of, as_record, check_arrays, not_finite
+from flwr_distill.protocol.fedhead import LINK_ERROR
+from flwr_distill.protocol.fedseq import (
     CONFIDENCE,
     PASSED_MODEL,
     TRAIN_LAST,
     FedSeqSettings,
     Pretraining,
 )
-from protocol.messages import (
+from flwr_distill.protocol.messages import (
     ARRAYS,
     CONFIG,
     DELIVERY,
@@ -37,7 +35,8 @@ from protocol.messages import (
     REJECTED,
     ROUTE,
 )
-from task.auxiliary_names import NOISE
+from flwr_distill.task.auxiliary_names import NOISE
+from safetensors.numpy import load, save
 
 TRAINED = "fedseq-trained"
 

@@ -8,11 +8,8 @@ from typing import Any, Literal
 import torch
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
-from torch import Tensor, nn
-from torch.utils.data import Dataset
-
-from client.app import app as methods_app
-from client.session import (
+from flwr_distill.client.app import app as methods_app
+from flwr_distill.client.session import (
     LocalData,
     NodeConfigValue,
     SourcedContext,
@@ -21,15 +18,17 @@ from client.session import (
     is_as_first_read,
     store_of,
 )
-from protocol.messages import CLASSES, FEWEST_OF_A_CLASS, HOLDOUT
-from protocol.method import Method
-from protocol.registry import all_methods, find_method, phases_of
-from task.compute.device import place
-from task.datasets import DatasetError, DataSpec, RawSamples, Samples, fingerprint_of
-from task.file_state import FilesChangedError
-from task.models import create_own_model
-from task.plugin import PluginError, located, path_of
-from task.settings import SettingsError, TaskSettings
+from flwr_distill.protocol.messages import CLASSES, FEWEST_OF_A_CLASS, HOLDOUT
+from flwr_distill.protocol.method import Method
+from flwr_distill.protocol.registry import all_methods, find_method, phases_of
+from flwr_distill.task.compute.device import place
+from flwr_distill.task.datasets import DatasetError, DataSpec, RawSamples, Samples, fingerprint_of
+from flwr_distill.task.file_state import FilesChangedError
+from flwr_distill.task.models import create_own_model
+from flwr_distill.task.plugin import PluginError, located, path_of
+from flwr_distill.task.settings import SettingsError, TaskSettings
+from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 Part = Dataset[Any] | tuple[Tensor, Tensor]
 MakeModel = Callable[[], nn.Module]

@@ -9,26 +9,23 @@ from pathlib import Path
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common import log
-from torch import Tensor, nn
-from torch.nn.functional import one_hot
-
-from client.auxiliary import auxiliary_of
-from client.distillation import distilled, refined
-from client.dp_sgd import PrivacyAccount, PrivateTraining, require_no_privacy
-from client.features import as_seen, seen_data
-from client.local_round import LocalRound, build_model, received_arrays
-from client.session import Session, deadline_of, own_file
-from client.training import soft_labels
-from distill.audited import audited
-from distill.errors import VirtualDataError
-from distill.own_network import network_arguments
-from distill.registry import formation_arguments
-from distill.virtual_data import Bounds, VirtualData
-from links import LinkError, send
-from links import receive as open_parcel
-from links.records import VIRTUAL_DATA
-from protocol.arrays import as_arrays
-from protocol.hfldd import (
+from flwr_distill.client.auxiliary import auxiliary_of
+from flwr_distill.client.distillation import distilled, refined
+from flwr_distill.client.dp_sgd import PrivacyAccount, PrivateTraining, require_no_privacy
+from flwr_distill.client.features import as_seen, seen_data
+from flwr_distill.client.local_round import LocalRound, build_model, received_arrays
+from flwr_distill.client.session import Session, deadline_of, own_file
+from flwr_distill.client.training import soft_labels
+from flwr_distill.distill.audited import audited
+from flwr_distill.distill.errors import VirtualDataError
+from flwr_distill.distill.own_network import network_arguments
+from flwr_distill.distill.registry import formation_arguments
+from flwr_distill.distill.virtual_data import Bounds, VirtualData
+from flwr_distill.links import LinkError, send
+from flwr_distill.links import receive as open_parcel
+from flwr_distill.links.records import VIRTUAL_DATA
+from flwr_distill.protocol.arrays import as_arrays
+from flwr_distill.protocol.hfldd import (
     AVERAGE_LAST,
     BALANCED,
     KEPT_PARCELS,
@@ -47,11 +44,21 @@ from protocol.hfldd import (
     ParcelBounds,
     Refinement,
 )
-from protocol.messages import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, PARCEL, REJECTED, ROUTE
-from task.auxiliary_names import NOISE
-from task.datasets import Samples
-from task.evaluation import outputs
-from task.settings import SettingsError
+from flwr_distill.protocol.messages import (
+    ARRAYS,
+    CONFIG,
+    METRICS,
+    NUM_EXAMPLES,
+    PARCEL,
+    REJECTED,
+    ROUTE,
+)
+from flwr_distill.task.auxiliary_names import NOISE
+from flwr_distill.task.datasets import Samples
+from flwr_distill.task.evaluation import outputs
+from flwr_distill.task.settings import SettingsError
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
 PREFIX = "parcel-"
 REFINED = "refined-data"

@@ -5,21 +5,20 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr_distill.client.dp_sgd import PrivateTraining
+from flwr_distill.client.features import as_seen
+from flwr_distill.client.session import Session, Source, check_unchanged
+from flwr_distill.client.terms import loss_terms
+from flwr_distill.client.training import train_round
+from flwr_distill.protocol.arrays import Arrays, as_arrays, as_tensors
+from flwr_distill.protocol.messages import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, SERVER_ROUND
+from flwr_distill.task.augmentation import chosen_changes
+from flwr_distill.task.backbones import copy_to_train
+from flwr_distill.task.backbones import fingerprint as frozen_fingerprint
+from flwr_distill.task.datasets import DataSpec, Samples
+from flwr_distill.task.file_state import read_once
+from flwr_distill.task.settings import Change, TaskSettings, TrainSettings
 from torch import nn
-
-from client.dp_sgd import PrivateTraining
-from client.features import as_seen
-from client.session import Session, Source, check_unchanged
-from client.terms import loss_terms
-from client.training import train_round
-from protocol.arrays import Arrays, as_arrays, as_tensors
-from protocol.messages import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, SERVER_ROUND
-from task.augmentation import chosen_changes
-from task.backbones import copy_to_train
-from task.backbones import fingerprint as frozen_fingerprint
-from task.datasets import DataSpec, Samples
-from task.file_state import read_once
-from task.settings import Change, TaskSettings, TrainSettings
 
 
 @dataclass(frozen=True)

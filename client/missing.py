@@ -4,18 +4,17 @@ import json
 from collections.abc import Callable, Iterable
 
 from flwr.app import Context
-
-from client.local_round import start_of
-from client.session import Session, source_of
-from links import introduce
-from protocol.meeting import MOST_REASONS, Requirement, one_line
-from protocol.method import Method
-from protocol.registry import find_method
-from task.columns import FAR, dwarfed
-from task.datasets import DataSpec
-from task.plugin import import_object
-from task.settings import SettingsError
-from task.source import open_columns
+from flwr_distill.client.local_round import start_of
+from flwr_distill.client.session import Session, source_of
+from flwr_distill.links import introduce
+from flwr_distill.protocol.meeting import MOST_REASONS, Requirement, one_line
+from flwr_distill.protocol.method import Method
+from flwr_distill.protocol.registry import find_method
+from flwr_distill.task.columns import FAR, dwarfed
+from flwr_distill.task.datasets import DataSpec
+from flwr_distill.task.plugin import import_object
+from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.source import open_columns
 
 Check = Callable[[], object]
 

@@ -6,15 +6,14 @@ from typing import Any, Self
 
 import torch
 from flwr.app import RecordDict
+from flwr_distill.client.session import Session
+from flwr_distill.client.terms.features import Features
+from flwr_distill.client.terms.kept import keep, kept
+from flwr_distill.client.terms.term import LossTerm
+from flwr_distill.protocol.moon import MODEL_CONTRAST, MOONSettings
+from flwr_distill.task.settings import TrainSettings
 from torch import Tensor, nn
 from torch.nn import functional
-
-from client.session import Session
-from client.terms.features import Features
-from client.terms.kept import keep, kept
-from client.terms.term import LossTerm
-from protocol.moon import MODEL_CONTRAST, MOONSettings
-from task.settings import TrainSettings
 
 KEPT = "moon-previous"
 

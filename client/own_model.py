@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
+from flwr_distill.client.session import Session
+from flwr_distill.client.terms.kept import keep, kept
 from torch import nn
-
-from client.session import Session
-from client.terms.kept import keep, kept
 
 KEPT = "own-model"
 MODEL = "model"

@@ -1,9 +1,9 @@
 """Virtual data under differential privacy, and their place in a node's account."""
 
-from client.dp_sgd import PrivacyAccount, secret_generator
-from client.session import Session
-from distill.private_matching import distill_dm_privately, noise_for
-from distill.virtual_data import VirtualData
+from flwr_distill.client.dp_sgd import PrivacyAccount, secret_generator
+from flwr_distill.client.session import Session
+from flwr_distill.distill.private_matching import distill_dm_privately, noise_for
+from flwr_distill.distill.virtual_data import VirtualData
 
 
 def distil_privately(

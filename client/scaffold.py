@@ -5,13 +5,12 @@ from typing import Any, Self
 
 import torch
 from flwr.app import ArrayRecord, RecordDict
+from flwr_distill.client.session import Session
+from flwr_distill.client.terms.kept import keep, kept, zeros
+from flwr_distill.client.terms.term import LossTerm
+from flwr_distill.protocol.scaffold import CONTROL_VARIATE
+from flwr_distill.task.settings import SettingsError, TrainSettings
 from torch import Tensor, nn
-
-from client.session import Session
-from client.terms.kept import keep, kept, zeros
-from client.terms.term import LossTerm
-from protocol.scaffold import CONTROL_VARIATE
-from task.settings import SettingsError, TrainSettings
 
 
 class ControlVariate(LossTerm):

@@ -17,11 +17,9 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common import log
-from numpy.typing import NDArray
-
-from links import LinkError
-from links.credentials import Credentials
-from links.masks import (
+from flwr_distill.links import LinkError
+from flwr_distill.links.credentials import Credentials
+from flwr_distill.links.masks import (
     MOST_WEIGHT,
     Masked,
     digest,
@@ -31,15 +29,15 @@ from links.masks import (
     stream,
     threshold,
 )
-from links.seal import seal, unseal
-from links.shares import create_shares
-from links.store import NodeStore
-from protocol.arrays import Arrays, as_arrays
-from protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES
-from protocol.method import Phase
-from protocol.outliers import update_norm
-from protocol.registry import find_method, phases_of, summed_in
-from protocol.secure_sums import (
+from flwr_distill.links.seal import seal, unseal
+from flwr_distill.links.shares import create_shares
+from flwr_distill.links.store import NodeStore
+from flwr_distill.protocol.arrays import Arrays, as_arrays
+from flwr_distill.protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES
+from flwr_distill.protocol.method import Phase
+from flwr_distill.protocol.outliers import update_norm
+from flwr_distill.protocol.registry import find_method, phases_of, summed_in
+from flwr_distill.protocol.secure_sums import (
     MASKED,
     REFUSED_KEYS,
     SECURE,
@@ -58,7 +56,8 @@ from protocol.secure_sums import (
     summed_records,
     waybill,
 )
-from task.settings import Block
+from flwr_distill.task.settings import Block
+from numpy.typing import NDArray
 
 B = TypeVar("B", bound=Block)
 

@@ -14,11 +14,8 @@ import numpy as np
 import torch
 from flwr.app import Context, Message
 from flwr.common import log
-from pydantic import TypeAdapter
-from torch import Tensor, nn
-
-from links.store import NodeStore
-from protocol.messages import (
+from flwr_distill.links.store import NodeStore
+from flwr_distill.protocol.messages import (
     CLASSES,
     FEWEST_OF_A_CLASS,
     FILE,
@@ -26,10 +23,10 @@ from protocol.messages import (
     HOLDOUT_SECRET,
     REAL_PER_VIRTUAL,
 )
-from task.auxiliary_names import OWN_FILE
-from task.columns import Moments, Scale
-from task.compute.device import choose_device, place
-from task.datasets import (
+from flwr_distill.task.auxiliary_names import OWN_FILE
+from flwr_distill.task.columns import Moments, Scale
+from flwr_distill.task.compute.device import choose_device, place
+from flwr_distill.task.datasets import (
     DataSpec,
     Samples,
     fingerprint_of,
@@ -38,10 +35,10 @@ from task.datasets import (
     load_private_data,
     moments_of,
 )
-from task.file_state import FilesChangedError, read_once
-from task.models import model_of
-from task.settings import SettingsError, TaskSettings
-from task.source import (
+from flwr_distill.task.file_state import FilesChangedError, read_once
+from flwr_distill.task.models import model_of
+from flwr_distill.task.settings import SettingsError, TaskSettings
+from flwr_distill.task.source import (
     PRIVATE,
     data_spec,
     domain,
@@ -49,6 +46,8 @@ from task.source import (
     partition_samples,
     source_files,
 )
+from pydantic import TypeAdapter
+from torch import Tensor, nn
 
 NodeConfigValue = bool | int | float | str
 SCALE = "column-scale"

@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from flwr.app import Context
-
-from client.session import RunSource, Session, source_of
-from protocol.messages import PARTITION_ID
+from flwr_distill.client.session import RunSource, Session, source_of
+from flwr_distill.protocol.messages import PARTITION_ID
 
 LOCKED_WITHIN = 3600.0
 """Seconds to wait for another process, which may be distilling for many virtual nodes."""

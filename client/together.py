@@ -14,16 +14,23 @@ from pathlib import Path
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 from flwr.common import log
+from flwr_distill.client.local_round import LocalRound, server_round
+from flwr_distill.client.session import Session
+from flwr_distill.client.simulation import in_simulation, locked, session_of
+from flwr_distill.client.terms import loss_terms
+from flwr_distill.client.training import Trained
+from flwr_distill.client.training_together import Weights, train_together, why_one_by_one
+from flwr_distill.protocol.messages import (
+    ARRAYS,
+    BATCH,
+    CONFIG,
+    METRICS,
+    NUM_EXAMPLES,
+    PARTITIONS,
+    TOGETHER,
+)
+from flwr_distill.task.words import counted
 from safetensors.torch import load, save
-
-from client.local_round import LocalRound, server_round
-from client.session import Session
-from client.simulation import in_simulation, locked, session_of
-from client.terms import loss_terms
-from client.training import Trained
-from client.training_together import Weights, train_together, why_one_by_one
-from protocol.messages import ARRAYS, BATCH, CONFIG, METRICS, NUM_EXAMPLES, PARTITIONS, TOGETHER
-from task.words import counted
 
 AT_ONCE = 50
 """Nodes trained at once, so that their models, gradients and activations fit into memory."""

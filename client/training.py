@@ -6,19 +6,18 @@ from itertools import chain, islice, repeat
 from typing import NamedTuple
 
 import torch
+from flwr_distill.client.dp_sgd import PrivateTraining
+from flwr_distill.client.terms import LossTerm
+from flwr_distill.protocol.messages import NUM_STEPS, TRAIN_ACCURACY, TRAIN_LOSS
+from flwr_distill.task.augmentation import Augment, augmented
+from flwr_distill.task.compute.cuda_graph import graphed
+from flwr_distill.task.compute.precision import forward_in, products_in
+from flwr_distill.task.datasets import Samples
+from flwr_distill.task.evaluation import outputs
+from flwr_distill.task.settings import Change, Precision, SettingsError, TrainSettings
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel
-
-from client.dp_sgd import PrivateTraining
-from client.terms import LossTerm
-from protocol.messages import NUM_STEPS, TRAIN_ACCURACY, TRAIN_LOSS
-from task.augmentation import Augment, augmented
-from task.compute.cuda_graph import graphed
-from task.compute.precision import forward_in, products_in
-from task.datasets import Samples
-from task.evaluation import outputs
-from task.settings import Change, Precision, SettingsError, TrainSettings
 
 
 class Trained(NamedTuple):

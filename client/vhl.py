@@ -6,21 +6,20 @@ from typing import Self
 
 import torch
 from flwr.app import ConfigRecord, RecordDict
+from flwr_distill.client.dp_sgd import require_no_privacy
+from flwr_distill.client.local_round import server_round
+from flwr_distill.client.session import Session
+from flwr_distill.client.terms.features import Features
+from flwr_distill.client.terms.term import LossTerm
+from flwr_distill.client.training import epoch_batches, hard_labels
+from flwr_distill.distill.contrastive import supervised_contrastive_loss
+from flwr_distill.protocol.messages import CONFIG
+from flwr_distill.protocol.vhl import VIRTUAL_TASK, VirtualTaskRequest
+from flwr_distill.task.auxiliary_names import NOISE
+from flwr_distill.task.datasets import DataSpec, Samples, auxiliary_images
+from flwr_distill.task.settings import TrainSettings
 from torch import Tensor, nn
 from torch.nn import functional
-
-from client.dp_sgd import require_no_privacy
-from client.local_round import server_round
-from client.session import Session
-from client.terms.features import Features
-from client.terms.term import LossTerm
-from client.training import epoch_batches, hard_labels
-from distill.contrastive import supervised_contrastive_loss
-from protocol.messages import CONFIG
-from protocol.vhl import VIRTUAL_TASK, VirtualTaskRequest
-from task.auxiliary_names import NOISE
-from task.datasets import DataSpec, Samples, auxiliary_images
-from task.settings import TrainSettings
 
 
 class VirtualTask(LossTerm):

@@ -1,11 +1,11 @@
 """The maths of distillation: virtual data and ensembles; independent of Flower and nodes."""
 
-from distill.auto import distill_auto
-from distill.distribution_matching import distill_dm
-from distill.errors import DistillError, VirtualDataError
-from distill.kip import distill_kip
-from distill.registry import Distiller, distiller, distiller_names, register
-from distill.virtual_data import VirtualData
+from flwr_distill.distill.auto import distill_auto
+from flwr_distill.distill.distribution_matching import distill_dm
+from flwr_distill.distill.errors import DistillError, VirtualDataError
+from flwr_distill.distill.kip import distill_kip
+from flwr_distill.distill.registry import Distiller, distiller, distiller_names, register
+from flwr_distill.distill.virtual_data import VirtualData
 
 __all__ = [
     "DistillError",

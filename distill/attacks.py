@@ -10,17 +10,16 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from flwr_distill.distill.distribution_matching import REFINE_BANK, Network, own_effort
+from flwr_distill.distill.features import SMALLEST_SIDE
+from flwr_distill.distill.formation import Formation
+from flwr_distill.distill.kip import RIDGE as KIP_RIDGE
+from flwr_distill.distill.membership import Flags, Floats, left_out_scores
+from flwr_distill.distill.ntk import ntk
+from flwr_distill.distill.registry import Progress
+from flwr_distill.distill.shadows import bank, features_of
 from torch import Tensor
 from torch.nn import functional
-
-from distill.distribution_matching import REFINE_BANK, Network, own_effort
-from distill.features import SMALLEST_SIDE
-from distill.formation import Formation
-from distill.kip import RIDGE as KIP_RIDGE
-from distill.membership import Flags, Floats, left_out_scores
-from distill.ntk import ntk
-from distill.registry import Progress
-from distill.shadows import bank, features_of
 
 ATTACKS = (
     "nearest image",

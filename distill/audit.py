@@ -6,15 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional
-
-from distill.attacks import ATTACKS, attack_scores, matched_features
-from distill.distribution_matching import Network
-from distill.errors import DistillError
-from distill.formation import Formation
-from distill.membership import (
+from flwr_distill.distill.attacks import ATTACKS, attack_scores, matched_features
+from flwr_distill.distill.distribution_matching import Network
+from flwr_distill.distill.errors import DistillError
+from flwr_distill.distill.formation import Formation
+from flwr_distill.distill.membership import (
     FEWER,
     Curve,
     Flags,
@@ -24,10 +20,13 @@ from distill.membership import (
     share_bounds,
     true_positives_at,
 )
-from distill.privacy import nearer_to_own
-from distill.registry import Progress
-from distill.shadows import distil_subsets, dm_of_subsets, draw_members, with_canaries
-from distill.virtual_data import VirtualData
+from flwr_distill.distill.privacy import nearer_to_own
+from flwr_distill.distill.registry import Progress
+from flwr_distill.distill.shadows import distil_subsets, dm_of_subsets, draw_members, with_canaries
+from flwr_distill.distill.virtual_data import VirtualData
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
 
 NAMES = (*ATTACKS, "all together")
 """Of the scores of `Attacked`."""

@@ -7,10 +7,9 @@ numbers; ``flwr-distill audit`` measures them.
 from typing import NamedTuple
 
 import torch
+from flwr_distill.distill.features import are_vectors
+from flwr_distill.distill.virtual_data import VirtualData
 from torch import Tensor
-
-from distill.features import are_vectors
-from distill.virtual_data import VirtualData
 
 
 class Kind(NamedTuple):

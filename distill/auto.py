@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from flwr_distill.distill.features import are_vectors
+from flwr_distill.distill.formation import best_formation
+from flwr_distill.distill.registry import distiller, register
+from flwr_distill.distill.virtual_data import VirtualData
 from torch import Tensor
-
-from distill.features import are_vectors
-from distill.formation import best_formation
-from distill.registry import distiller, register
-from distill.virtual_data import VirtualData
 
 logger = logging.getLogger("distill")
 

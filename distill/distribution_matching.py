@@ -11,19 +11,18 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from flwr_distill.distill.augmentation import Augmentation, draw_augmentation
+from flwr_distill.distill.errors import DistillError
+from flwr_distill.distill.features import RandomConvNet, are_vectors
+from flwr_distill.distill.formation import Formation, best_formation
+from flwr_distill.distill.inputs import check_inputs
+from flwr_distill.distill.registry import Progress, register
+from flwr_distill.distill.starts import start
+from flwr_distill.distill.virtual_data import VirtualData
+from flwr_distill.task.compute.cuda_graph import graphed
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-
-from distill.augmentation import Augmentation, draw_augmentation
-from distill.errors import DistillError
-from distill.features import RandomConvNet, are_vectors
-from distill.formation import Formation, best_formation
-from distill.inputs import check_inputs
-from distill.registry import Progress, register
-from distill.starts import start
-from distill.virtual_data import VirtualData
-from task.compute.cuda_graph import graphed
 
 LEARNING_RATE = 0.05
 WIDTH = 64

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from flwr_distill.distill.errors import DistillError
+from flwr_distill.task.evaluation import outputs
 from torch import Tensor, nn
 from torch.nn import functional
-
-from distill.errors import DistillError
-from task.evaluation import outputs
 
 Average = Literal["probabilities", "logits"]
 

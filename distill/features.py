@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from flwr_distill.distill.errors import DistillError
 from torch import Tensor
 from torch.nn import functional
-
-from distill.errors import DistillError
 
 SMALLEST_SIDE = 4
 LARGEST_MAP = 8

@@ -9,10 +9,9 @@ from inspect import signature
 from typing import Any
 
 import torch
+from flwr_distill.distill.distribution_matching import own_effort
+from flwr_distill.distill.registry import distiller
 from torch import Tensor
-
-from distill.distribution_matching import own_effort
-from distill.registry import distiller
 
 TRIAL_STEPS = 2
 

@@ -5,10 +5,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
+from flwr_distill.distill.errors import DistillError
 from torch import Tensor
 from torch.nn import functional
-
-from distill.errors import DistillError
 
 LARGEST = 4
 """Largest formation: images are trained on as 16 times as many."""

@@ -8,13 +8,12 @@ import copy
 from collections.abc import Mapping, Sequence
 
 import torch
+from flwr_distill.distill.errors import DistillError
+from flwr_distill.distill.formation import Formation
+from flwr_distill.distill.registry import Progress
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
-
-from distill.errors import DistillError
-from distill.formation import Formation
-from distill.registry import Progress
 
 STEPS = 100
 LEARNING_RATE = 0.1

@@ -1,9 +1,8 @@
 """Checks of a distiller's arguments."""
 
 import torch
+from flwr_distill.distill.errors import DistillError
 from torch import Tensor
-
-from distill.errors import DistillError
 
 
 def check_inputs(

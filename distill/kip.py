@@ -11,18 +11,17 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from flwr_distill.distill.errors import DistillError
+from flwr_distill.distill.formation import Formation
+from flwr_distill.distill.inputs import check_inputs
+from flwr_distill.distill.negatives import negatives
+from flwr_distill.distill.ntk import Pullback, ntk
+from flwr_distill.distill.registry import Progress, register
+from flwr_distill.distill.starts import start
+from flwr_distill.distill.virtual_data import VirtualData
+from flwr_distill.task.compute.cuda_graph import graphed
 from torch import Tensor
 from torch.nn import functional
-
-from distill.errors import DistillError
-from distill.formation import Formation
-from distill.inputs import check_inputs
-from distill.negatives import negatives
-from distill.ntk import Pullback, ntk
-from distill.registry import Progress, register
-from distill.starts import start
-from distill.virtual_data import VirtualData
-from task.compute.cuda_graph import graphed
 
 RIDGE = 1e-6
 STEPS = 300

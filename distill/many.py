@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from flwr_distill.distill.auto import resolved
+from flwr_distill.distill.distribution_matching import Network
+from flwr_distill.distill.kip import VARIANTS, distill_kip_many
+from flwr_distill.distill.registry import Progress, distiller, formation_arguments
+from flwr_distill.distill.virtual_data import VirtualData
 from torch import Tensor
-
-from distill.auto import resolved
-from distill.distribution_matching import Network
-from distill.kip import VARIANTS, distill_kip_many
-from distill.registry import Progress, distiller, formation_arguments
-from distill.virtual_data import VirtualData
 
 
 def distill_many(

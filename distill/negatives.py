@@ -6,10 +6,9 @@ one or two other classes of the node.
 """
 
 import torch
+from flwr_distill.distill.errors import DistillError
+from flwr_distill.distill.features import are_vectors
 from torch import Tensor
-
-from distill.errors import DistillError
-from distill.features import are_vectors
 
 GRID = 4
 

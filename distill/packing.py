@@ -3,7 +3,7 @@
 import lzma
 from collections.abc import Iterator
 
-from distill.errors import VirtualDataError, require
+from flwr_distill.distill.errors import VirtualDataError, require
 
 _FILTERS = [
     {

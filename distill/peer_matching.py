@@ -9,15 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from flwr_distill.distill.distribution_matching import match_means
+from flwr_distill.distill.formation import Formation
+from flwr_distill.distill.inputs import check_inputs
+from flwr_distill.distill.perturbed_matching import BANK, LEARNING_RATE, Outputs, draw_probe
+from flwr_distill.distill.registry import Progress
+from flwr_distill.distill.starts import start
+from flwr_distill.distill.virtual_data import VirtualData
 from torch import Tensor, nn
-
-from distill.distribution_matching import match_means
-from distill.formation import Formation
-from distill.inputs import check_inputs
-from distill.perturbed_matching import BANK, LEARNING_RATE, Outputs, draw_probe
-from distill.registry import Progress
-from distill.starts import start
-from distill.virtual_data import VirtualData
 
 LARGEST_SEED = 2**31
 

@@ -11,23 +11,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
-
-from distill.augmentation import draw_augmentation
-from distill.distribution_matching import (
+from flwr_distill.distill.augmentation import draw_augmentation
+from flwr_distill.distill.distribution_matching import (
     REAL_PER_CLASS,
     Network,
     Probe,
     match_means,
     real_means,
 )
-from distill.formation import Formation
-from distill.inputs import check_inputs
-from distill.registry import Progress
-from distill.starts import start
-from distill.virtual_data import VirtualData
-from task.models import last_dense
+from flwr_distill.distill.formation import Formation
+from flwr_distill.distill.inputs import check_inputs
+from flwr_distill.distill.registry import Progress
+from flwr_distill.distill.starts import start
+from flwr_distill.distill.virtual_data import VirtualData
+from flwr_distill.task.models import last_dense
+from torch import Tensor, nn
+from torch.func import functional_call
 
 BANK = 20
 """Perturbed models with an augmentation each, used in turn."""

@@ -10,11 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from torch import Tensor
-from torch.nn import functional
-
-from distill.augmentation import Augmentation, draw_augmentation
-from distill.distribution_matching import (
+from flwr_distill.distill.augmentation import Augmentation, draw_augmentation
+from flwr_distill.distill.distribution_matching import (
     Network,
     Probe,
     falling,
@@ -22,14 +19,16 @@ from distill.distribution_matching import (
     own_effort,
     real_means,
 )
-from distill.errors import DistillError
-from distill.features import RandomConvNet
-from distill.formation import Formation, best_formation
-from distill.inputs import check_inputs
-from distill.privacy import Guarantee, PrivacyCard
-from distill.registry import Progress
-from distill.starts import start
-from distill.virtual_data import VirtualData
+from flwr_distill.distill.errors import DistillError
+from flwr_distill.distill.features import RandomConvNet
+from flwr_distill.distill.formation import Formation, best_formation
+from flwr_distill.distill.inputs import check_inputs
+from flwr_distill.distill.privacy import Guarantee, PrivacyCard
+from flwr_distill.distill.registry import Progress
+from flwr_distill.distill.starts import start
+from flwr_distill.distill.virtual_data import VirtualData
+from torch import Tensor
+from torch.nn import functional
 
 LEARNING_RATE = 0.3
 """At first; falls to 0."""

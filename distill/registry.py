@@ -5,11 +5,10 @@ from inspect import signature
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
+from flwr_distill.distill.errors import DistillError
+from flwr_distill.distill.virtual_data import VirtualData
+from flwr_distill.task.plugin import PluginError, import_object, plugged_in
 from torch import Tensor
-
-from distill.errors import DistillError
-from distill.virtual_data import VirtualData
-from task.plugin import PluginError, import_object, plugged_in
 
 Progress = Callable[[int, int, float], None]
 

@@ -11,11 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
-
-from distill.augmentation import Augmentation, draw_augmentation
-from distill.distribution_matching import (
+from flwr_distill.distill.augmentation import Augmentation, draw_augmentation
+from flwr_distill.distill.distribution_matching import (
     LEARNING_RATE,
     REAL_PER_CLASS,
     REAL_PER_GROUP,
@@ -30,14 +27,16 @@ from distill.distribution_matching import (
     own_effort,
     own_groups,
 )
-from distill.errors import DistillError
-from distill.features import RandomConvNet
-from distill.formation import Formation, best_formation
-from distill.many import distill_many
-from distill.membership import Flags
-from distill.registry import Progress
-from distill.starts import start
-from distill.virtual_data import VirtualData
+from flwr_distill.distill.errors import DistillError
+from flwr_distill.distill.features import RandomConvNet
+from flwr_distill.distill.formation import Formation, best_formation
+from flwr_distill.distill.many import distill_many
+from flwr_distill.distill.membership import Flags
+from flwr_distill.distill.registry import Progress
+from flwr_distill.distill.starts import start
+from flwr_distill.distill.virtual_data import VirtualData
+from numpy.typing import NDArray
+from torch import Tensor
 
 SETS_AT_ONCE = 16
 """Distilled by KIP together; bounds the memory."""

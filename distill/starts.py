@@ -4,10 +4,9 @@ import logging
 from collections.abc import Callable
 
 import torch
+from flwr_distill.distill.errors import DistillError
+from flwr_distill.distill.formation import Formation
 from torch import Tensor
-
-from distill.errors import DistillError
-from distill.formation import Formation
 
 logger = logging.getLogger("distill")
 

@@ -8,14 +8,13 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
+from flwr_distill.distill.errors import VirtualDataError, require
+from flwr_distill.distill.formation import Formation, largest_formation
+from flwr_distill.distill.packing import most_packed, packed, unpacked, unpacked_parts
+from flwr_distill.distill.privacy import PrivacyCard, privacy_card
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
-
-from distill.errors import VirtualDataError, require
-from distill.formation import Formation, largest_formation
-from distill.packing import most_packed, packed, unpacked, unpacked_parts
-from distill.privacy import PrivacyCard, privacy_card
 
 FORMAT = "flwr-distill/virtual-data/1"
 LARGEST_VALUE = 20.0

@@ -32,9 +32,8 @@ from typing import Literal
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-
-from fleet import authority
-from fleet.authority import (
+from flwr_distill.fleet import authority
+from flwr_distill.fleet.authority import (
     NODE_USES,
     SERVER_USES,
     USER_USES,
@@ -47,8 +46,8 @@ from fleet.authority import (
     subject_of,
     write_new,
 )
-from fleet.node_request import SERVER, check_name, read_request
-from task.durable import replacing
+from flwr_distill.fleet.node_request import SERVER, check_name, read_request
+from flwr_distill.task.durable import replacing
 
 Role = Literal["viewer", "submitter", "operator"]
 """What a user may do, by docker/gate/nginx.conf."""

@@ -19,16 +19,14 @@ from typing import Literal
 import torch
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key
-
-from fleet.flower_1_32.clock import AHEAD_MOST, BEHIND_MOST, ClockError, clock_offset
-from fleet.gpu_speed import time_gpu
-from fleet.line import why_another
-from links.credentials import is_signed
-from node.gpus import describe_gpu, oldest_driver, pytorch_needs, why_unusable
-from node.own_modules import PACKAGES, namesakes
-from node.proxies import host_of, proxies_named, proxy_of, why_unused
-from node.reachability import check_superlink
-from node.settings import NodeError, NodeSettings
+from flwr_distill.fleet.flower_1_32.clock import AHEAD_MOST, BEHIND_MOST, ClockError, clock_offset
+from flwr_distill.fleet.gpu_speed import time_gpu
+from flwr_distill.fleet.line import why_another
+from flwr_distill.links.credentials import is_signed
+from flwr_distill.node.gpus import describe_gpu, oldest_driver, pytorch_needs, why_unusable
+from flwr_distill.node.proxies import host_of, proxies_named, proxy_of, why_unused
+from flwr_distill.node.reachability import check_superlink
+from flwr_distill.node.settings import NodeError, NodeSettings
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 SERVER_PORTS = {9091: "ServerAppIo API", 9092: "Fleet API", 9093: "Control API"}
@@ -57,7 +55,6 @@ def checkup(settings: NodeSettings) -> Iterator[Finding]:
     If they name no SuperLink, it is checked as a server too.
     """
     yield _software()
-    yield from _modules()
     yield _machine()
     yield _driver(settings.device)
     yield from _gpus(settings.device)
@@ -82,21 +79,6 @@ def _software() -> Finding:
     if reason := why_another():
         return Finding("software", "failed", found, reason)
     return Finding("software", "ok", found)
-
-
-def _modules() -> Iterator[Finding]:
-    """Modules of others that have a name of ours."""
-    check = "modules"
-    installed = importlib.metadata.packages_distributions()
-    others = {name: set(installed.get(name, ())) - {"flwr-distill"} for name in PACKAGES}
-    if others := {name: packages for name, packages in others.items() if packages}:
-        found = "; ".join(f"{name} is also of {', '.join(sorted(p))}" for name, p in others.items())
-        remedy = "install flwr-distill into an environment without these packages"
-        yield Finding(check, "failed", found, remedy)
-    for folder, names in namesakes().items():
-        found = f"{folder} has {', '.join(names)}: our packages are imported in their place"
-        own = "a plug-in there that imports its own needs other names, or a package for them"
-        yield Finding(check, "ok", f"{found}; {own}")
 
 
 def _machine() -> Finding:

@@ -13,24 +13,23 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
-
-from fleet.edge_runs import EdgeRuns
-from fleet.federation_record import FederationFile
-from fleet.flower_1_32.bundle import app_bundle
-from fleet.flower_1_32.serverapp import PRELOAD, program
-from fleet.flower_1_32.superlink import Control
-from fleet.local_federation import LocalNode
-from fleet.servers import (
+from flwr_distill.fleet.edge_runs import EdgeRuns
+from flwr_distill.fleet.federation_record import FederationFile
+from flwr_distill.fleet.flower_1_32.bundle import app_bundle
+from flwr_distill.fleet.flower_1_32.serverapp import PRELOAD, program
+from flwr_distill.fleet.flower_1_32.superlink import Control
+from flwr_distill.fleet.local_federation import LocalNode
+from flwr_distill.fleet.servers import (
     QUIET,
     Addresses,
     ServerCertificate,
     serverapps_command,
     superlink_command,
 )
-from node.nursery import NODE, NURSERY, SERVER_APPS, can_fork
-from node.processes import Process, start_bound, start_nursery, stop
-from node.secret import appio_secret
-from task.settings import RunConfigValue
+from flwr_distill.node.nursery import NODE, NURSERY, SERVER_APPS, can_fork
+from flwr_distill.node.processes import Process, start_bound, start_nursery, stop
+from flwr_distill.node.secret import appio_secret
+from flwr_distill.task.settings import RunConfigValue
 
 LOOK = 1.0
 STARTS_WITHIN = 300.0

@@ -14,20 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flwr.common import log
-
-from protocol.edge import DOOR, END, GREET, OPEN, SHARE, Opened, Opening, task_of
-from protocol.edge_calls import EdgeError, NobodyThereError, call, listen
-from protocol.meeting import Continuation
-from protocol.registry import find_method
-from server.record.checkpoint import checkpoints
-from server.settings import RunSettings
-from task.durable import replacing
-from task.settings import RunConfigValue, SettingsError
+from flwr_distill.protocol.edge import DOOR, END, GREET, OPEN, SHARE, Opened, Opening, task_of
+from flwr_distill.protocol.edge_calls import EdgeError, NobodyThereError, call, listen
+from flwr_distill.protocol.meeting import Continuation
+from flwr_distill.protocol.registry import find_method
+from flwr_distill.server.record.checkpoint import checkpoints
+from flwr_distill.server.settings import RunSettings
+from flwr_distill.task.durable import replacing
+from flwr_distill.task.settings import RunConfigValue, SettingsError
 
 if TYPE_CHECKING:
     import grpc
-
-    from fleet.flower_1_32.superlink import Control
+    from flwr_distill.fleet.flower_1_32.superlink import Control
 
 FIXED = ("edge", "resume", "runs-dir", "num-rounds", "phase-timeout", "patience-failed")
 """Settings of a run below that follow from the run above."""
@@ -150,7 +148,9 @@ class EdgeRuns:
             "runs-dir": str(self._runs_dir),
             "resume": folder.name if folder is not None and resumed else "",
         }
-        from fleet.flower_1_32.superlink import SuperLinkError  # here: imports Flower's Control API
+        from flwr_distill.fleet.flower_1_32.superlink import (
+            SuperLinkError,  # here: imports Flower's Control API
+        )
 
         try:
             RunSettings.from_run_config(config)

@@ -16,21 +16,20 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import yaml
-
-from fleet.federation_record import FederationFile, FederationRecord
-from fleet.flower_1_32.serverapp import PRELOAD, program
-from fleet.line import why_another
-from fleet.run_config import read_run_config
-from fleet.servers import QUIET, Addresses, serverapps_command, superlink_command
-from fleet.submission import RunOutcome, submit
-from node.nursery import NODE, NODES, NURSERY, SERVER_APPS, WORKERS, can_fork
-from node.processes import Process, kill_group, start_bound, start_nursery, stop
-from node.secret import appio_secret
-from node.settings import NodeConfigValue, NodeSettings
-from node.supervisor import status_file
+from flwr_distill.fleet.federation_record import FederationFile, FederationRecord
+from flwr_distill.fleet.flower_1_32.serverapp import PRELOAD, program
+from flwr_distill.fleet.line import why_another
+from flwr_distill.fleet.run_config import read_run_config
+from flwr_distill.fleet.servers import QUIET, Addresses, serverapps_command, superlink_command
+from flwr_distill.fleet.submission import RunOutcome, submit
+from flwr_distill.node.nursery import NODE, NODES, NURSERY, SERVER_APPS, WORKERS, can_fork
+from flwr_distill.node.processes import Process, kill_group, start_bound, start_nursery, stop
+from flwr_distill.node.secret import appio_secret
+from flwr_distill.node.settings import NodeConfigValue, NodeSettings
+from flwr_distill.node.supervisor import status_file
 
 if TYPE_CHECKING:
-    from fleet.flower_1_32.superlink import Control
+    from flwr_distill.fleet.flower_1_32.superlink import Control
 
 CONNECTION = "flwr-distill-local"
 """Name of the connection to the SuperLink in the federation's own Flower configuration."""
@@ -402,7 +401,7 @@ class LocalFederation:
         return {**os.environ, **QUIET, "PATH": path, "FLWR_HOME": str(flower_home)}
 
     def _control(self) -> Control:
-        from fleet.flower_1_32.superlink import Control  # here: imports Flower
+        from flwr_distill.fleet.flower_1_32.superlink import Control  # here: imports Flower
 
         return Control(self.control_address)
 
@@ -412,7 +411,7 @@ class LocalFederation:
         return link
 
     def _wait_for_superlink(self, timeout: float) -> None:
-        from fleet.flower_1_32.superlink import SuperLinkError
+        from flwr_distill.fleet.flower_1_32.superlink import SuperLinkError
 
         def is_up() -> bool:
             return self._superlink is not None and self._superlink.poll() is None

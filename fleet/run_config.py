@@ -6,8 +6,8 @@ import re
 import tomllib
 from pathlib import Path
 
-from task.settings import RunConfigValue
-from task.text_files import read_text
+from flwr_distill.task.settings import RunConfigValue
+from flwr_distill.task.text_files import read_text
 
 _PAIR = re.compile(r"""([^\s=]+)\s*=\s*("(?:[^"\\]|\\.)*"|'[^']*'|\S+)(?:\s+|$)""")
 

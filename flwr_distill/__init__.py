@@ -1,1 +1,17 @@
-"""How the `flwr-distill` command starts, under a name that no other project has."""
+"""Federated learning on data that differ: distillation strategies on Flower.
+
+In a checkout and in an app bundle the folders of this package stand beside this one, in the wheel
+below it. They are imported as `flwr_distill.client` in all three.
+"""
+
+from pathlib import Path
+
+ROOMS = (
+    *("cli", "fleet", "node", "client", "server", "strategies", "links", "protocol", "distill"),
+    "task",
+)
+"""Folders of this package."""
+
+_own = Path(__file__).parent
+if not (_own / ROOMS[0]).is_dir():
+    __path__.append(str(_own.parent))

@@ -1,19 +1,13 @@
 """The `flwr-distill` command."""
 
 import os
-import sys
-from pathlib import Path
+
+from flwr_distill.node.proxies import exempt_loopback
 
 
 def main() -> None:
-    """Run the command with our own packages, whatever else is on Python's path."""
-    given = list(sys.path)
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from node.environment import process_environment  # here, and below: found by that path
-    from node.own_modules import own_first
-
-    sys.path[:] = own_first(given)
-    os.environ.update(process_environment(os.environ))
-    from cli.main import app
+    """Run the command; loopback needs no proxy, here and in all that is started."""
+    os.environ.update(exempt_loopback(os.environ))
+    from flwr_distill.cli.main import app  # here: gRPC reads the environment when it is imported
 
     app()

@@ -7,10 +7,10 @@ reply. To receive, it calls :func:`receive` with the delivery from its message.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from links.errors import LinkError
+from flwr_distill.links.errors import LinkError
 
 if TYPE_CHECKING:
-    from links.transfer import introduce, receive, send
+    from flwr_distill.links.transfer import introduce, receive, send
 
 __all__ = ["LinkError", "introduce", "receive", "send"]
 
@@ -18,5 +18,5 @@ __all__ = ["LinkError", "introduce", "receive", "send"]
 def __getattr__(name: str) -> object:
     # At their first use: with them come Flower and NumPy, which a node's supervisor does without.
     if name in __all__:
-        return getattr(import_module("links.transfer"), name)
+        return getattr(import_module("flwr_distill.links.transfer"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -24,9 +24,8 @@ from cryptography.x509.verification import (
     Store,
     VerificationError,
 )
-
-from links.errors import LinkError
-from links.records import Introduction, Peered, Route
+from flwr_distill.links.errors import LinkError
+from flwr_distill.links.records import Introduction, Peered, Route
 
 _FORMAT = "flwr-distill/key/2"
 

@@ -14,9 +14,8 @@ import secrets
 from fractions import Fraction
 
 import numpy as np
+from flwr_distill.links.masks import FRACTION_BITS
 from numpy.typing import NDArray
-
-from links.masks import FRACTION_BITS
 
 NUM_DIGITS = 96
 """Digits of a number, the lowest first; the highest has the sign."""

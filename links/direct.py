@@ -8,13 +8,12 @@ import time
 from collections.abc import Iterator
 
 import grpc
-
-from links.credentials import Credentials
-from links.errors import LinkError
-from links.links_pb2 import Header, Part
-from links.links_pb2_grpc import MailboxStub
-from links.loopback import is_loopback
-from links.records import Route, Waybill
+from flwr_distill.links.credentials import Credentials
+from flwr_distill.links.errors import LinkError
+from flwr_distill.links.links_pb2 import Header, Part
+from flwr_distill.links.links_pb2_grpc import MailboxStub
+from flwr_distill.links.loopback import is_loopback
+from flwr_distill.links.records import Route, Waybill
 
 _CHUNK = 2**20
 _OPTIONS = [

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from links import links_pb2 as links_dot_links__pb2
+from flwr_distill.links import links_pb2 as links_dot_links__pb2
 
 GRPC_GENERATED_VERSION = '1.81.1'
 GRPC_VERSION = grpc.__version__

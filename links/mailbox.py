@@ -20,16 +20,14 @@ from pathlib import Path
 
 import grpc
 from flwr.common import log
-from pydantic import ValidationError
-
-from links.credentials import Credentials
-from links.errors import LinkError
-from links.folder import LinkFolder
-from links.links_pb2 import Accepted, Header, Part
-from links.links_pb2_grpc import MailboxServicer, add_MailboxServicer_to_server
-from links.records import Waybill
-from links.store import NodeStore
-from links.streams import (
+from flwr_distill.links.credentials import Credentials
+from flwr_distill.links.errors import LinkError
+from flwr_distill.links.folder import LinkFolder
+from flwr_distill.links.links_pb2 import Accepted, Header, Part
+from flwr_distill.links.links_pb2_grpc import MailboxServicer, add_MailboxServicer_to_server
+from flwr_distill.links.records import Waybill
+from flwr_distill.links.store import NodeStore
+from flwr_distill.links.streams import (
     CAPACITY,
     HEADER_WITHIN,
     STREAMS,
@@ -39,6 +37,7 @@ from links.streams import (
     closed_after,
     time_for,
 )
+from pydantic import ValidationError
 
 EXPIRY = 3600.0
 """Seconds after which an unopened parcel is removed."""

@@ -11,10 +11,9 @@ import json
 import re
 from typing import Annotated, Literal
 
+from flwr_distill.links.errors import LinkError
+from flwr_distill.task.settings import Block
 from pydantic import AfterValidator, Field
-
-from links.errors import LinkError
-from task.settings import Block
 
 VIRTUAL_DATA = "virtual-data"
 """Purpose of a parcel: a member's distilled data for its cluster head (HFLDD, step 4)."""

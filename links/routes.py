@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from flwr.app import ConfigRecord
-
-from links.credentials import name_of
-from links.records import (
+from flwr_distill.links.credentials import name_of
+from flwr_distill.links.records import (
     LARGEST_PARCEL,
     Delivery,
     Introduction,
@@ -16,8 +15,8 @@ from links.records import (
     Route,
     Waybill,
 )
-from links.seal import sealed_size
-from task.settings import SettingsError
+from flwr_distill.links.seal import sealed_size
+from flwr_distill.task.settings import SettingsError
 
 
 class Links:

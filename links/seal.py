@@ -17,9 +17,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
-from links.errors import LinkError
-from links.records import VIRTUAL_DATA, Peered
+from flwr_distill.links.errors import LinkError
+from flwr_distill.links.records import VIRTUAL_DATA, Peered
 
 _FORMAT = "flwr-distill/seal/3"
 _NONCE = 12

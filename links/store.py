@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from links import untrusted
-from task.durable import replacing
-from task.settings import SettingsError
+from flwr_distill.links import untrusted
+from flwr_distill.task.durable import replacing
+from flwr_distill.task.settings import SettingsError
 
 CONTINUES = "continues"
 """Blob that names the run that this run resumes, and the node's id in it."""

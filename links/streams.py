@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from links.errors import LinkError
-from links.folder import parcels
+from flwr_distill.links.errors import LinkError
+from flwr_distill.links.folder import parcels
 
 HEADER_WITHIN = 5.0
 """Seconds in which a stream must send its header."""

@@ -11,17 +11,16 @@ from typing import Protocol, TypeVar
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import ConfigRecord
 from flwr.common import log
-
-from links.credentials import Credentials
-from links.direct import deliver
-from links.errors import LinkError
-from links.folder import LinkFolder
-from links.loopback import is_local
-from links.records import Delivery, Introduction, Parcel, Route
-from links.seal import seal, unseal
-from links.store import NodeStore
-from links.streams import time_for
-from task.settings import Block, SettingsError
+from flwr_distill.links.credentials import Credentials
+from flwr_distill.links.direct import deliver
+from flwr_distill.links.errors import LinkError
+from flwr_distill.links.folder import LinkFolder
+from flwr_distill.links.loopback import is_local
+from flwr_distill.links.records import Delivery, Introduction, Parcel, Route
+from flwr_distill.links.seal import seal, unseal
+from flwr_distill.links.store import NodeStore
+from flwr_distill.links.streams import time_for
+from flwr_distill.task.settings import Block, SettingsError
 
 B = TypeVar("B", bound=Block)
 _RENEW_WITHIN = 7.0

@@ -16,8 +16,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
-from task.durable import replacing
-from task.settings import SettingsError
+from flwr_distill.task.durable import replacing
+from flwr_distill.task.settings import SettingsError
 
 _FORMAT = "flwr-distill/lifetime-epsilon/1"
 _MAX_FILES = 100_000

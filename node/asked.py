@@ -10,13 +10,12 @@ from functools import cached_property
 from typing import Any
 
 from flwr.app import ArrayRecord, RecordDict
-
-from protocol.arguments import read_arguments
-from protocol.meeting import CONTINUE, DESCRIBE
-from protocol.messages import ARRAYS, CONFIG, ROUTE
-from protocol.method import Method, Phase
-from protocol.registry import find_method, phases_of
-from task.settings import TrainSettings, nested
+from flwr_distill.protocol.arguments import read_arguments
+from flwr_distill.protocol.meeting import CONTINUE, DESCRIBE
+from flwr_distill.protocol.messages import ARRAYS, CONFIG, ROUTE
+from flwr_distill.protocol.method import Method, Phase
+from flwr_distill.protocol.registry import find_method, phases_of
+from flwr_distill.task.settings import TrainSettings, nested
 
 Form = tuple[tuple[int, ...], str]
 """Shape and type of an array."""

@@ -20,6 +20,8 @@ from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import flwr_distill
+
 MAX_BYTES = 10 << 20
 """Of a bundle; a SuperLink of Flower's takes no larger one."""
 MAX_UNPACKED = 64 << 20
@@ -48,6 +50,16 @@ class BundleError(ValueError):
 def folder_of_bundles(flower_home: Path) -> Path:
     """Folder of unpacked bundles in a node's ``FLWR_HOME``."""
     return flower_home / "bundles"
+
+
+def prefer(bundle: Path) -> None:
+    """Have modules of our package that are not imported yet come from a bundle that has it.
+
+    Python would take those that are installed here: the package itself is imported already.
+    """
+    package = bundle / flwr_distill.__name__
+    if (package / "__init__.py").is_file():
+        flwr_distill.__path__[:0] = [str(package), str(bundle)]
 
 
 def check_hash(content: bytes, name: str) -> None:

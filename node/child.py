@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Protocol
 
-from node.log_lines import OutputQuota, titled_output
-from node.notes import Notes, NotesError
-from node.nursery import NURSERY, WORKER
-from node.packages import installed_packages
-from node.processes import kill_group, start_bound
+from flwr_distill.node.log_lines import OutputQuota, titled_output
+from flwr_distill.node.notes import Notes, NotesError
+from flwr_distill.node.nursery import NURSERY, WORKER
+from flwr_distill.node.packages import installed_packages
+from flwr_distill.node.processes import kill_group, start_bound
 
 _AT_THE_START = frozenset({"ready", "unfit"})
 _OF_A_TASK = frozenset({"pushing", "done", "failed", "lost"})

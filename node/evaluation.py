@@ -11,10 +11,9 @@ import secrets
 from typing import cast
 
 from flwr.app import MetricRecord, RecordDict
-
-from node.asked import Asked, Refusal
-from node.policy import Policy
-from protocol.messages import METRICS, NUM_EXAMPLES
+from flwr_distill.node.asked import Asked, Refusal
+from flwr_distill.node.policy import Policy
+from flwr_distill.protocol.messages import METRICS, NUM_EXAMPLES
 
 DECIMALS = 2
 """Of a rate that leaves: fewer bits than its noise has, for an app to hide others in."""

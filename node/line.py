@@ -15,7 +15,7 @@ def has_folder() -> bool:
 
 def module_of_line(name: str) -> ModuleType:
     """Import a module from the folder for the installed Flower's line."""
-    return import_module(f"node.{FOLDERS[_line()]}.{name}")
+    return import_module(f"flwr_distill.node.{FOLDERS[_line()]}.{name}")
 
 
 def _line() -> str:

@@ -1,7 +1,7 @@
 """The page ``docs/asks.md``: what a run can ask, what leaves, and what bounds it.
 
-``python -m node.list_page`` (``make settings``) rewrites it from `node.listed` and the methods'
-declarations.
+``python -m flwr_distill.node.list_page`` (``make settings``) rewrites it from `node.listed` and the
+methods' declarations.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from node.listed import BOUNDS, METRIC_BOUNDS, METRICS, SETTINGS
-from protocol.method import Phase
-from protocol.registry import COMMON, built_in_methods, phases_of, summed_in
-from protocol.schema import Request
-from protocol.secure_sums import PHASES as SECURE_SUMS
+from flwr_distill.node.listed import BOUNDS, METRIC_BOUNDS, METRICS, SETTINGS
+from flwr_distill.protocol.method import Phase
+from flwr_distill.protocol.registry import COMMON, built_in_methods, phases_of, summed_in
+from flwr_distill.protocol.schema import Request
+from flwr_distill.protocol.secure_sums import PHASES as SECURE_SUMS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "asks.md"
 

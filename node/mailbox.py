@@ -9,12 +9,11 @@ from logging import INFO, WARNING
 from pathlib import Path
 
 from flwr.common import log
-
-from links.errors import LinkError
-from links.folder import remove_expired
-from links.mailbox import EXPIRY, Mailbox, start_server
-from node.log_lines import escape_records
-from node.notes import Notes, shortened
+from flwr_distill.links.errors import LinkError
+from flwr_distill.links.folder import remove_expired
+from flwr_distill.links.mailbox import EXPIRY, Mailbox, start_server
+from flwr_distill.node.log_lines import escape_records
+from flwr_distill.node.notes import Notes, shortened
 
 _SWEEP = 60.0
 

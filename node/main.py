@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
-from node.settings import NodeError, load_settings
-from node.supervisor import Node
+from flwr_distill.node.settings import NodeError, load_settings
+from flwr_distill.node.supervisor import Node
 
 
 def main() -> None:

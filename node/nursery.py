@@ -31,16 +31,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from node.kernel import die_with, name_process
+from flwr_distill.node.kernel import die_with, name_process
 
 NURSERY = "FLWR_DISTILL_NURSERY"
 """Environment variable with the folder of the nurseries' sockets."""
 
-NODE = "node.main"
-SUPERNODE, EXECUTOR = "node.flower.supernode", "node.flower.executor"
-WORKER = "node.flower.worker"
-MAILBOX = "node.mailbox"
-SERVER_APP = "fleet.flower_1_32.serverapp"
+NODE = "flwr_distill.node.main"
+SUPERNODE, EXECUTOR = "flwr_distill.node.flower.supernode", "flwr_distill.node.flower.executor"
+WORKER = "flwr_distill.node.flower.worker"
+MAILBOX = "flwr_distill.node.mailbox"
+SERVER_APP = "flwr_distill.fleet.flower_1_32.serverapp"
 NODES, WORKERS, PARTS, SERVER_APPS = "nodes", "workers", "parts", "serverapps"
 NURSERIES = {
     NODES: (NODE, SUPERNODE, EXECUTOR),
@@ -127,7 +127,9 @@ def fork(
     sockets = [path for name in names if (path := folder / name).exists()]
     if not sockets:
         return None
-    from protocol.socket_path import short_path  # here: what a nursery imports, apps cannot bring
+    from flwr_distill.protocol.socket_path import (
+        short_path,  # here: what a nursery imports, apps cannot bring
+    )
 
     nursery = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     nursery.settimeout(_ANSWERS_WITHIN)
@@ -233,7 +235,7 @@ class Nursery:
             os.environ.update(request["env"])
             module, *arguments = request["command"]
             sys.argv = [module, *arguments]
-            name_process(module)
+            name_process(module.partition(".")[2])
             importlib.invalidate_caches()
             site.addsitepackages(None)  # what has been installed since the nursery started
             importlib.import_module(module).main()
@@ -273,7 +275,7 @@ def _import(modules: Sequence[str]) -> None:
 
 def main() -> None:
     """Run a nursery; only a local federation and a node start it."""
-    parser = argparse.ArgumentParser(prog="node.nursery", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="flwr_distill.node.nursery", description=main.__doc__)
     parser.add_argument("name", choices=NURSERIES)
     parser.add_argument("listener", type=int, help="file descriptor of the socket")
     parser.add_argument("preload", nargs="*", help="more modules to import")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from cryptography import x509
-
-from links.credentials import is_signed
-from node.settings import NodeError, NodeSettings
+from flwr_distill.links.credentials import is_signed
+from flwr_distill.node.settings import NodeError, NodeSettings
 
 
 def check_peers(settings: NodeSettings) -> str:

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from node.environment import process_environment
-from node.kernel import die_with
-from node.nursery import fork
+from flwr_distill.node.kernel import die_with
+from flwr_distill.node.nursery import fork
+from flwr_distill.node.proxies import exempt_loopback
 
 _DIES_WITHIN = 30.0
 
@@ -55,11 +55,12 @@ def start_bound(
     The kernel ties it to the *thread* that calls this function: call it from one that lives as long
     as the process should. On systems other than Linux it survives a parent killed with -9. Standard
     output and error are appended to `log`, or go to the file descriptor `output`; like `env` and
-    `cwd`, None inherits this process's. `node.environment` says what is changed of `env`.
+    `cwd`, None inherits this process's. Loopback is exempt from proxies.
 
     Where a nursery runs (`node.nursery`), it forks the processes of nodes.
     """
-    environment = process_environment(os.environ if env is None else env)
+    given = os.environ if env is None else env
+    environment = {**given, **exempt_loopback(given)}
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.nullcontext() if log is None else log.open("ab") as file:
@@ -71,7 +72,7 @@ def start_bound(
             if forked is not None:
                 return forked
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "node.processes", str(os.getpid()), *command],
+            [sys.executable, "-P", "-m", "flwr_distill.node.processes", str(os.getpid()), *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -104,14 +105,22 @@ def start_nursery(
     log, env, cwd
         Of `start_bound`.
     """
-    from protocol.socket_path import short_path  # here: a nursery imports this file
+    from flwr_distill.protocol.socket_path import short_path  # here: a nursery imports this file
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         with short_path(folder / name) as path:
             listener.bind(path)
         listener.listen(socket.SOMAXCONN)
         number = listener.fileno()
-        command = [sys.executable, "-P", "-m", "node.nursery", name, str(number), *modules]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "flwr_distill.node.nursery",
+            name,
+            str(number),
+            *modules,
+        ]
         return start_bound(command, log=log, env=env, cwd=cwd, pass_fds=[number])
 
 

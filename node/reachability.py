@@ -7,8 +7,8 @@ import ssl
 import time
 from pathlib import Path
 
-from node.proxies import Proxy, proxy_hint, proxy_of
-from node.settings import NodeError
+from flwr_distill.node.proxies import Proxy, proxy_hint, proxy_of
+from flwr_distill.node.settings import NodeError
 
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 _FRAME_HEADER = 9

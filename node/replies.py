@@ -12,17 +12,14 @@ from typing import Any, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
-
-from links.records import LARGEST_PARCEL, VIRTUAL_DATA, Parcel
-from node.asked import Asked, Form, Refusal, forms_of
-from node.listed import EXACT
-from node.listed import METRICS as METRIC_ROWS
-from node.policy import Policy
-from node.rules import EPSILON, fits_labels
-from protocol.arrays import Arrays, check_arrays
-from protocol.messages import (
+from flwr_distill.links.records import LARGEST_PARCEL, VIRTUAL_DATA, Parcel
+from flwr_distill.node.asked import Asked, Form, Refusal, forms_of
+from flwr_distill.node.listed import EXACT
+from flwr_distill.node.listed import METRICS as METRIC_ROWS
+from flwr_distill.node.policy import Policy
+from flwr_distill.node.rules import EPSILON, fits_labels
+from flwr_distill.protocol.arrays import Arrays, check_arrays
+from flwr_distill.protocol.messages import (
     ARRAYS,
     CONFIG,
     DATASET,
@@ -34,9 +31,11 @@ from protocol.messages import (
     ROUTE,
     SECTOR,
 )
-from protocol.registry import COMMON
-from protocol.secure_sums import SECURE
-from task.labels import positions
+from flwr_distill.protocol.registry import COMMON
+from flwr_distill.protocol.secure_sums import SECURE
+from flwr_distill.task.labels import positions
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 
 @dataclass(frozen=True)
@@ -270,8 +269,8 @@ def _judge_virtual_data(
     most: int,
     most_classes: Callable[[], int] | None,
 ) -> Refusal | None:
-    from distill.errors import VirtualDataError  # here: imports torch
-    from distill.virtual_data import Overview
+    from flwr_distill.distill.errors import VirtualDataError  # here: imports torch
+    from flwr_distill.distill.virtual_data import Overview
 
     try:
         virtual = Overview.of(payload, most)

@@ -13,18 +13,17 @@ from functools import cache
 from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
-
-from node.asked import Asked, Refusal, Setting, json_table, table_of
-from node.listed import LINKS, OFF, OWNER, PATHS, RANGE, SERVER, SETTINGS, bound_of
-from node.policy import Policy
-from protocol.arguments import method_settings
-from protocol.meeting import DESCRIBE_COLUMNS
-from protocol.messages import PACE
-from protocol.method import Method
-from protocol.registry import COMMON, all_methods
-from protocol.schema import Pace
-from task.auxiliary_names import NAMED, NOISE, OWN_FILE
-from task.settings import SettingsError, TaskSettings, TrainSettings
+from flwr_distill.node.asked import Asked, Refusal, Setting, json_table, table_of
+from flwr_distill.node.listed import LINKS, OFF, OWNER, PATHS, RANGE, SERVER, SETTINGS, bound_of
+from flwr_distill.node.policy import Policy
+from flwr_distill.protocol.arguments import method_settings
+from flwr_distill.protocol.meeting import DESCRIBE_COLUMNS
+from flwr_distill.protocol.messages import PACE
+from flwr_distill.protocol.method import Method
+from flwr_distill.protocol.registry import COMMON, all_methods
+from flwr_distill.protocol.schema import Pace
+from flwr_distill.task.auxiliary_names import NAMED, NOISE, OWN_FILE
+from flwr_distill.task.settings import SettingsError, TaskSettings, TrainSettings
 
 _CODE = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
 _NO_CODE = "torchvision:"

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from links import untrusted
-from links.store import LASTING, RUNS
-from node.bundle import folder_of_bundles
-from node.log_lines import OutputQuota
-from node.run_records import RunRecords
-from node.settings import FLOWER_HOME
+from flwr_distill.links import untrusted
+from flwr_distill.links.store import LASTING, RUNS
+from flwr_distill.node.bundle import folder_of_bundles
+from flwr_distill.node.log_lines import OutputQuota
+from flwr_distill.node.run_records import RunRecords
+from flwr_distill.node.settings import FLOWER_HOME
 
 MEASURED_EVERY = 5.0
 """Seconds between measurements of the disk, at least."""

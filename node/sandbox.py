@@ -25,11 +25,10 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
     load_ssh_private_key,
 )
-
-from links.store import SECRET, NodeStore
-from node.door import DOOR, INSIDE
-from node.nursery import NURSERY
-from node.settings import NodeSettings
+from flwr_distill.links.store import SECRET, NodeStore
+from flwr_distill.node.door import DOOR, INSIDE
+from flwr_distill.node.nursery import NURSERY
+from flwr_distill.node.settings import NodeSettings
 
 _SYSTEM = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/sys"),

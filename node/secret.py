@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from task.durable import replacing
+from flwr_distill.task.durable import replacing
 
 _BYTES = 32
 

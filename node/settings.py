@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-
-from links.loopback import is_loopback
-from links.records import NodeName
-from node.policy import STANDARD, Policy, read_policy
-from protocol.messages import (
+from flwr_distill.links.loopback import is_loopback
+from flwr_distill.links.records import NodeName
+from flwr_distill.node.policy import STANDARD, Policy, read_policy
+from flwr_distill.protocol.messages import (
     CLASSES,
     EDGE,
     FEWEST_OF_A_CLASS,
@@ -23,8 +21,9 @@ from protocol.messages import (
     HOLDOUT_SECRET,
     REAL_PER_VIRTUAL,
 )
-from task.auxiliary_names import OWN_FILE
-from task.text_files import EncodingError, read_text
+from flwr_distill.task.auxiliary_names import OWN_FILE
+from flwr_distill.task.text_files import EncodingError, read_text
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails

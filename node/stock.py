@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
-from node.line import has_folder
-from node.policy import OPEN
-from node.settings import NodeError, NodeSettings
+from flwr_distill.node.line import has_folder
+from flwr_distill.node.policy import OPEN
+from flwr_distill.node.settings import NodeError, NodeSettings
 
 LINE = "1.32."
 """The Flower on which nodes do all that they can."""

@@ -28,19 +28,19 @@ from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
-from links.store import remove_old_runs
-from node.bundle import folder_of_bundles
-from node.notes import Notes, NotesError
-from node.nursery import EXECUTOR, MAILBOX, NURSERY, PARTS, SUPERNODE
-from node.packages import installed_packages
-from node.peers import check_peers
-from node.policy import OPEN, Policy, cannot_hold, in_words
-from node.processes import Process, start_bound, start_nursery, stop
-from node.reachability import check_superlink
-from node.run_records import RunRecords
-from node.sandbox import sandbox_command, why_exposed, why_no_sandbox
-from node.secret import appio_secret, holdout_secret
-from node.settings import (
+from flwr_distill.links.store import remove_old_runs
+from flwr_distill.node.bundle import folder_of_bundles
+from flwr_distill.node.notes import Notes, NotesError
+from flwr_distill.node.nursery import EXECUTOR, MAILBOX, NURSERY, PARTS, SUPERNODE
+from flwr_distill.node.packages import installed_packages
+from flwr_distill.node.peers import check_peers
+from flwr_distill.node.policy import OPEN, Policy, cannot_hold, in_words
+from flwr_distill.node.processes import Process, start_bound, start_nursery, stop
+from flwr_distill.node.reachability import check_superlink
+from flwr_distill.node.run_records import RunRecords
+from flwr_distill.node.sandbox import sandbox_command, why_exposed, why_no_sandbox
+from flwr_distill.node.secret import appio_secret, holdout_secret
+from flwr_distill.node.settings import (
     FLOWER_HOME,
     NODE_CONFIG,
     NodeConfigValue,
@@ -48,7 +48,7 @@ from node.settings import (
     NodeSettings,
     flat_toml,
 )
-from node.stock import (
+from flwr_distill.node.stock import (
     appio_arguments,
     check_another,
     connection_arguments,
@@ -57,8 +57,8 @@ from node.stock import (
     is_stock,
     supernode_command,
 )
-from protocol.messages import HOLDOUT, HOLDOUT_SECRET
-from task.words import counted
+from flwr_distill.protocol.messages import HOLDOUT, HOLDOUT_SECRET
+from flwr_distill.task.words import counted
 
 MAILBOX_ENVIRONMENT = {"GRPC_VERBOSITY": "info"}
 """Makes gRPC log refused TLS handshakes, which Flower silences."""
@@ -151,7 +151,7 @@ class Node:
                 target=_log_data, args=[settings.data, settings.policy], name="data", daemon=True
             ).start()
         if settings.metrics_port is not None:
-            from node.metrics import serve_metrics  # imports Prometheus
+            from flwr_distill.node.metrics import serve_metrics  # imports Prometheus
 
             serve_metrics(self._status, settings.metrics_port)
 
@@ -383,8 +383,8 @@ def _log_policy(policy: Policy) -> None:
 
 def _log_data(folder: Path, policy: Policy) -> None:
     """Log what a folder of images holds, for those who start the node; it never ends the node."""
-    from task.errors import DatasetError  # here: imports Pillow
-    from task.survey import survey
+    from flwr_distill.task.errors import DatasetError  # here: imports Pillow
+    from flwr_distill.task.survey import survey
 
     try:
         found = survey(folder, decode=False)

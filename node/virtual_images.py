@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
 
 from flwr.app import RecordDict
-
-from node.asked import Asked, Refusal
-from node.replies import bounded_virtual_data
+from flwr_distill.node.asked import Asked, Refusal
+from flwr_distill.node.replies import bounded_virtual_data
 
 MAX_RUNS = 1_000
 """Runs whose images are counted."""
@@ -42,7 +41,7 @@ class VirtualImages:
         VirtualDataError
             If the reply's are none.
         """
-        from distill.virtual_data import Overview  # here: imports torch
+        from flwr_distill.distill.virtual_data import Overview  # here: imports torch
 
         if self._least == 1:
             return {}

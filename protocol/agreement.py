@@ -1,11 +1,11 @@
 """FedAvg for nodes that may be hostile: declaration."""
 
-from protocol.method import Method, all_protected
+from flwr_distill.protocol.method import Method, all_protected
 
 METHODS = (
     Method(
         name="agreement",
-        strategy="strategies.agreement:Agreement",
+        strategy="flwr_distill.strategies.agreement:Agreement",
         summary="FedAvg without models that are out of line, none longer than the median.",
         unprotected=all_protected,
         defence={"strategy": "agreement"},

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from flwr.app import ArrayRecord, RecordDict
-from pydantic import Field
-
-from protocol.arrays import Arrays, as_record, finite_arrays
-from protocol.messages import CONFIG
-from protocol.method import Method, Phase
-from protocol.schema import (
+from flwr_distill.protocol.arrays import Arrays, as_record, finite_arrays
+from flwr_distill.protocol.messages import CONFIG
+from flwr_distill.protocol.method import Method, Phase
+from flwr_distill.protocol.schema import (
     LARGEST_NUMBER,
     EvaluateMetrics,
     Reply,
@@ -22,10 +20,11 @@ from protocol.schema import (
     TrainMetrics,
     TrainRequest,
 )
-from task.settings import Block, TrainSettings
+from flwr_distill.task.settings import Block, TrainSettings
+from pydantic import Field
 
 if TYPE_CHECKING:
-    from distill.analytic import Sums
+    from flwr_distill.distill.analytic import Sums
 
 TRAIN_SUMS = "train.analytic_sums"
 """Have a node sum the features of its samples."""
@@ -135,7 +134,7 @@ def record_of(sums: Sums) -> ArrayRecord:
 
 def sums_of(arrays: Arrays) -> Sums:
     """Sums from the arrays of a record."""
-    from distill.analytic import Sums  # here: the package imports torch
+    from flwr_distill.distill.analytic import Sums  # here: the package imports torch
 
     k = arrays[BY_CLASS].shape[1]
     gram = np.zeros((k, k))
@@ -228,7 +227,7 @@ def _disclosed(settings: AnalyticSettings) -> str:
 METHODS = (
     Method(
         name="analytic",
-        strategy="strategies.analytic:Analytic",
+        strategy="flwr_distill.strategies.analytic:Analytic",
         summary="One round: a linear head in closed form, from sums of frozen features.",
         settings=AnalyticSettings,
         phases=(
@@ -236,7 +235,7 @@ METHODS = (
                 TRAIN_SUMS,
                 "nodes sum their features",
                 (Reply(metrics=TrainMetrics, arrays={SUMS: _check_sums}),),
-                "client.analytic:send_sums",
+                "flwr_distill.client.analytic:send_sums",
                 request=Request({CONFIG: TrainRequest, FEATURES: SumsRequest}),
                 leaves="sums over its samples' features and their products, and samples by class",
                 quorum=True,
@@ -247,7 +246,7 @@ METHODS = (
                 EVALUATE_OWN,
                 "nodes evaluate heads of their own",
                 (Reply(metrics=OwnHeadMetrics),),
-                "client.analytic:evaluate_own",
+                "flwr_distill.client.analytic:evaluate_own",
                 request=Request({FEATURES: AnalyticSettings}, (SUMS,)),
                 leaves="accuracies and loss on held-out samples of heads of all sums and its own",
             ),

@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from protocol.method import Method
-from task.settings import Block, SettingsError
+from flwr_distill.protocol.method import Method
+from flwr_distill.task.settings import Block, SettingsError
 
 
 def read_arguments(text: str, setting: str) -> dict[str, Any]:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message
+from flwr_distill.protocol.messages import ARRAYS
 from numpy.typing import NDArray
-
-from protocol.messages import ARRAYS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -1,8 +1,8 @@
 """Auto: declaration. Its phases and panels are those of the strategies that it may take."""
 
-from protocol import analytic, fedfa, hfldd
-from protocol.method import Method
-from task.settings import Block, TrainSettings
+from flwr_distill.protocol import analytic, fedfa, hfldd
+from flwr_distill.protocol.method import Method
+from flwr_distill.task.settings import Block, TrainSettings
 
 CANDIDATES = {
     method.name: method for module in (fedfa, hfldd, analytic) for method in module.METHODS
@@ -27,12 +27,12 @@ def _unprotected(settings: Block | None, train: TrainSettings) -> str:
 METHODS = (
     Method(
         name="auto",
-        strategy="strategies.auto.strategy:Auto",
+        strategy="flwr_distill.strategies.auto.strategy:Auto",
         summary="Looks at how nodes' labels differ, or at a frozen model; takes what suits that.",
         phases=tuple(phase for method in CANDIDATES.values() for phase in method.phases),
         unprotected=_unprotected,
-        panels=("strategies.auto.panel:choice", *_panels()),
-        formulas="strategies.auto.strategy:formulas",
+        panels=("flwr_distill.strategies.auto.panel:choice", *_panels()),
+        formulas="flwr_distill.strategies.auto.strategy:formulas",
         taken=CHOICE,
     ),
 )

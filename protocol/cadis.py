@@ -2,11 +2,10 @@
 
 from typing import Annotated, Literal
 
+from flwr_distill.protocol.method import Method
+from flwr_distill.protocol.robust import Rule
+from flwr_distill.task.settings import Block, TrainSettings
 from pydantic import Field
-
-from protocol.method import Method
-from protocol.robust import Rule
-from task.settings import Block, TrainSettings
 
 
 class CADISSettings(Block):
@@ -54,10 +53,10 @@ def _unprotected(settings: CADISSettings, train: TrainSettings) -> str:
 METHODS = (
     Method(
         name="cadis",
-        strategy="strategies.cadis.strategy:CADIS",
+        strategy="flwr_distill.strategies.cadis.strategy:CADIS",
         summary="Clusters by what training changes; every cluster has an equal say.",
         settings=CADISSettings,
-        terms={"kd-lambda": "client.cadis:Relational"},
+        terms={"kd-lambda": "flwr_distill.client.cadis:Relational"},
         unprotected=_unprotected,
         defence={"cadis.most-say": 1.0, "cadis.rule": "agreement"},
     ),

@@ -2,10 +2,9 @@
 
 from typing import Annotated
 
+from flwr_distill.protocol.method import Method
+from flwr_distill.task.settings import Block
 from pydantic import Field
-
-from protocol.method import Method
-from task.settings import Block
 
 
 class DynaFedSettings(Block):
@@ -41,9 +40,9 @@ class DynaFedSettings(Block):
 METHODS = (
     Method(
         name="dynafed",
-        strategy="strategies.dynafed:DynaFed",
+        strategy="flwr_distill.strategies.dynafed:DynaFed",
         summary="FedAvg; the server distils its own trajectory, and tunes each average on that.",
         settings=DynaFedSettings,
-        panels=("strategies.common.panels:virtual_data",),
+        panels=("flwr_distill.strategies.common.panels:virtual_data",),
     ),
 )

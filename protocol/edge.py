@@ -9,17 +9,22 @@ from typing import Annotated, Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr_distill.links.records import NodeId
+from flwr_distill.protocol.arrays import as_arrays, as_record
+from flwr_distill.protocol.meeting import Continuation
+from flwr_distill.protocol.messages import CONFIG, SERVER_ROUND
+from flwr_distill.protocol.method import Method
+from flwr_distill.protocol.registry import find_method
+from flwr_distill.task.settings import (
+    Block,
+    RunConfigValue,
+    SettingsError,
+    TaskSettings,
+    TrainSettings,
+)
 from numpy.typing import NDArray
 from pydantic import Field
 from safetensors.numpy import load, save
-
-from links.records import NodeId
-from protocol.arrays import as_arrays, as_record
-from protocol.meeting import Continuation
-from protocol.messages import CONFIG, SERVER_ROUND
-from protocol.method import Method
-from protocol.registry import find_method
-from task.settings import Block, RunConfigValue, SettingsError, TaskSettings, TrainSettings
 
 DOOR = "edge"
 """Socket of the edge itself, in the folder that its node's config names."""

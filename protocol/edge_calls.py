@@ -10,8 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
-
-from protocol.socket_path import short_path
+from flwr_distill.protocol.socket_path import short_path
 
 _SERVICE = "flwr_distill.Edge"
 _LARGEST = 2**31 - 1

@@ -2,9 +2,8 @@
 
 from typing import Annotated, Literal
 
+from flwr_distill.task.settings import Block
 from pydantic import Field
-
-from task.settings import Block
 
 
 class EnsembleDistillation(Block):

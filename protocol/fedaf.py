@@ -4,16 +4,15 @@ from typing import Annotated
 
 import numpy as np
 from flwr.app import ArrayRecord
+from flwr_distill.links.records import VIRTUAL_DATA
+from flwr_distill.protocol.arrays import Arrays
+from flwr_distill.protocol.class_means import check_distributions, class_means
+from flwr_distill.protocol.feddm import DistilledMetrics, SentData
+from flwr_distill.protocol.messages import ARRAYS, CONFIG
+from flwr_distill.protocol.method import Method, Phase
+from flwr_distill.protocol.schema import LARGEST_NUMBER, Reply, Request, TrainRequest
+from flwr_distill.task.settings import Block, TrainSettings
 from pydantic import Field
-
-from links.records import VIRTUAL_DATA
-from protocol.arrays import Arrays
-from protocol.class_means import check_distributions, class_means
-from protocol.feddm import DistilledMetrics, SentData
-from protocol.messages import ARRAYS, CONFIG
-from protocol.method import Method, Phase
-from protocol.schema import LARGEST_NUMBER, Reply, Request, TrainRequest
-from task.settings import Block, TrainSettings
 
 CLASS_KNOWLEDGE = "query.class_knowledge"
 """Have a node keep the global model, and say what that predicts on its samples of each class."""
@@ -151,7 +150,7 @@ def _disclosed(settings: FedAFSettings) -> str:
 METHODS = (
     Method(
         name="fedaf",
-        strategy="strategies.fedaf:FedAF",
+        strategy="flwr_distill.strategies.fedaf:FedAF",
         summary="As FedDM, but nodes distil near what all predict, and the server matches that.",
         settings=FedAFSettings,
         phases=(
@@ -159,7 +158,7 @@ METHODS = (
                 CLASS_KNOWLEDGE,
                 "nodes say what the model predicts",
                 (Reply(metrics=KnowledgeMetrics, arrays={KNOWLEDGE: _check}),),
-                "client.fedaf:tell",
+                "flwr_distill.client.fedaf:tell",
                 request=Request(
                     {CONFIG: TrainRequest, CLASS_KNOWLEDGE: SoftLabelRequest}, (ARRAYS,)
                 ),
@@ -170,7 +169,7 @@ METHODS = (
                 DISTILL_WITH_PEERS,
                 "nodes distil their data with their peers",
                 (Reply(metrics=DistilledMetrics, configs={VIRTUAL_DATA: SentData}),),
-                "client.fedaf:distill",
+                "flwr_distill.client.fedaf:distill",
                 request=Request(
                     {CONFIG: TrainRequest, DISTILL_WITH_PEERS: WithPeers}, (KNOWLEDGE,)
                 ),
@@ -180,7 +179,7 @@ METHODS = (
             ),
         ),
         unprotected=_unprotected,
-        panels=("strategies.common.panels:virtual_data",),
+        panels=("flwr_distill.strategies.common.panels:virtual_data",),
         disclosed=_disclosed,
     ),
 )

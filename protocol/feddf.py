@@ -1,12 +1,12 @@
 """FedDF's declaration."""
 
-from protocol.fedhead import FedHEADSettings
-from protocol.method import Method
+from flwr_distill.protocol.fedhead import FedHEADSettings
+from flwr_distill.protocol.method import Method
 
 METHODS = (
     Method(
         name="feddf",
-        strategy="strategies.feddf:FedDF",
+        strategy="flwr_distill.strategies.feddf:FedDF",
         summary="FedAvg, and the nodes' ensemble distilled at the server.",
         settings=FedHEADSettings,
         table="fedhead",

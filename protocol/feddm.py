@@ -2,13 +2,12 @@
 
 from typing import Annotated
 
+from flwr_distill.links.records import VIRTUAL_DATA
+from flwr_distill.protocol.messages import ARRAYS, CONFIG
+from flwr_distill.protocol.method import Method, Phase
+from flwr_distill.protocol.schema import Count, Reply, Request, TrainRequest
+from flwr_distill.task.settings import Block, TrainSettings
 from pydantic import Field
-
-from links.records import VIRTUAL_DATA
-from protocol.messages import ARRAYS, CONFIG
-from protocol.method import Method, Phase
-from protocol.schema import Count, Reply, Request, TrainRequest
-from task.settings import Block, TrainSettings
 
 DISTILL_AROUND = "train.feddm_distill"
 """Have a node distil its data around the global model, and send them to the server."""
@@ -88,7 +87,7 @@ def _disclosed(settings: FedDMSettings) -> str:
 METHODS = (
     Method(
         name="feddm",
-        strategy="strategies.feddm:FedDM",
+        strategy="flwr_distill.strategies.feddm:FedDM",
         summary="Nodes distil their data around the model; the server trains on all of them.",
         settings=FedDMSettings,
         phases=(
@@ -96,7 +95,7 @@ METHODS = (
                 DISTILL_AROUND,
                 "nodes distil their data around the model",
                 (Reply(metrics=DistilledMetrics, configs={VIRTUAL_DATA: SentData}),),
-                "client.feddm:distill",
+                "flwr_distill.client.feddm:distill",
                 request=Request({CONFIG: TrainRequest, DISTILL_AROUND: AroundModel}, (ARRAYS,)),
                 leaves="virtual data, not sealed, and their privacy card",
                 quorum=True,
@@ -104,7 +103,7 @@ METHODS = (
             ),
         ),
         unprotected=_unprotected,
-        panels=("strategies.common.panels:virtual_data",),
+        panels=("flwr_distill.strategies.common.panels:virtual_data",),
         disclosed=_disclosed,
     ),
 )

@@ -3,11 +3,10 @@
 from dataclasses import replace
 from typing import Annotated
 
+from flwr_distill.protocol.method import TRAIN_PHASE, Method, all_protected
+from flwr_distill.protocol.schema import TRAIN_REQUEST
+from flwr_distill.task.settings import Block
 from pydantic import Field
-
-from protocol.method import TRAIN_PHASE, Method, all_protected
-from protocol.schema import TRAIN_REQUEST
-from task.settings import Block
 
 DYNAMIC = "dynamic-regularisation"
 """Name of the record that asks for FedDyn's regulariser."""
@@ -28,11 +27,11 @@ class FedDynSettings(Block):
 METHODS = (
     Method(
         name="feddyn",
-        strategy="strategies.feddyn:FedDyn",
+        strategy="flwr_distill.strategies.feddyn:FedDyn",
         summary="Nodes' objectives are regularised so that their optima agree.",
         settings=FedDynSettings,
         phases=(replace(TRAIN_PHASE, request=TRAIN_REQUEST.plus({DYNAMIC: FedDynSettings})),),
-        terms={DYNAMIC: "client.feddyn:Dynamic"},
+        terms={DYNAMIC: "flwr_distill.client.feddyn:Dynamic"},
         unprotected=all_protected,
     ),
 )

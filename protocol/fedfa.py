@@ -3,11 +3,10 @@
 from dataclasses import replace
 from typing import Annotated
 
+from flwr_distill.protocol.method import TRAIN_PHASE, Method
+from flwr_distill.protocol.schema import TRAIN, Share, TrainMetrics
+from flwr_distill.task.settings import Block, TrainSettings
 from pydantic import Field
-
-from protocol.method import TRAIN_PHASE, Method
-from protocol.schema import TRAIN, Share, TrainMetrics
-from task.settings import Block, TrainSettings
 
 
 class FedFASettings(Block):
@@ -44,7 +43,7 @@ def _unprotected(settings: FedFASettings, train: TrainSettings) -> str:
 METHODS = (
     Method(
         name="fedfa",
-        strategy="strategies.fedfa:FedFA",
+        strategy="flwr_distill.strategies.fedfa:FedFA",
         summary="Weights by training accuracy and participation; momentum on both sides.",
         settings=FedFASettings,
         phases=(

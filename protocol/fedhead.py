@@ -2,15 +2,13 @@
 
 from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
-
-from links.records import Delivery, Parcel, Route
-from protocol.ensemble import EnsembleDistillation
-from protocol.meeting import LONGEST_REASON
-from protocol.messages import ARRAYS, CONFIG, DELIVERY, PARCEL, ROUTE
-from protocol.method import Method, Phase
-from protocol.robust import Rule
-from protocol.schema import (
+from flwr_distill.links.records import Delivery, Parcel, Route
+from flwr_distill.protocol.ensemble import EnsembleDistillation
+from flwr_distill.protocol.meeting import LONGEST_REASON
+from flwr_distill.protocol.messages import ARRAYS, CONFIG, DELIVERY, PARCEL, ROUTE
+from flwr_distill.protocol.method import Method, Phase
+from flwr_distill.protocol.robust import Rule
+from flwr_distill.protocol.schema import (
     Count,
     PrivacyMetrics,
     Reply,
@@ -19,8 +17,9 @@ from protocol.schema import (
     TrainRequest,
     like_the_model,
 )
-from task.auxiliary_names import check_auxiliary
-from task.settings import Block, TrainSettings
+from flwr_distill.task.auxiliary_names import check_auxiliary
+from flwr_distill.task.settings import Block, TrainSettings
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 TRAIN_SECTOR = "train.sector"
 """Have a node train and send its model to the leader of its sector (step 1)."""
@@ -194,7 +193,7 @@ PHASES = (
                 optional={PARCEL, CONFIG},
             ),
         ),
-        "client.fedhead:train_sector",
+        "flwr_distill.client.fedhead:train_sector",
         request=Request({CONFIG: SectorRequest, ROUTE: Route, DELIVERY: Delivery}, (ARRAYS,)),
         leaves="the model, trained on its samples, sealed for the sector's leader",
         quorum=True,
@@ -204,14 +203,14 @@ PHASES = (
         HAND_OUT,
         "leaders hand the model to their members",
         (Reply(configs={f"{PARCEL}.*": Parcel}),),
-        "client.fedhead:hand_out",
+        "flwr_distill.client.fedhead:hand_out",
         request=Request({f"{ROUTE}.*": Route}, (ARRAYS,)),
     ),
     Phase(
         HAND_IN,
         "members send again to a new leader",
         (Reply(configs={PARCEL: Parcel, CONFIG: LinkReport}, optional={PARCEL, CONFIG}),),
-        "client.fedhead:hand_in",
+        "flwr_distill.client.fedhead:hand_in",
         request=Request({ROUTE: Route}),
         leaves="the model, trained on its samples, sealed for the sector's leader",
     ),
@@ -219,7 +218,7 @@ PHASES = (
         AGGREGATE_SECTOR,
         "leaders average their sector",
         (Reply(arrays={ARRAYS: like_the_model}, configs={CONFIG: RejectedModels}),),
-        "client.fedhead:aggregate_sector",
+        "flwr_distill.client.fedhead:aggregate_sector",
         request=Request({CONFIG: AverageRequest, f"{DELIVERY}.*": Delivery}),
         leaves="the mean of its sector's models",
     ),
@@ -233,7 +232,7 @@ PHASES = (
                 optional={ARRAYS},
             ),
         ),
-        "client.fedhead:distill_sector",
+        "flwr_distill.client.fedhead:distill_sector",
         request=Request({CONFIG: DistillSectorRequest}, (ARRAYS,)),
         leaves="the model, distilled on its samples",
         needed=True,
@@ -251,18 +250,18 @@ _DEFENCE: dict[str, bool | int | float | str] = {"fedhead.rule": "agreement", "f
 METHODS = (
     Method(
         name="fedhead",
-        strategy="strategies.fedhead.strategy:FedHEAD",
+        strategy="flwr_distill.strategies.fedhead.strategy:FedHEAD",
         summary="Sector leaders aggregate and distil their members' ensemble into the model.",
         settings=FedHEADSettings,
         phases=PHASES,
         unprotected=_unprotected,
         defence=_DEFENCE,
         below_edge=_ONE_SECTOR,
-        formulas="strategies.fedhead.traffic:formulas",
+        formulas="flwr_distill.strategies.fedhead.traffic:formulas",
     ),
     Method(
         name="fedhead-plus",
-        strategy="strategies.fedhead_plus:FedHEADPlus",
+        strategy="flwr_distill.strategies.fedhead_plus:FedHEADPlus",
         summary="FedHEAD, and one more distillation at the server.",
         settings=FedHEADSettings,
         table="fedhead",
@@ -270,6 +269,6 @@ METHODS = (
         unprotected=_unprotected,
         defence=_DEFENCE,
         below_edge=_ONE_SECTOR,
-        formulas="strategies.fedhead.traffic:formulas",
+        formulas="flwr_distill.strategies.fedhead.traffic:formulas",
     ),
 )

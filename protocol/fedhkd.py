@@ -3,13 +3,12 @@
 from typing import Annotated
 
 from flwr.app import ArrayRecord
+from flwr_distill.protocol.arrays import Arrays
+from flwr_distill.protocol.class_means import check_distributions, class_means
+from flwr_distill.protocol.method import Method, Phase
+from flwr_distill.protocol.schema import TRAIN, TRAIN_REQUEST
+from flwr_distill.task.settings import Block, TrainSettings
 from pydantic import Field
-
-from protocol.arrays import Arrays
-from protocol.class_means import check_distributions, class_means
-from protocol.method import Method, Phase
-from protocol.schema import TRAIN, TRAIN_REQUEST
-from task.settings import Block, TrainSettings
 
 TRAIN_KNOWLEDGE = "train.knowledge"
 """Have a node train with the global hyper-knowledge, and send its own with its model."""
@@ -93,7 +92,7 @@ def _disclosed(settings: FedHKDSettings) -> str:
 METHODS = (
     Method(
         name="fedhkd",
-        strategy="strategies.fedhkd:FedHKD",
+        strategy="flwr_distill.strategies.fedhkd:FedHKD",
         summary="Class means of features and soft predictions travel with the models.",
         settings=FedHKDSettings,
         phases=(
@@ -101,14 +100,14 @@ METHODS = (
                 TRAIN_KNOWLEDGE,
                 "nodes train with hyper-knowledge",
                 (TRAIN.plus(arrays={HYPER_KNOWLEDGE: _check}),),
-                "client.fedhkd:train_knowledge",
+                "flwr_distill.client.fedhkd:train_knowledge",
                 request=TRAIN_REQUEST.plus({KNOWLEDGE_LOSS: FedHKDSettings}, (HYPER_KNOWLEDGE,)),
                 leaves="the model, and mean features and predictions of each class with counts",
                 quorum=True,
                 compared=True,
             ),
         ),
-        terms={KNOWLEDGE_LOSS: "client.fedhkd:Knowledge"},
+        terms={KNOWLEDGE_LOSS: "flwr_distill.client.fedhkd:Knowledge"},
         unprotected=_unprotected,
         disclosed=_disclosed,
     ),

@@ -4,13 +4,12 @@ from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from flwr.app import RecordDict
+from flwr_distill.protocol.arrays import Arrays
+from flwr_distill.protocol.messages import ARRAYS, CONFIG
+from flwr_distill.protocol.method import Method, Phase
+from flwr_distill.protocol.schema import TRAIN, Reply, Request, TrainRequest, part_of_the_model
+from flwr_distill.task.settings import Block, TrainSettings
 from pydantic import Field, ValidationInfo, field_validator
-
-from protocol.arrays import Arrays
-from protocol.messages import ARRAYS, CONFIG
-from protocol.method import Method, Phase
-from protocol.schema import TRAIN, Reply, Request, TrainRequest, part_of_the_model
-from task.settings import Block, TrainSettings
 
 TRAIN_VIRTUAL = "train.virtual"
 """Have a node train on virtual data in place of its own."""
@@ -161,7 +160,7 @@ def _summed(content: RecordDict, model: Arrays) -> Mapping[str, Arrays]:
 METHODS = (
     Method(
         name="fedlgd",
-        strategy="strategies.fedlgd:FedLGD",
+        strategy="flwr_distill.strategies.fedlgd:FedLGD",
         summary="Nodes train on virtual data of their own and of the server, both refined.",
         settings=FedLGDSettings,
         phases=(
@@ -176,7 +175,7 @@ METHODS = (
                     ),
                     Reply(metrics=LacksGlobalData),
                 ),
-                "client.fedlgd:train_virtual",
+                "flwr_distill.client.fedlgd:train_virtual",
                 request=Request(
                     {CONFIG: TrainRequest, VIRTUAL: VirtualTraining, GLOBAL_DATA: GlobalData},
                     (ARRAYS,),
@@ -189,11 +188,11 @@ METHODS = (
                 own_privacy=_epsilon_of_message,
             ),
         ),
-        terms={VIRTUAL: "client.fedlgd:Contrastive"},
+        terms={VIRTUAL: "flwr_distill.client.fedlgd:Contrastive"},
         unprotected=_unprotected,
         own_privacy=_own_privacy,
         summed=(TRAIN_VIRTUAL,),
-        panels=("strategies.common.panels:virtual_data",),
+        panels=("flwr_distill.strategies.common.panels:virtual_data",),
         defence={"aggregator": "agreement"},
     ),
 )

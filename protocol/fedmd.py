@@ -4,13 +4,18 @@ from typing import Annotated
 
 import numpy as np
 from flwr.app import ArrayRecord
+from flwr_distill.protocol.arrays import Arrays, finite_arrays
+from flwr_distill.protocol.method import Method, Phase
+from flwr_distill.protocol.schema import (
+    EVALUATE,
+    EVALUATE_REQUEST,
+    TRAIN_REQUEST,
+    Reply,
+    TrainMetrics,
+)
+from flwr_distill.task.auxiliary_names import check_auxiliary
+from flwr_distill.task.settings import Block, TrainSettings
 from pydantic import AfterValidator, Field
-
-from protocol.arrays import Arrays, finite_arrays
-from protocol.method import Method, Phase
-from protocol.schema import EVALUATE, EVALUATE_REQUEST, TRAIN_REQUEST, Reply, TrainMetrics
-from task.auxiliary_names import check_auxiliary
-from task.settings import Block, TrainSettings
 
 TRAIN_CONSENSUS = "train.consensus"
 """Have a node learn the consensus, train on its own samples, and send its logits."""
@@ -104,7 +109,7 @@ def _disclosed(settings: FedMDSettings) -> str:
 METHODS = (
     Method(
         name="fedmd",
-        strategy="strategies.fedmd:FedMD",
+        strategy="flwr_distill.strategies.fedmd:FedMD",
         summary="Nodes keep their models, and learn the mean of their logits on public samples.",
         settings=FedMDSettings,
         phases=(
@@ -112,7 +117,7 @@ METHODS = (
                 TRAIN_CONSENSUS,
                 "nodes learn the consensus and train",
                 (Reply(metrics=TrainMetrics, arrays={LOGITS: _check_logits}),),
-                "client.fedmd:train_consensus",
+                "flwr_distill.client.fedmd:train_consensus",
                 request=TRAIN_REQUEST.plus({DIGEST: FedMDSettings}, (LOGITS,)),
                 leaves="logits of its own model on public samples",
                 quorum=True,
@@ -122,16 +127,16 @@ METHODS = (
                 EVALUATE_OWN,
                 "nodes evaluate their own models",
                 (EVALUATE,),
-                "client.fedmd:evaluate_own",
+                "flwr_distill.client.fedmd:evaluate_own",
                 request=EVALUATE_REQUEST,
                 leaves="accuracy and loss of its own model on held-out samples",
                 compared=True,
             ),
         ),
-        needs="client.fedmd:needs",
+        needs="flwr_distill.client.fedmd:needs",
         unprotected=_unprotected,
         personal=True,
-        panels=("strategies.common.panels:own_models",),
+        panels=("flwr_distill.strategies.common.panels:own_models",),
         disclosed=_disclosed,
     ),
 )

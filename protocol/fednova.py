@@ -3,10 +3,9 @@
 from dataclasses import replace
 from typing import Annotated
 
+from flwr_distill.protocol.method import TRAIN_PHASE, Method, all_protected
+from flwr_distill.protocol.schema import LARGEST_NUMBER, TRAIN, TrainMetrics
 from pydantic import Field
-
-from protocol.method import TRAIN_PHASE, Method, all_protected
-from protocol.schema import LARGEST_NUMBER, TRAIN, TrainMetrics
 
 
 class StepsMetrics(TrainMetrics):
@@ -18,7 +17,7 @@ class StepsMetrics(TrainMetrics):
 METHODS = (
     Method(
         name="fednova",
-        strategy="strategies.fednova:FedNova",
+        strategy="flwr_distill.strategies.fednova:FedNova",
         summary="Local updates are divided by their number of steps before they are averaged.",
         phases=(replace(TRAIN_PHASE, replies=(TRAIN.plus(metrics=StepsMetrics),)),),
         unprotected=all_protected,

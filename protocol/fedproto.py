@@ -3,12 +3,10 @@
 from typing import Annotated
 
 from flwr.app import ArrayRecord
-from pydantic import Field
-
-from protocol.arrays import Arrays
-from protocol.class_means import class_means
-from protocol.method import Method, Phase
-from protocol.schema import (
+from flwr_distill.protocol.arrays import Arrays
+from flwr_distill.protocol.class_means import class_means
+from flwr_distill.protocol.method import Method, Phase
+from flwr_distill.protocol.schema import (
     EVALUATE_REQUEST,
     TRAIN_REQUEST,
     EvaluateMetrics,
@@ -16,7 +14,8 @@ from protocol.schema import (
     Share,
     TrainMetrics,
 )
-from task.settings import Block, TrainSettings
+from flwr_distill.task.settings import Block, TrainSettings
+from pydantic import Field
 
 TRAIN_PROTOTYPES = "train.prototypes"
 """Have a node train its own model, and send its prototypes."""
@@ -74,7 +73,7 @@ def _disclosed(settings: FedProtoSettings) -> str:
 METHODS = (
     Method(
         name="fedproto",
-        strategy="strategies.fedproto:FedProto",
+        strategy="flwr_distill.strategies.fedproto:FedProto",
         summary="Nodes keep their models, and share class prototypes alone.",
         settings=FedProtoSettings,
         phases=(
@@ -82,7 +81,7 @@ METHODS = (
                 TRAIN_PROTOTYPES,
                 "nodes train their own models",
                 (Reply(metrics=TrainMetrics, arrays={PROTOTYPES: _check_prototypes}),),
-                "client.fedproto:train_prototypes",
+                "flwr_distill.client.fedproto:train_prototypes",
                 request=TRAIN_REQUEST.plus({PROTOTYPE_DISTANCE: FedProtoSettings}, (PROTOTYPES,)),
                 leaves="mean features of each class, with counts",
                 quorum=True,
@@ -92,7 +91,7 @@ METHODS = (
                 EVALUATE_PROTOTYPES,
                 "nodes evaluate their own models",
                 (Reply(metrics=PrototypeEvaluation),),
-                "client.fedproto:evaluate_prototypes",
+                "flwr_distill.client.fedproto:evaluate_prototypes",
                 request=EVALUATE_REQUEST.plus(
                     {PROTOTYPE_DISTANCE: FedProtoSettings}, (PROTOTYPES,)
                 ),
@@ -100,11 +99,11 @@ METHODS = (
                 compared=True,
             ),
         ),
-        terms={PROTOTYPE_DISTANCE: "client.fedproto:PrototypeDistance"},
-        needs="client.fedproto:needs",
+        terms={PROTOTYPE_DISTANCE: "flwr_distill.client.fedproto:PrototypeDistance"},
+        needs="flwr_distill.client.fedproto:needs",
         unprotected=_unprotected,
         personal=True,
-        panels=("strategies.common.panels:own_models",),
+        panels=("flwr_distill.strategies.common.panels:own_models",),
         disclosed=_disclosed,
     ),
 )

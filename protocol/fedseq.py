@@ -2,13 +2,11 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
-
-from links.records import Delivery, Parcel, Route
-from protocol.fedhead import LinkReport
-from protocol.messages import ARRAYS, CONFIG, DELIVERY, PARCEL, ROUTE
-from protocol.method import Method, Phase, all_protected
-from protocol.schema import (
+from flwr_distill.links.records import Delivery, Parcel, Route
+from flwr_distill.protocol.fedhead import LinkReport
+from flwr_distill.protocol.messages import ARRAYS, CONFIG, DELIVERY, PARCEL, ROUTE
+from flwr_distill.protocol.method import Method, Phase, all_protected
+from flwr_distill.protocol.schema import (
     TRAIN_REQUEST,
     Count,
     Reply,
@@ -17,8 +15,9 @@ from protocol.schema import (
     TrainMetrics,
     like_the_model,
 )
-from task.auxiliary_names import check_auxiliary
-from task.settings import Block
+from flwr_distill.task.auxiliary_names import check_auxiliary
+from flwr_distill.task.settings import Block
+from pydantic import AfterValidator, Field
 
 TELL_CONFIDENCE = "query.fedseq_confidence"
 """Ask a node what its pre-trained model predicts on the auxiliary set, on average."""
@@ -105,7 +104,7 @@ def _disclosed(settings: FedSeqSettings) -> str:
 METHODS = (
     Method(
         name="fedseq",
-        strategy="strategies.fedseq.strategy:FedSeq",
+        strategy="flwr_distill.strategies.fedseq.strategy:FedSeq",
         summary="Superclients of unlike nodes, which train one model after another, are averaged.",
         settings=FedSeqSettings,
         phases=(
@@ -113,7 +112,7 @@ METHODS = (
                 TELL_CONFIDENCE,
                 "nodes tell what they predict",
                 (Reply(metrics=ConfidenceMetrics),),
-                "client.fedseq:tell_confidence",
+                "flwr_distill.client.fedseq:tell_confidence",
                 request=Request({CONFIG: Pretraining}),
                 leaves="what a model trained on its samples predicts on average",
             ),
@@ -128,7 +127,7 @@ METHODS = (
                     ),
                     Reply(metrics=Rejected),
                 ),
-                "client.fedseq:train_in_turn",
+                "flwr_distill.client.fedseq:train_in_turn",
                 request=_IN_TURN,
                 leaves="the model, trained on its samples after others', sealed for the next node",
             ),
@@ -139,7 +138,7 @@ METHODS = (
                     Reply(configs={PARCEL: Parcel, CONFIG: LinkReport}, optional={PARCEL, CONFIG}),
                     Reply(arrays={ARRAYS: like_the_model}),
                 ),
-                "client.fedseq:pass_again",
+                "flwr_distill.client.fedseq:pass_again",
                 request=Request({ROUTE: Route}),
                 leaves="the model, trained on its samples after others'",
             ),
@@ -150,16 +149,16 @@ METHODS = (
                     Reply(metrics=TrainMetrics, arrays={ARRAYS: like_the_model}),
                     Reply(metrics=Rejected),
                 ),
-                "client.fedseq:train_in_turn",
+                "flwr_distill.client.fedseq:train_in_turn",
                 request=_IN_TURN,
                 leaves="the model, trained on its samples after others'",
                 quorum=True,
                 compared=True,
             ),
         ),
-        needs="client.fedseq:needs",
+        needs="flwr_distill.client.fedseq:needs",
         unprotected=all_protected,
         disclosed=_disclosed,
-        formulas="strategies.fedseq.traffic:formulas",
+        formulas="flwr_distill.strategies.fedseq.traffic:formulas",
     ),
 )

@@ -3,12 +3,11 @@
 from dataclasses import replace
 from typing import Annotated, Any
 
+from flwr_distill.protocol.messages import ARRAYS, CLIPPING_NORM, CONFIG
+from flwr_distill.protocol.method import TRAIN_PHASE, Method, all_protected
+from flwr_distill.protocol.schema import TRAIN, Request, TrainMetrics, TrainRequest
+from flwr_distill.task.settings import Block, TrainSettings
 from pydantic import Field, ValidationInfo, field_validator
-
-from protocol.messages import ARRAYS, CLIPPING_NORM, CONFIG
-from protocol.method import TRAIN_PHASE, Method, all_protected
-from protocol.schema import TRAIN, Request, TrainMetrics, TrainRequest
-from task.settings import Block, TrainSettings
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -211,7 +210,7 @@ _CLIENT_SIDE = "DifferentialPrivacyClientSide"
 
 def _fitted(name: str, summary: str, cls: str, settings: type[Block], **more: Any) -> Method:
     """Declare a class of `strategies.flower`; the others are Flower's as they are."""
-    return Method(name, f"strategies.flower:{cls}", summary, settings, **more)
+    return Method(name, f"flwr_distill.strategies.flower:{cls}", summary, settings, **more)
 
 
 METHODS = (

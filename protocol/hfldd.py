@@ -4,14 +4,11 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord
-from numpy.typing import NDArray
-from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator
-
-from links.records import Delivery, Parcel, Route
-from protocol.arrays import Arrays, finite_arrays
-from protocol.messages import ARRAYS, CONFIG, PARCEL, ROUTE
-from protocol.method import Method, Phase
-from protocol.schema import (
+from flwr_distill.links.records import Delivery, Parcel, Route
+from flwr_distill.protocol.arrays import Arrays, finite_arrays
+from flwr_distill.protocol.messages import ARRAYS, CONFIG, PARCEL, ROUTE
+from flwr_distill.protocol.method import Method, Phase
+from flwr_distill.protocol.schema import (
     TRAIN,
     Count,
     PrivacyMetrics,
@@ -21,8 +18,10 @@ from protocol.schema import (
     TrainMetrics,
     TrainRequest,
 )
-from task.auxiliary_names import check_auxiliary
-from task.settings import Block, TrainSettings
+from flwr_distill.task.auxiliary_names import check_auxiliary
+from flwr_distill.task.settings import Block, TrainSettings
+from numpy.typing import NDArray
+from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 LABEL_KNOWLEDGE = "query.label_knowledge"
 """Ask a node for its soft labels on the global auxiliary set (step 1)."""
@@ -169,7 +168,7 @@ class Distillation(Block):
     @classmethod
     def _is_known(cls, name: str) -> str:
         if ":" not in name:  # a function of a package may be on nodes only
-            from distill import DistillError, distiller  # here: imports torch
+            from flwr_distill.distill import DistillError, distiller  # here: imports torch
 
             try:
                 distiller(name)
@@ -182,7 +181,7 @@ class Distillation(Block):
     def _is_taken(cls, name: str, info: ValidationInfo) -> str:
         method = info.data.get("distiller", ":")
         if name and ":" not in method:
-            from distill.own_network import takes_network  # here: imports torch
+            from flwr_distill.distill.own_network import takes_network  # here: imports torch
 
             if not takes_network(method):
                 raise ValueError(f"distiller = {method!r} takes none (take dm)")
@@ -198,7 +197,7 @@ class Distillation(Block):
     @field_validator("start")
     @classmethod
     def _is_a_start(cls, name: str) -> str:
-        from distill.starts import REAL, STARTS  # here: imports torch
+        from flwr_distill.distill.starts import REAL, STARTS  # here: imports torch
 
         if name not in (*STARTS, REAL):
             raise ValueError(f"must be one of {', '.join((*STARTS, REAL))}")
@@ -480,7 +479,7 @@ def _unsummed(settings: HFLDDSettings) -> str:
 METHODS = (
     Method(
         name="hfldd",
-        strategy="strategies.hfldd.strategy:HFLDD",
+        strategy="flwr_distill.strategies.hfldd.strategy:HFLDD",
         summary="Members distil their data for cluster heads; only heads train with the server.",
         settings=HFLDDSettings,
         phases=(
@@ -488,7 +487,7 @@ METHODS = (
                 LABEL_KNOWLEDGE,
                 "soft labels on the auxiliary set",
                 (Reply(metrics=LabelKnowledgeMetrics, arrays={ARRAYS: _check_soft_labels}),),
-                "client.hfldd:label_knowledge",
+                "flwr_distill.client.hfldd:label_knowledge",
                 request=Request({CONFIG: LabelRequest}),
                 leaves="soft labels on an auxiliary set, and how unlike those of its halves are",
                 single=False,
@@ -497,7 +496,7 @@ METHODS = (
                 DISTILL,
                 "members distil their data",
                 (Reply(metrics=DistillMetrics, configs={PARCEL: Parcel}),),
-                "client.hfldd:distill",
+                "flwr_distill.client.hfldd:distill",
                 request=Request(
                     {CONFIG: Distillation, ROUTE: Route, REFINEMENT: Refinement}, (ARRAYS,)
                 ),
@@ -507,14 +506,14 @@ METHODS = (
                 RECEIVE,
                 "heads get their members' virtual data",
                 (Reply(metrics=ReceiveMetrics),),
-                "client.hfldd:receive",
+                "flwr_distill.client.hfldd:receive",
                 request=Request({CONFIG: ParcelBounds, f"{PARCEL}.*": Delivery}),
             ),
             Phase(
                 TRAIN_POOL,
                 "heads train",
                 (TRAIN.plus(metrics=PoolMetrics),),
-                "client.hfldd:train_pool",
+                "flwr_distill.client.hfldd:train_pool",
                 request=Request({CONFIG: PoolRequest}, (ARRAYS,)),
                 leaves="the model, trained on its samples and its members' virtual data",
                 quorum=True,
@@ -526,16 +525,16 @@ METHODS = (
                 VOTE,
                 "heads' models vote on virtual data",
                 (Reply(metrics=VoteMetrics),),
-                "client.hfldd:vote",
+                "flwr_distill.client.hfldd:vote",
                 request=Request({CONFIG: VoteRequest}, (f"{VOTER}.*",)),
             ),
         ),
-        needs="client.hfldd:needs",
+        needs="flwr_distill.client.hfldd:needs",
         unprotected=_unprotected,
         summed=(TRAIN_POOL,),
         unsummed=_unsummed,
-        formulas="strategies.hfldd.traffic:formulas",
-        panels=("strategies.common.panels:virtual_data",),
+        formulas="flwr_distill.strategies.hfldd.traffic:formulas",
+        panels=("flwr_distill.strategies.common.panels:virtual_data",),
         disclosed=_disclosed,
         defence={
             "aggregator": "agreement",

@@ -7,14 +7,11 @@ from typing import Annotated, Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from numpy.typing import NDArray
-from pydantic import AfterValidator, Field
-
-from links.digits import LARGEST_EXACT, NUM_DIGITS, digits_of, number_of
-from links.records import Introduction, NodeId, NodeName, NotAnId, Printable
-from links.store import SECRET_BYTES, NodeStore
-from protocol.arrays import Arrays, as_arrays, as_record, finite_arrays
-from protocol.messages import (
+from flwr_distill.links.digits import LARGEST_EXACT, NUM_DIGITS, digits_of, number_of
+from flwr_distill.links.records import Introduction, NodeId, NodeName, NotAnId, Printable
+from flwr_distill.links.store import SECRET_BYTES, NodeStore
+from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record, finite_arrays
+from flwr_distill.protocol.messages import (
     CONFIG,
     DATASET,
     INTRODUCTION,
@@ -23,11 +20,13 @@ from protocol.messages import (
     PARTITION_ID,
     SECTOR,
 )
-from protocol.method import Method, Phase
-from protocol.schema import LARGEST_NUMBER, Count, Reply, Request
-from task.columns import FINEST, LARGEST, Moments, Scale, scale_of_sums
-from task.labels import LONGEST_NAME, MOST_NAMES, LabelError, LabelMap, names_problem
-from task.settings import Block, SettingsError
+from flwr_distill.protocol.method import Method, Phase
+from flwr_distill.protocol.schema import LARGEST_NUMBER, Count, Reply, Request
+from flwr_distill.task.columns import FINEST, LARGEST, Moments, Scale, scale_of_sums
+from flwr_distill.task.labels import LONGEST_NAME, MOST_NAMES, LabelError, LabelMap, names_problem
+from flwr_distill.task.settings import Block, SettingsError
+from numpy.typing import NDArray
+from pydantic import AfterValidator, Field
 
 DESCRIBE = "query.describe"
 """Ask a node who it is: name, partition, sector, samples, data set of its own, how to send to it,
@@ -330,7 +329,7 @@ PHASES = (
                 optional={INTRODUCTION, CONFIG},
             ),
         ),
-        "client.app:describe",
+        "flwr_distill.client.app:describe",
         request=Request({CONFIG: Requirement}),
         leaves="who it is, how many samples it has, their keyed fingerprint, its labels, "
         "and why it cannot take part",
@@ -339,7 +338,7 @@ PHASES = (
         DESCRIBE_COLUMNS,
         "nodes describe their columns",
         (Reply(metrics=ColumnsMetrics, arrays={COLUMNS: _check_columns}),),
-        "client.app:describe_columns",
+        "flwr_distill.client.app:describe_columns",
         request=Request({CONFIG: ColumnsRequest}),
         leaves="mean and variance of each column of its table that the run states no scale of, and "
         "the number of samples",
@@ -350,7 +349,7 @@ PHASES = (
         CONTINUE,
         "nodes take over what they kept",
         (Reply(metrics=ContinueMetrics),),
-        "client.app:continue_run",
+        "flwr_distill.client.app:continue_run",
         request=Request({CONFIG: Continuation}),
     ),
 )

@@ -9,11 +9,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import RecordDict
-
-from links.records import VIRTUAL_DATA
-from protocol.arrays import Arrays
-from protocol.schema import EVALUATE, EVALUATE_REQUEST, TRAIN, TRAIN_REQUEST, Reply, Request
-from task.settings import Block, TrainSettings
+from flwr_distill.links.records import VIRTUAL_DATA
+from flwr_distill.protocol.arrays import Arrays
+from flwr_distill.protocol.schema import (
+    EVALUATE,
+    EVALUATE_REQUEST,
+    TRAIN,
+    TRAIN_REQUEST,
+    Reply,
+    Request,
+)
+from flwr_distill.task.settings import Block, TrainSettings
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,10 @@
 from dataclasses import replace
 from typing import Annotated
 
+from flwr_distill.protocol.method import TRAIN_PHASE, Method, all_protected
+from flwr_distill.protocol.schema import TRAIN_REQUEST
+from flwr_distill.task.settings import Block
 from pydantic import Field
-
-from protocol.method import TRAIN_PHASE, Method, all_protected
-from protocol.schema import TRAIN_REQUEST
-from task.settings import Block
 
 MODEL_CONTRAST = "model-contrast"
 """Name of the record that asks for MOON's contrastive loss."""
@@ -31,11 +30,11 @@ class MOONSettings(Block):
 METHODS = (
     Method(
         name="moon",
-        strategy="strategies.moon:MOON",
+        strategy="flwr_distill.strategies.moon:MOON",
         summary="Nodes keep their features near the global model's.",
         settings=MOONSettings,
         phases=(replace(TRAIN_PHASE, request=TRAIN_REQUEST.plus({MODEL_CONTRAST: MOONSettings})),),
-        terms={MODEL_CONTRAST: "client.moon:ModelContrastive"},
+        terms={MODEL_CONTRAST: "flwr_distill.client.moon:ModelContrastive"},
         unprotected=all_protected,
         defence={"aggregator": "agreement"},
     ),

@@ -6,9 +6,8 @@ from statistics import median_low
 from typing import TypeVar
 
 import numpy as np
-
-from protocol.arrays import Arrays
-from protocol.robust import room
+from flwr_distill.protocol.arrays import Arrays
+from flwr_distill.protocol.robust import room
 
 FEWEST = 4
 """Fewest values among which one can be absurd."""

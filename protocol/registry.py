@@ -13,17 +13,16 @@ from dataclasses import replace
 from functools import cache
 from logging import WARNING
 
+import flwr_distill.protocol
 from flwr.app import ConfigRecord, Message
 from flwr.common import log
-
-import protocol
-from protocol.meeting import PHASES as MEETING
-from protocol.messages import CONFIG
-from protocol.method import EVALUATE_PHASE, TRAIN_PHASE, Method, Phase
-from protocol.secure_sums import PHASES as SECURE_SUMS
-from protocol.secure_sums import in_secure_sums
-from task.plugin import PluginError, installed_plugins, load_plugin, package_of
-from task.settings import Block, SettingsError
+from flwr_distill.protocol.meeting import PHASES as MEETING
+from flwr_distill.protocol.messages import CONFIG
+from flwr_distill.protocol.method import EVALUATE_PHASE, TRAIN_PHASE, Method, Phase
+from flwr_distill.protocol.secure_sums import PHASES as SECURE_SUMS
+from flwr_distill.protocol.secure_sums import in_secure_sums
+from flwr_distill.task.plugin import PluginError, installed_plugins, load_plugin, package_of
+from flwr_distill.task.settings import Block, SettingsError
 
 COMMON = (*MEETING, *SECURE_SUMS)
 """Phases of no single method."""
@@ -33,8 +32,8 @@ COMMON = (*MEETING, *SECURE_SUMS)
 def built_in_methods() -> dict[str, Method]:
     """Methods of this project, by name."""
     modules = (
-        importlib.import_module(f"protocol.{module.name}")
-        for module in pkgutil.iter_modules(protocol.__path__)
+        importlib.import_module(f"flwr_distill.protocol.{module.name}")
+        for module in pkgutil.iter_modules(flwr_distill.protocol.__path__)
     )
     return {method.name: method for module in modules for method in getattr(module, "METHODS", ())}
 
@@ -243,9 +242,9 @@ def _name_of_ours(plugin: Method) -> str | None:
     """A model, data set or distiller of ours whose name the plug-in takes."""
     if not (plugin.models or plugin.datasets or plugin.distillers):
         return None
-    from distill import distiller_names  # here: these import torch
-    from task.datasets.registry import dataset_names
-    from task.models import model_names
+    from flwr_distill.distill import distiller_names  # here: these import torch
+    from flwr_distill.task.datasets.registry import dataset_names
+    from flwr_distill.task.models import model_names
 
     ours = (
         (plugin.models, model_names()),

@@ -8,8 +8,7 @@ from logging import WARNING
 from flwr.app import Message, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
-
-from protocol.messages import METRICS
+from flwr_distill.protocol.messages import METRICS
 
 UNKNOWN = 0
 """Flower's code of an error of no other kind."""
@@ -55,7 +54,7 @@ def handlers_remedy(method: str) -> str:
     """How to have nodes answer a method's messages, in a line."""
     return (
         f'add_methods(app, "{method}", model=..., data=...) of client.handlers adds them to a '
-        'ClientApp, or take clientapp = "client.app:app"; see docs/own-apps.md'
+        'ClientApp, or take clientapp = "flwr_distill.client.app:app"; see docs/own-apps.md'
     )
 
 

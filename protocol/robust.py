@@ -5,10 +5,9 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import numpy as np
+from flwr_distill.protocol.arrays import Arrays
+from flwr_distill.protocol.averages import weighted_mean
 from numpy.typing import NDArray
-
-from protocol.arrays import Arrays
-from protocol.averages import weighted_mean
 
 Rule = Literal["mean", "agreement", "multi-krum", "trimmed-mean"]
 

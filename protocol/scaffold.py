@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from protocol.method import TRAIN_PHASE, Method, all_protected
-from protocol.schema import TRAIN, TRAIN_REQUEST, part_of_the_model
+from flwr_distill.protocol.method import TRAIN_PHASE, Method, all_protected
+from flwr_distill.protocol.schema import TRAIN, TRAIN_REQUEST, part_of_the_model
 
 CONTROL_VARIATE = "control-variate"
 """Name of the second array record: the server's c; in a reply the change of c_i."""
@@ -12,7 +12,7 @@ CONTROL_VARIATE = "control-variate"
 METHODS = (
     Method(
         name="scaffold",
-        strategy="strategies.scaffold:SCAFFOLD",
+        strategy="flwr_distill.strategies.scaffold:SCAFFOLD",
         summary="Control variates correct the drift of nodes.",
         phases=(
             replace(
@@ -22,7 +22,7 @@ METHODS = (
                 leaves="the model, trained on its samples, and the change of its control variate",
             ),
         ),
-        terms={CONTROL_VARIATE: "client.scaffold:ControlVariate"},
+        terms={CONTROL_VARIATE: "flwr_distill.client.scaffold:ControlVariate"},
         unprotected=all_protected,
     ),
 )

@@ -15,13 +15,10 @@ from typing import Annotated, Any, Self
 
 import numpy as np
 from flwr.app import ArrayRecord, RecordDict
-from numpy.typing import NDArray
-from pydantic import Field, create_model, model_validator
-
-from links.masks import FEWEST, MOST
-from links.records import NodeId, Peered, Printable, PublicKey
-from protocol.arrays import Arrays, as_arrays
-from protocol.messages import (
+from flwr_distill.links.masks import FEWEST, MOST
+from flwr_distill.links.records import NodeId, Peered, Printable, PublicKey
+from flwr_distill.protocol.arrays import Arrays, as_arrays
+from flwr_distill.protocol.messages import (
     ARRAYS,
     NUM_EXAMPLES,
     NUM_STEPS,
@@ -29,9 +26,11 @@ from protocol.messages import (
     TRAIN_ACCURACY,
     TRAIN_LOSS,
 )
-from protocol.method import Phase
-from protocol.schema import Reply, Request
-from task.settings import Block
+from flwr_distill.protocol.method import Phase
+from flwr_distill.protocol.schema import Reply, Request
+from flwr_distill.task.settings import Block
+from numpy.typing import NDArray
+from pydantic import Field, create_model, model_validator
 
 ANNOUNCE = "query.secure_keys"
 SHARE = "query.secure_shares"
@@ -331,21 +330,21 @@ PHASES = (
         ANNOUNCE,
         "nodes publish keys for a secure sum",
         (Reply(configs={SECURE: Keys}),),
-        "client.secure_sums:announce",
+        "flwr_distill.client.secure_sums:announce",
         request=Request({SECURE: Announcement}),
     ),
     Phase(
         SHARE,
         "nodes share their masks' secrets",
         (Reply(configs={SECURE: Shares}), Reply(configs={REFUSED_KEYS: RefusedKeys})),
-        "client.secure_sums:share",
+        "flwr_distill.client.secure_sums:share",
         request=Request({SECURE: Peers}),
     ),
     Phase(
         UNMASK,
         "nodes take the masks off the sum",
         (Reply(configs={SECURE: Unmasked}),),
-        "client.secure_sums:unmask",
+        "flwr_distill.client.secure_sums:unmask",
         request=Request({SECURE: Unmasking}),
     ),
 )

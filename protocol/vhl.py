@@ -3,11 +3,10 @@
 from dataclasses import replace
 from typing import Annotated
 
+from flwr_distill.protocol.method import TRAIN_PHASE, Method
+from flwr_distill.protocol.schema import TRAIN_REQUEST
+from flwr_distill.task.settings import Block, TrainSettings
 from pydantic import Field
-
-from protocol.method import TRAIN_PHASE, Method
-from protocol.schema import TRAIN_REQUEST
-from task.settings import Block, TrainSettings
 
 VIRTUAL_TASK = "virtual-task"
 """Name of the record that asks nodes to learn virtual images too."""
@@ -59,13 +58,13 @@ def _unprotected(settings: VHLSettings, train: TrainSettings) -> str:
 METHODS = (
     Method(
         name="vhl",
-        strategy="strategies.vhl:VHL",
+        strategy="flwr_distill.strategies.vhl:VHL",
         summary="Nodes learn shared images of noise too, and align their features with these.",
         settings=VHLSettings,
         phases=(
             replace(TRAIN_PHASE, request=TRAIN_REQUEST.plus({VIRTUAL_TASK: VirtualTaskRequest})),
         ),
-        terms={VIRTUAL_TASK: "client.vhl:VirtualTask"},
+        terms={VIRTUAL_TASK: "flwr_distill.client.vhl:VirtualTask"},
         unprotected=_unprotected,
     ),
 )

@@ -8,37 +8,36 @@ from logging import WARNING
 from flwr.app import Context
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
-
-from protocol.arrays import as_arrays
-from protocol.meeting import requirement_of
-from protocol.registry import phases_of, summed_in
-from server.columns import check_scale, run_scale
-from server.edge import Commands, EdgeRounds, check_below, commands_from_above
-from server.grid.screening import ScreeningGrid
-from server.grid.secure_sums import SecureSumGrid
-from server.line import module_of_line
-from server.names import names_in_log
-from server.privacy import check_privacy, check_private_model, check_secure_sums
-from server.record.journal import Journal
-from server.record.metrics import serve_metrics
-from server.record.recorder import RunRecorder
-from server.record.resume import (
+from flwr_distill.protocol.arrays import as_arrays
+from flwr_distill.protocol.meeting import requirement_of
+from flwr_distill.protocol.registry import phases_of, summed_in
+from flwr_distill.server.columns import check_scale, run_scale
+from flwr_distill.server.edge import Commands, EdgeRounds, check_below, commands_from_above
+from flwr_distill.server.grid.screening import ScreeningGrid
+from flwr_distill.server.grid.secure_sums import SecureSumGrid
+from flwr_distill.server.line import module_of_line
+from flwr_distill.server.names import names_in_log
+from flwr_distill.server.privacy import check_privacy, check_private_model, check_secure_sums
+from flwr_distill.server.record.journal import Journal
+from flwr_distill.server.record.metrics import serve_metrics
+from flwr_distill.server.record.recorder import RunRecorder
+from flwr_distill.server.record.resume import (
     checkpoint_to_resume,
     find_run_to_resume,
     lock_run_folder,
     way_to_resume,
 )
-from server.record.writing import results_in
-from server.roster import Roster, meet_nodes
-from server.rounds import Rounds
-from server.settings import RunSettings
-from server.strategy import method_of_start, settings_of_start, strategy_of_run
-from server.task import Task
-from strategies.common.directory import Directory
-from strategies.common.registry import find_strategy
-from task.backbones import fingerprint
-from task.compute.precision import products_in
-from task.source import check_columns, data_spec, open_columns
+from flwr_distill.server.record.writing import results_in
+from flwr_distill.server.roster import Roster, meet_nodes
+from flwr_distill.server.rounds import Rounds
+from flwr_distill.server.settings import RunSettings
+from flwr_distill.server.strategy import method_of_start, settings_of_start, strategy_of_run
+from flwr_distill.server.task import Task
+from flwr_distill.strategies.common.directory import Directory
+from flwr_distill.strategies.common.registry import find_strategy
+from flwr_distill.task.backbones import fingerprint
+from flwr_distill.task.compute.precision import products_in
+from flwr_distill.task.source import check_columns, data_spec, open_columns
 
 app = ServerApp()
 

@@ -11,12 +11,10 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
-from pydantic import TypeAdapter
-
-from links.digits import NUM_DIGITS
-from links.masks import MOST
-from protocol.arrays import as_arrays, sent_arrays
-from protocol.meeting import (
+from flwr_distill.links.digits import NUM_DIGITS
+from flwr_distill.links.masks import MOST
+from flwr_distill.protocol.arrays import as_arrays, sent_arrays
+from flwr_distill.protocol.meeting import (
     COLUMNS,
     DESCRIBE_COLUMNS,
     SUMS,
@@ -24,15 +22,16 @@ from protocol.meeting import (
     moments_in,
     scale_in,
 )
-from protocol.messages import CONFIG, NUM_EXAMPLES
-from protocol.outliers import capped
-from protocol.replies import number, set_aside, usable
-from server.record.checkpoint import Checkpoint
-from server.settings import RunSettings
-from strategies.common.waiting import connected_nodes
-from task.columns import FAR, Moments, Scale, pooled
-from task.settings import SettingsError
-from task.words import counted
+from flwr_distill.protocol.messages import CONFIG, NUM_EXAMPLES
+from flwr_distill.protocol.outliers import capped
+from flwr_distill.protocol.replies import number, set_aside, usable
+from flwr_distill.server.record.checkpoint import Checkpoint
+from flwr_distill.server.settings import RunSettings
+from flwr_distill.strategies.common.waiting import connected_nodes
+from flwr_distill.task.columns import FAR, Moments, Scale, pooled
+from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.words import counted
+from pydantic import TypeAdapter
 
 MIN_COMPARED = 3
 """Nodes among which one can be far from the others."""

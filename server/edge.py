@@ -15,12 +15,11 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp.strategy import Strategy
-
-from protocol.arrays import Arrays, as_arrays, as_record, check_arrays
-from protocol.edge import ASK, END, GREET, from_bytes, to_bytes
-from protocol.edge_calls import EdgeError, listen
-from protocol.meeting import DESCRIBE, Requirement, one_line
-from protocol.messages import (
+from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record, check_arrays
+from flwr_distill.protocol.edge import ASK, END, GREET, from_bytes, to_bytes
+from flwr_distill.protocol.edge_calls import EdgeError, listen
+from flwr_distill.protocol.meeting import DESCRIBE, Requirement, one_line
+from flwr_distill.protocol.messages import (
     ARRAYS,
     CONFIG,
     METRICS,
@@ -29,17 +28,17 @@ from protocol.messages import (
     TRAIN_ACCURACY,
     TRAIN_LOSS,
 )
-from protocol.method import Method
-from protocol.replies import NothingUsableError
-from server.grid.metered import QuorumError
-from server.roster import meet_nodes
-from server.rounds import Rounds
-from server.settings import RunSettings
-from strategies.common.answered import has_own_loop
-from strategies.common.waiting import TooFewNodesError
-from task.backbones import fingerprint
-from task.labels import LabelError
-from task.settings import SettingsError
+from flwr_distill.protocol.method import Method
+from flwr_distill.protocol.replies import NothingUsableError
+from flwr_distill.server.grid.metered import QuorumError
+from flwr_distill.server.roster import meet_nodes
+from flwr_distill.server.rounds import Rounds
+from flwr_distill.server.settings import RunSettings
+from flwr_distill.strategies.common.answered import has_own_loop
+from flwr_distill.strategies.common.waiting import TooFewNodesError
+from flwr_distill.task.backbones import fingerprint
+from flwr_distill.task.labels import LabelError
+from flwr_distill.task.settings import SettingsError
 
 THREADS = 8
 """Calls at a time: an edge's node asks one thing after the other."""

@@ -4,12 +4,11 @@ from collections.abc import Callable
 
 import torch
 from flwr.app import ArrayRecord, MetricRecord
+from flwr_distill.protocol.arrays import as_arrays, as_tensors
+from flwr_distill.task.backbones import Frozen
+from flwr_distill.task.datasets import Samples
+from flwr_distill.task.evaluation import outputs, predict
 from torch import nn
-
-from protocol.arrays import as_arrays, as_tensors
-from task.backbones import Frozen
-from task.datasets import Samples
-from task.evaluation import outputs, predict
 
 
 def server_evaluation(

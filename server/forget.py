@@ -5,17 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from flwr.app import MetricRecord
+from flwr_distill.protocol.arrays import as_arrays
+from flwr_distill.server.export.model import MODEL
+from flwr_distill.server.record.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from flwr_distill.server.record.resume import load_state, lock_run_folder, state_of
+from flwr_distill.server.settings import composed_settings
+from flwr_distill.server.strategy import strategy_of_run
+from flwr_distill.server.task import Task
+from flwr_distill.strategies.common.directory import Directory
+from flwr_distill.strategies.common.registry import find_strategy
 from safetensors.numpy import save_file
-
-from protocol.arrays import as_arrays
-from server.export.model import MODEL
-from server.record.checkpoint import checkpoints, load_checkpoint, save_checkpoint
-from server.record.resume import load_state, lock_run_folder, state_of
-from server.settings import composed_settings
-from server.strategy import strategy_of_run
-from server.task import Task
-from strategies.common.directory import Directory
-from strategies.common.registry import find_strategy
 
 
 class ForgetError(ValueError):

@@ -8,5 +8,5 @@ from types import ModuleType
 
 def module_of_line(name: str) -> ModuleType | None:
     """Import a module from the folder for the installed Flower's line; None if there is none."""
-    folder = "server.flower_" + "_".join(version("flwr").split(".")[:2])
+    folder = "flwr_distill.server.flower_" + "_".join(version("flwr").split(".")[:2])
     return import_module(f"{folder}.{name}") if find_spec(folder) else None

@@ -12,18 +12,17 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-
-from protocol.arrays import not_finite
-from protocol.method import Method
-from protocol.registry import check_config, phases_of
-from protocol.replies import NothingUsableError
-from server.grid.failures import told
-from server.grid.screening import ScreeningGrid
-from server.record.about import about_run, class_counts
-from server.record.checkpoint import Checkpoint, save_checkpoint
-from server.record.packing import Arrays, pack, unpack
-from server.record.recorder import RunRecorder
-from server.record.resume import (
+from flwr_distill.protocol.arrays import not_finite
+from flwr_distill.protocol.method import Method
+from flwr_distill.protocol.registry import check_config, phases_of
+from flwr_distill.protocol.replies import NothingUsableError
+from flwr_distill.server.grid.failures import told
+from flwr_distill.server.grid.screening import ScreeningGrid
+from flwr_distill.server.record.about import about_run, class_counts
+from flwr_distill.server.record.checkpoint import Checkpoint, save_checkpoint
+from flwr_distill.server.record.packing import Arrays, pack, unpack
+from flwr_distill.server.record.recorder import RunRecorder
+from flwr_distill.server.record.resume import (
     OffsetRounds,
     continue_on_nodes,
     load_state,
@@ -32,13 +31,13 @@ from server.record.resume import (
     state_of,
     way_to_resume,
 )
-from server.roster import Roster
-from server.settings import RunSettings
-from server.task import Task
-from strategies.common.traffic import fedavg_bits
-from task.plugin import import_object
-from task.settings import SettingsError, TrainSettings
-from task.words import counted
+from flwr_distill.server.roster import Roster
+from flwr_distill.server.settings import RunSettings
+from flwr_distill.server.task import Task
+from flwr_distill.strategies.common.traffic import fedavg_bits
+from flwr_distill.task.plugin import import_object
+from flwr_distill.task.settings import SettingsError, TrainSettings
+from flwr_distill.task.words import counted
 
 EndOfRound = Callable[[int, ArrayRecord], MetricRecord | None]
 

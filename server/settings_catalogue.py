@@ -1,8 +1,8 @@
 """Every run-config key with its type, bounds, default and meaning, read off the settings' classes.
 
-``python -m server.settings_catalogue`` (``make settings``) rewrites what is made of them: the run
-config that ``pyproject.toml`` declares, the app's settings in the installed package, and the page
-``docs/settings.md``.
+``python -m flwr_distill.server.settings_catalogue`` (``make settings``) rewrites what is made of
+them: the run config that ``pyproject.toml`` declares, the app's settings in the installed package,
+and the page ``docs/settings.md``.
 """
 
 import json
@@ -16,12 +16,11 @@ from typing import Any
 
 import docstring_parser
 from docstring_parser import Docstring, DocstringStyle
+from flwr_distill.protocol.method import Method
+from flwr_distill.protocol.registry import built_in_methods
+from flwr_distill.server.settings import RunSettings, composed_settings
+from flwr_distill.task.settings import Block
 from pydantic import BaseModel
-
-from protocol.method import Method
-from protocol.registry import built_in_methods
-from server.settings import RunSettings, composed_settings
-from task.settings import Block
 
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = ROOT / "pyproject.toml"

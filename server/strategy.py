@@ -1,15 +1,18 @@
 """Creates the strategy of a run, and that which makes its first model."""
 
 from flwr.serverapp.strategy import Strategy
-
-from protocol.method import Method
-from protocol.registry import all_methods
-from server.settings import RunSettings
-from server.task import Task
-from strategies.common.directory import Directory
-from strategies.common.registry import create_aggregator, create_strategy, find_strategy
-from strategies.common.run import Run
-from task.settings import SettingsError
+from flwr_distill.protocol.method import Method
+from flwr_distill.protocol.registry import all_methods
+from flwr_distill.server.settings import RunSettings
+from flwr_distill.server.task import Task
+from flwr_distill.strategies.common.directory import Directory
+from flwr_distill.strategies.common.registry import (
+    create_aggregator,
+    create_strategy,
+    find_strategy,
+)
+from flwr_distill.strategies.common.run import Run
+from flwr_distill.task.settings import SettingsError
 
 
 def strategy_of_run(

@@ -9,21 +9,20 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.common import log
+from flwr_distill.protocol.arrays import as_arrays
+from flwr_distill.server.evaluation import server_evaluation
+from flwr_distill.server.settings import RunSettings
+from flwr_distill.task.augmentation import chosen_changes
+from flwr_distill.task.auxiliary_names import OWN_FILE
+from flwr_distill.task.backbones import whole_state
+from flwr_distill.task.compute.device import choose_device, describe_device
+from flwr_distill.task.datasets import Dataset, DataSpec, fingerprint_of
+from flwr_distill.task.datasets.registry import data_root
+from flwr_distill.task.file_state import FilesChangedError
+from flwr_distill.task.models import ModelError, last_dense, model_of
+from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.source import check_partition_settings, data_spec, server_data, source_files
 from torch import nn
-
-from protocol.arrays import as_arrays
-from server.evaluation import server_evaluation
-from server.settings import RunSettings
-from task.augmentation import chosen_changes
-from task.auxiliary_names import OWN_FILE
-from task.backbones import whole_state
-from task.compute.device import choose_device, describe_device
-from task.datasets import Dataset, DataSpec, fingerprint_of
-from task.datasets.registry import data_root
-from task.file_state import FilesChangedError
-from task.models import ModelError, last_dense, model_of
-from task.settings import SettingsError
-from task.source import check_partition_settings, data_spec, server_data, source_files
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord]
 

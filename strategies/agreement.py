@@ -4,10 +4,9 @@ from logging import WARNING
 from typing import Any
 
 from flwr.common import log
-
-from protocol.arrays import Arrays
-from protocol.robust import agreeing_mean
-from strategies.common.checked import CheckedFedAvg, Update
+from flwr_distill.protocol.arrays import Arrays
+from flwr_distill.protocol.robust import agreeing_mean
+from flwr_distill.strategies.common.checked import CheckedFedAvg, Update
 
 UNCLEAR = (
     "The directions of the nodes' %ss differ too much to tell a hostile one: in this round, and in "

@@ -11,9 +11,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
-from torch import nn
-
-from distill.analytic import (
+from flwr_distill.distill.analytic import (
     Head,
     Sums,
     best_penalty,
@@ -23,7 +21,7 @@ from distill.analytic import (
     random_directions,
     solved,
 )
-from protocol.analytic import (
+from flwr_distill.protocol.analytic import (
     BY_CLASS,
     COUNTS,
     EVALUATE_OWN,
@@ -36,17 +34,18 @@ from protocol.analytic import (
     sums_of,
     sums_of_means,
 )
-from protocol.arrays import Arrays, as_arrays, as_record, sent_arrays
-from protocol.meeting import one_line
-from protocol.messages import NUM_EXAMPLES
-from protocol.replies import number, usable
-from strategies.common.checked import CheckedFedAvg
-from strategies.common.directory import Directory
-from strategies.common.run import Run
-from task.backbones import fingerprint
-from task.models import last_dense, last_dense_layer
-from task.settings import SettingsError
-from task.words import counted, listed
+from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record, sent_arrays
+from flwr_distill.protocol.meeting import one_line
+from flwr_distill.protocol.messages import NUM_EXAMPLES
+from flwr_distill.protocol.replies import number, usable
+from flwr_distill.strategies.common.checked import CheckedFedAvg
+from flwr_distill.strategies.common.directory import Directory
+from flwr_distill.strategies.common.run import Run
+from flwr_distill.task.backbones import fingerprint
+from flwr_distill.task.models import last_dense, last_dense_layer
+from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.words import counted, listed
+from torch import nn
 
 _SCALED = (UNIT, BY_CLASS, COUNTS)
 

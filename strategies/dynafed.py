@@ -10,23 +10,22 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.common import log
 from flwr.serverapp import Grid
+from flwr_distill.distill.augmentation import draw_augmentation
+from flwr_distill.distill.errors import DistillError
+from flwr_distill.distill.trajectory_matching import match_trajectory
+from flwr_distill.distill.virtual_data import VirtualData
+from flwr_distill.protocol.arrays import Arrays, arrays_of, as_tensors
+from flwr_distill.protocol.dynafed import DynaFedSettings
+from flwr_distill.strategies.common.checked import CheckedFedAvg, Update
+from flwr_distill.strategies.common.directory import Directory
+from flwr_distill.strategies.common.draws import round_generator
+from flwr_distill.strategies.common.images import require_images
+from flwr_distill.strategies.common.run import Run
+from flwr_distill.strategies.common.virtual_files import virtual_files
+from flwr_distill.task.datasets import DataSpec
+from flwr_distill.task.words import counted
 from torch import nn
 from torch.nn import functional
-
-from distill.augmentation import draw_augmentation
-from distill.errors import DistillError
-from distill.trajectory_matching import match_trajectory
-from distill.virtual_data import VirtualData
-from protocol.arrays import Arrays, arrays_of, as_tensors
-from protocol.dynafed import DynaFedSettings
-from strategies.common.checked import CheckedFedAvg, Update
-from strategies.common.directory import Directory
-from strategies.common.draws import round_generator
-from strategies.common.images import require_images
-from strategies.common.run import Run
-from strategies.common.virtual_files import virtual_files
-from task.datasets import DataSpec
-from task.words import counted
 
 TUNE_BATCH = 256
 """Virtual images in a step of tuning, at most."""

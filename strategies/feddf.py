@@ -6,15 +6,14 @@ from typing import Any, Self
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
+from flwr_distill.protocol.arrays import Arrays
+from flwr_distill.protocol.averages import weighted_mean
+from flwr_distill.protocol.ensemble import EnsembleDistillation
+from flwr_distill.protocol.fedhead import FedHEADSettings
+from flwr_distill.strategies.common.checked import CheckedFedAvg, Update
+from flwr_distill.strategies.common.run import Run
+from flwr_distill.strategies.common.server_distillation import ServerDistillation
 from torch import Tensor, nn
-
-from protocol.arrays import Arrays
-from protocol.averages import weighted_mean
-from protocol.ensemble import EnsembleDistillation
-from protocol.fedhead import FedHEADSettings
-from strategies.common.checked import CheckedFedAvg, Update
-from strategies.common.run import Run
-from strategies.common.server_distillation import ServerDistillation
 
 
 class FedDF(CheckedFedAvg):

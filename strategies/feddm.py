@@ -5,10 +5,9 @@ from typing import Any
 import torch
 from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
+from flwr_distill.protocol.feddm import DISTILL_AROUND, FedDMSettings
+from flwr_distill.strategies.common.virtual_training import VirtualTraining
 from torch import Tensor, nn
-
-from protocol.feddm import DISTILL_AROUND, FedDMSettings
-from strategies.common.virtual_training import VirtualTraining
 
 
 class FedDM(VirtualTraining):

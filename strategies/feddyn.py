@@ -4,12 +4,11 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from flwr.app import ConfigRecord
+from flwr_distill.protocol.arrays import Arrays, trained_names
+from flwr_distill.protocol.averages import summed_change, weighted_mean
+from flwr_distill.protocol.feddyn import DYNAMIC, FedDynSettings
+from flwr_distill.strategies.common.checked import CheckedFedAvg, Update
 from torch import nn
-
-from protocol.arrays import Arrays, trained_names
-from protocol.averages import summed_change, weighted_mean
-from protocol.feddyn import DYNAMIC, FedDynSettings
-from strategies.common.checked import CheckedFedAvg, Update
 
 
 class FedDyn(CheckedFedAvg):

@@ -6,15 +6,14 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
+from flwr_distill.protocol.arrays import Arrays, trained_names
+from flwr_distill.protocol.averages import weighted_mean
+from flwr_distill.protocol.fedfa import FedFASettings
+from flwr_distill.protocol.messages import TRAIN_ACCURACY
+from flwr_distill.protocol.replies import number
+from flwr_distill.strategies.common.checked import CheckedFedAvg, Update
 from numpy.typing import NDArray
 from torch import nn
-
-from protocol.arrays import Arrays, trained_names
-from protocol.averages import weighted_mean
-from protocol.fedfa import FedFASettings
-from protocol.messages import TRAIN_ACCURACY
-from protocol.replies import number
-from strategies.common.checked import CheckedFedAvg, Update
 
 LEAST_SHARE = 1e-6
 

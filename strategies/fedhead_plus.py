@@ -6,15 +6,14 @@ from typing import Any, Self
 
 import torch
 from flwr.common import log
+from flwr_distill.protocol.arrays import Arrays
+from flwr_distill.protocol.averages import weighted_mean
+from flwr_distill.protocol.fedhead import FedHEADSettings
+from flwr_distill.strategies.common.run import Run
+from flwr_distill.strategies.common.server_distillation import ServerDistillation
+from flwr_distill.strategies.fedhead.strategy import FedHEAD, Weighted
+from flwr_distill.task.auxiliary_names import NOISE
 from torch import Tensor, nn
-
-from protocol.arrays import Arrays
-from protocol.averages import weighted_mean
-from protocol.fedhead import FedHEADSettings
-from strategies.common.run import Run
-from strategies.common.server_distillation import ServerDistillation
-from strategies.fedhead.strategy import FedHEAD, Weighted
-from task.auxiliary_names import NOISE
 
 
 class FedHEADPlus(FedHEAD):

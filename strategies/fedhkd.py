@@ -6,12 +6,9 @@ from typing import Any, Self
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
-from numpy.typing import NDArray
-from torch import nn
-
-from protocol.arrays import Arrays, sent_arrays
-from protocol.class_means import mean_by_class, record_of_means
-from protocol.fedhkd import (
+from flwr_distill.protocol.arrays import Arrays, sent_arrays
+from flwr_distill.protocol.class_means import mean_by_class, record_of_means
+from flwr_distill.protocol.fedhkd import (
     FEATURES,
     HYPER_KNOWLEDGE,
     KNOWLEDGE_LOSS,
@@ -20,9 +17,11 @@ from protocol.fedhkd import (
     FedHKDSettings,
     hyper_knowledge,
 )
-from strategies.common.checked import CheckedFedAvg, Update
-from strategies.common.run import Run
-from task.models import last_dense_layer
+from flwr_distill.strategies.common.checked import CheckedFedAvg, Update
+from flwr_distill.strategies.common.run import Run
+from flwr_distill.task.models import last_dense_layer
+from numpy.typing import NDArray
+from torch import nn
 
 
 class FedHKD(CheckedFedAvg):

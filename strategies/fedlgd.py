@@ -12,14 +12,18 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
-from torch import nn
-
-from distill.errors import DistillError
-from distill.gradient_matching import match_gradient
-from distill.virtual_data import VirtualData
-from protocol.arrays import Arrays, as_tensors, finite_arrays, model_arrays, sent_arrays
-from protocol.averages import weighted_mean
-from protocol.fedlgd import (
+from flwr_distill.distill.errors import DistillError
+from flwr_distill.distill.gradient_matching import match_gradient
+from flwr_distill.distill.virtual_data import VirtualData
+from flwr_distill.protocol.arrays import (
+    Arrays,
+    as_tensors,
+    finite_arrays,
+    model_arrays,
+    sent_arrays,
+)
+from flwr_distill.protocol.averages import weighted_mean
+from flwr_distill.protocol.fedlgd import (
     GLOBAL_DATA,
     GRADIENT,
     NEEDS_GLOBAL_DATA,
@@ -28,17 +32,18 @@ from protocol.fedlgd import (
     GlobalData,
     VirtualTraining,
 )
-from protocol.messages import ARRAYS, CONFIG, METRICS
-from protocol.replies import usable
-from strategies.agreement import Agreement
-from strategies.common.checked import RobustFedAvg, Update
-from strategies.common.directory import Directory
-from strategies.common.formation import chosen_formation
-from strategies.common.run import Run
-from strategies.common.virtual_files import virtual_files
-from task.datasets import DataSpec
-from task.settings import SettingsError
-from task.words import counted
+from flwr_distill.protocol.messages import ARRAYS, CONFIG, METRICS
+from flwr_distill.protocol.replies import usable
+from flwr_distill.strategies.agreement import Agreement
+from flwr_distill.strategies.common.checked import RobustFedAvg, Update
+from flwr_distill.strategies.common.directory import Directory
+from flwr_distill.strategies.common.formation import chosen_formation
+from flwr_distill.strategies.common.run import Run
+from flwr_distill.strategies.common.virtual_files import virtual_files
+from flwr_distill.task.datasets import DataSpec
+from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.words import counted
+from torch import nn
 
 
 class FedLGD(RobustFedAvg):

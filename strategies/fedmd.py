@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
-
-from protocol.arrays import Arrays, as_record, sent_arrays
-from protocol.averages import weighted_mean
-from protocol.fedmd import (
+from flwr_distill.protocol.arrays import Arrays, as_record, sent_arrays
+from flwr_distill.protocol.averages import weighted_mean
+from flwr_distill.protocol.fedmd import (
     DIGEST,
     EVALUATE_OWN,
     LOGITS,
@@ -15,9 +14,9 @@ from protocol.fedmd import (
     FedMDSettings,
     logits_of,
 )
-from strategies.common.checked import Update
-from strategies.common.own_models import OwnModels
-from strategies.common.run import Run
+from flwr_distill.strategies.common.checked import Update
+from flwr_distill.strategies.common.own_models import OwnModels
+from flwr_distill.strategies.common.run import Run
 
 
 class FedMD(OwnModels):

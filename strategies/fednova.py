@@ -7,15 +7,14 @@ from typing import Any, Self
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
+from flwr_distill.protocol.arrays import Arrays, trained_names
+from flwr_distill.protocol.averages import summed_change, weighted_mean
+from flwr_distill.protocol.messages import NUM_STEPS
+from flwr_distill.protocol.replies import number
+from flwr_distill.strategies.common.checked import CheckedFedAvg, Update
+from flwr_distill.strategies.common.run import Run
+from flwr_distill.task.settings import SettingsError
 from torch import nn
-
-from protocol.arrays import Arrays, trained_names
-from protocol.averages import summed_change, weighted_mean
-from protocol.messages import NUM_STEPS
-from protocol.replies import number
-from strategies.common.checked import CheckedFedAvg, Update
-from strategies.common.run import Run
-from task.settings import SettingsError
 
 
 class FedNova(CheckedFedAvg):

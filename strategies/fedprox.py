@@ -3,8 +3,7 @@
 from typing import Any, Self
 
 from flwr.serverapp.strategy import FedProx as FlowerFedProx
-
-from strategies.common.run import Run
+from flwr_distill.strategies.common.run import Run
 
 
 class FedProx(FlowerFedProx):

@@ -17,14 +17,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
-
-from protocol.arrays import Arrays, as_arrays, as_record, sent_arrays, trained_names
-from protocol.averages import weighted_mean
-from protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES, TRAIN_LOSS
-from protocol.replies import number, usable
-from strategies.common.answered import Answered
-from strategies.common.run import Run
-from task.settings import SettingsError
+from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record, sent_arrays, trained_names
+from flwr_distill.protocol.averages import weighted_mean
+from flwr_distill.protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES, TRAIN_LOSS
+from flwr_distill.protocol.replies import number, usable
+from flwr_distill.strategies.common.answered import Answered
+from flwr_distill.strategies.common.run import Run
+from flwr_distill.task.settings import SettingsError
 
 HIGH_LOSS = 10.0
 """Loss of a node that counts, in units of the median."""

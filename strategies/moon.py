@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from flwr.app import ConfigRecord
-
-from protocol.moon import MODEL_CONTRAST, MOONSettings
-from strategies.common.checked import RobustFedAvg
+from flwr_distill.protocol.moon import MODEL_CONTRAST, MOONSettings
+from flwr_distill.strategies.common.checked import RobustFedAvg
 
 
 class MOON(RobustFedAvg):

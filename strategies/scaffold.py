@@ -5,12 +5,11 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Message
-
-from protocol.arrays import Arrays, as_record, finite_arrays, sent_arrays
-from protocol.averages import weighted_mean
-from protocol.scaffold import CONTROL_VARIATE
-from protocol.schema import part_of_the_model
-from strategies.common.checked import CheckedFedAvg, Update
+from flwr_distill.protocol.arrays import Arrays, as_record, finite_arrays, sent_arrays
+from flwr_distill.protocol.averages import weighted_mean
+from flwr_distill.protocol.scaffold import CONTROL_VARIATE
+from flwr_distill.protocol.schema import part_of_the_model
+from flwr_distill.strategies.common.checked import CheckedFedAvg, Update
 
 
 class SCAFFOLD(CheckedFedAvg):

@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from flwr.app import ConfigRecord
-
-from protocol.vhl import VIRTUAL_TASK, VHLSettings, VirtualTaskRequest
-from strategies.common.checked import CheckedFedAvg
-from strategies.common.run import Run
-from task.settings import SettingsError
+from flwr_distill.protocol.vhl import VIRTUAL_TASK, VHLSettings, VirtualTaskRequest
+from flwr_distill.strategies.common.checked import CheckedFedAvg
+from flwr_distill.strategies.common.run import Run
+from flwr_distill.task.settings import SettingsError
 
 
 class VHL(CheckedFedAvg):

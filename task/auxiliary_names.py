@@ -3,7 +3,7 @@
 import difflib
 import re
 
-from task.errors import DatasetError
+from flwr_distill.task.errors import DatasetError
 
 NOISE = "noise"
 NAMED = ("fashion-mnist", "tiny-imagenet")

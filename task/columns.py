@@ -11,8 +11,8 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Self
 
-from task.labels import names_problem
-from task.text_files import composed
+from flwr_distill.task.labels import names_problem
+from flwr_distill.task.text_files import composed
 
 LARGEST = 1e150
 """Absolute value in a column; the squares of larger ones do not fit into float64."""

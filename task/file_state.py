@@ -11,7 +11,7 @@ from pathlib import Path
 from stat import S_ISDIR
 from typing import Generic, ParamSpec, TypeVar
 
-from task.errors import DatasetError
+from flwr_distill.task.errors import DatasetError
 
 MAX_FILES = 1_000_000
 """Files and folders below one path whose state is taken; more are read each time."""

@@ -11,17 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
-from PIL.ImageFile import ImageFile
-
-from task.errors import DatasetError
-from task.labels import in_order, is_position, names_problem, same_number
-from task.readers import (
+from flwr_distill.task.errors import DatasetError
+from flwr_distill.task.labels import in_order, is_position, names_problem, same_number
+from flwr_distill.task.readers import (
     MissingPackageError,
     UnreadableImageError,
     data_reader,
     image_reader,
 )
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL.ImageFile import ImageFile
 
 if TYPE_CHECKING:
     import numpy as np

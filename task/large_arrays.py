@@ -11,9 +11,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
+from flwr_distill.task.errors import DatasetError
 from numpy.typing import DTypeLike, NDArray
-
-from task.errors import DatasetError
 
 SHARE = 1 / 8
 """Of the memory, what one array may take of it."""

@@ -3,10 +3,8 @@
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
-
-from task.columns import Scale
-from task.datasets import (
+from flwr_distill.task.columns import Scale
+from flwr_distill.task.datasets import (
     Dataset,
     DatasetError,
     DataSpec,
@@ -14,14 +12,15 @@ from task.datasets import (
     dataset_files,
     load_dataset,
 )
-from task.datasets.images import fit_samples
-from task.datasets.types import PRIVATE as PRIVATE  # passed on
-from task.datasets.types import check_raw_samples
-from task.file_state import read_once
-from task.labels import LabelMap
-from task.partition import check_partition, partition_indices
-from task.settings import SettingsError, TaskSettings
-from task.words import listed
+from flwr_distill.task.datasets.images import fit_samples
+from flwr_distill.task.datasets.types import PRIVATE as PRIVATE  # passed on
+from flwr_distill.task.datasets.types import check_raw_samples
+from flwr_distill.task.file_state import read_once
+from flwr_distill.task.labels import LabelMap
+from flwr_distill.task.partition import check_partition, partition_indices
+from flwr_distill.task.settings import SettingsError, TaskSettings
+from flwr_distill.task.words import listed
+from numpy.typing import NDArray
 
 
 def open_columns(settings: TaskSettings) -> tuple[str, ...]:

@@ -10,10 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from PIL import Image
-
-from task.errors import DatasetError
-from task.image_files import (
+from flwr_distill.task.errors import DatasetError
+from flwr_distill.task.image_files import (
     Finding,
     Picture,
     Stored,
@@ -23,9 +21,10 @@ from task.image_files import (
     open_image,
     printable,
 )
-from task.labels import in_order
-from task.readers import DataReader, data_reader
-from task.words import counted
+from flwr_distill.task.labels import in_order
+from flwr_distill.task.readers import DataReader, data_reader
+from flwr_distill.task.words import counted
+from PIL import Image
 
 CLASSES_IN_A_LINE = 10
 STATE_COLUMNS = (
@@ -189,7 +188,7 @@ def _survey_images(
 def _rows_by_label(path: Path) -> dict[str, int]:
     """Rows of a table, whatever they hold, by the column ``label`` of a CSV file if it has one."""
     if path.suffix == ".parquet":
-        from task.readers.arrow import opened
+        from flwr_distill.task.readers.arrow import opened
 
         with opened(path) as table:
             return {"": int(table.metadata.num_rows)}
@@ -214,9 +213,8 @@ def skipped_in_a_line(findings: list[Finding]) -> str:
 
 def _survey_npz(path: Path, watch: Watch | None) -> Survey:
     import numpy as np
-
-    from task.datasets.npz import as_pixels, read_array, read_npz_labels
-    from task.datasets.types import DataSpec, RawSamples, check_raw_samples
+    from flwr_distill.task.datasets.npz import as_pixels, read_array, read_npz_labels
+    from flwr_distill.task.datasets.types import DataSpec, RawSamples, check_raw_samples
 
     images = read_array(path, "images")
     raw = RawSamples(as_pixels(images, path), read_npz_labels(path))
@@ -239,8 +237,7 @@ def _survey_npz(path: Path, watch: Watch | None) -> Survey:
 
 def _survey_csv(path: Path, watch: Watch | None) -> Survey:
     import numpy as np
-
-    from task.datasets.tables import column_problem, feature_names, read_rows
+    from flwr_distill.task.datasets.tables import column_problem, feature_names, read_rows
 
     found = Survey(path)
     try:

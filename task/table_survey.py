@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-
-from task.columns import Column, Columns
-from task.datasets.own_tables import REMEDY, inputs_of, read_records, unit_problem
-from task.image_files import Finding, printable
-from task.survey import Survey, Watch
+from flwr_distill.task.columns import Column, Columns
+from flwr_distill.task.datasets.own_tables import REMEDY, inputs_of, read_records, unit_problem
+from flwr_distill.task.image_files import Finding, printable
+from flwr_distill.task.survey import Survey, Watch
 
 MAX_EXAMPLES = 3
 """Wrong values of a column that are kept."""

@@ -5,17 +5,17 @@ import sys
 import traceback
 from pathlib import Path
 
+import flwr_distill.cli.run
 import pytest
 from flwr.app import Context, RecordDict
+from flwr_distill.cli.main import app
+from flwr_distill.fleet.submission import RunOutcome
+from flwr_distill.server.app import main
 from PIL import Image
 from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
-import cli.run
 from benchmarks.in_process import InProcessGrid, only_errors
-from cli.main import app
-from fleet.submission import RunOutcome
-from server.app import main
 
 from .docs.reader import Reader
 
@@ -119,8 +119,8 @@ global-steps = 2
 """
 PLUG_IN = {
     "loud.py": """
-from protocol.method import Method, all_protected
-from strategies.common.checked import CheckedFedAvg
+from flwr_distill.protocol.method import Method, all_protected
+from flwr_distill.strategies.common.checked import CheckedFedAvg
 
 
 class Loud(CheckedFedAvg):
@@ -159,7 +159,7 @@ def without_nodes(monkeypatch, tmp_path):
             return RunOutcome(7, "finished:failed", lines, details)
         raise AssertionError("a run without nodes came to its end")
 
-    monkeypatch.setattr(cli.run, "submit", submit)
+    monkeypatch.setattr(flwr_distill.cli.run, "submit", submit)
     monkeypatch.chdir(tmp_path)
 
 

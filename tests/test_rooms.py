@@ -18,6 +18,7 @@ FLOORS = [
     {"task"},
 ]
 """From top to bottom. Rooms on one floor do not know each other."""
+CENTRAL = ("client.app", "client.local_round", "client.training", "client.dp_sgd")
 ROOMS = set().union(*FLOORS)
 
 
@@ -26,7 +27,10 @@ def modules():
     for room in sorted(ROOMS):
         for file in sorted((ROOT / room).rglob("*.py")):
             parts = file.relative_to(ROOT).with_suffix("").parts
-            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), file
+            yield (
+                ".".join(("flwr_distill", *(parts[:-1] if parts[-1] == "__init__" else parts))),
+                file,
+            )
 
 
 def imports_of(tree):
@@ -59,7 +63,7 @@ def graph():
 
 
 def room(module):
-    return module.partition(".")[0]
+    return module.split(".")[1]
 
 
 def test_imports_point_downwards(graph):
@@ -80,7 +84,7 @@ def test_imports_lead_to_modules_that_are_there():
         f"{module} imports {node.module}"
         for module, file in modules()
         for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.ImportFrom) and room(node.module or "") in ROOMS
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("flwr_distill.")
         if node.module not in known
     ]
     assert missing == []
@@ -102,16 +106,16 @@ def test_distillation_and_task_know_nothing_of_flower(graph):
 
 def test_the_node_knows_nothing_of_methods(graph):
     """It reads their declarations, by name, and nothing else of them."""
-    from protocol.registry import built_in_methods
+    from flwr_distill.protocol.registry import built_in_methods
 
     used = {other for module in graph if room(module) == "node" for other in graph[module]}
     assert set(map(room, used)) <= {"node", "links", "protocol", "distill", "task"}
-    assert not used & {f"protocol.{name}" for name in built_in_methods()}
+    assert not used & {f"flwr_distill.protocol.{name}" for name in built_in_methods()}
 
 
 def test_a_worker_leaves_all_names_but_node_to_the_app(graph):
-    """The bundle's own packages are found first, and those beside them never."""
-    reached, ahead = set(), {"node.flower.worker"}
+    """The bundle's own modules are imported then, and those beside them never."""
+    reached, ahead = set(), {"flwr_distill.node.flower.worker"}
     while ahead:
         reached |= ahead
         ahead = set().union(*(graph[module] for module in ahead)) - reached
@@ -120,21 +124,21 @@ def test_a_worker_leaves_all_names_but_node_to_the_app(graph):
 
 def test_nothing_central_names_a_method(graph):
     """Server, grid, report and the ClientApp's common code are composed from declarations."""
-    from protocol.registry import built_in_methods
+    from flwr_distill.protocol.registry import built_in_methods
 
-    own = {method.strategy.split(":")[0].split(".")[1] for method in built_in_methods().values()}
-    own -= {"serverapp"}
+    own = {method.strategy.split(":")[0].split(".")[2] for method in built_in_methods().values()}
+    own -= {"strategy"}
     central = [
         module
         for module in graph
         if room(module) == "server"
-        or module in ("client.app", "client.local_round", "client.training", "client.dp_sgd")
-        or module.startswith(("strategies.common", "client.terms"))
+        or module.removeprefix("flwr_distill.") in CENTRAL
+        or module.startswith(("flwr_distill.strategies.common", "flwr_distill.client.terms"))
     ]
     named = [
         f"{module} imports {other}"
         for module in central
         for other in graph[module]
-        if other.split(".")[1:2] and other.split(".")[1] in own
+        if other.split(".")[2:3] and other.split(".")[2] in own
     ]
     assert named == []

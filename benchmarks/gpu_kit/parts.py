@@ -77,7 +77,7 @@ def _json(file: Path) -> dict[str, Any]:
 
 def _doctor(place: Place, file: Path) -> list[str]:
     program = (
-        "import contextlib, sys; from cli.main import app\n"
+        "import contextlib, sys; from flwr_distill.cli.main import app\n"
         "with open(sys.argv[1], 'w') as file, contextlib.redirect_stdout(file):\n"
         "    app(['doctor', '--json'])"
     )

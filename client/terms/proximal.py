@@ -4,11 +4,10 @@ from typing import Self
 
 import torch
 from flwr.app import RecordDict
+from flwr_distill.client.session import Session
+from flwr_distill.client.terms.term import LossTerm
+from flwr_distill.task.settings import TrainSettings
 from torch import Tensor, nn
-
-from client.session import Session
-from client.terms.term import LossTerm
-from task.settings import TrainSettings
 
 
 class Proximal(LossTerm):

@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 from flwr.app import RecordDict
+from flwr_distill.client.session import Session
+from flwr_distill.task.settings import TrainSettings
 from torch import Tensor, nn
-
-from client.session import Session
-from task.settings import TrainSettings
 
 
 class LossTerm(ABC):

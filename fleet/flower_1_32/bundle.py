@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flwr.cli.build import build_fab_from_files
+from flwr_distill.fleet.own_app import APP_DIR
+from flwr_distill.node.flower.app_config import app_config
 
-from fleet.own_app import APP_DIR
-from node.flower.app_config import app_config
-from node.own_modules import PACKAGES, ROOT
+import flwr_distill
+from flwr_distill import ROOMS
 
 
 def bound_bundles() -> None:
@@ -34,9 +35,11 @@ def app_bundle(app_dir: Path) -> bytes:
         file.relative_to(app_dir).as_posix(): file for file in _files(app_dir)
     }
     if app_dir == APP_DIR:
-        for package in PACKAGES:
-            modules = (file for file in _files(Path(ROOT, package)) if file.suffix == ".py")
-            files |= {file.relative_to(ROOT).as_posix(): file for file in modules}
+        package = Path(flwr_distill.__file__).parent
+        rooms = [Path(folder, room) for folder in flwr_distill.__path__[1:] for room in ROOMS]
+        for folder in (package, *rooms):
+            modules = (file for file in _files(folder) if file.suffix == ".py")
+            files |= {file.relative_to(package.parent).as_posix(): file for file in modules}
     return build_fab_from_files(files)[0]
 
 

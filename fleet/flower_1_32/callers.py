@@ -42,9 +42,9 @@ from flwr.supercore.object_store import NoObjectInStoreError
 from flwr.supercore.utils import get_metadata_bytes
 
 if TYPE_CHECKING:
-    from fleet.flower_1_32.linkstate import WatchingLinkState
-    from fleet.flower_1_32.store import OneConnectionStore
-    from protocol.flower_1_32.objects import MemoryObjectStore
+    from flwr_distill.fleet.flower_1_32.linkstate import WatchingLinkState
+    from flwr_distill.fleet.flower_1_32.store import OneConnectionStore
+    from flwr_distill.protocol.flower_1_32.objects import MemoryObjectStore
 
 
 MAX_OBJECTS = 2**17

@@ -37,13 +37,12 @@ from flwr.supercore.object_store import object_store_factory
 from flwr.supercore.run import Run, RunStatus
 from flwr.supercore.utils import int64_to_uint64, uint64_to_int64
 from flwr.superlink.servicer.serverappio import serverappio_grpc
-
-from fleet.flower_1_32.bundle import bound_bundles
-from fleet.flower_1_32.callers import BoundServicer
-from fleet.flower_1_32.store import OneConnectionStore, PlainQueries
-from fleet.flower_1_32.together import CallsTogether
-from fleet.flower_1_32.waiting import MOST, Doorbell, WaitingPolls
-from protocol.flower_1_32.objects import MemoryObjectStore
+from flwr_distill.fleet.flower_1_32.bundle import bound_bundles
+from flwr_distill.fleet.flower_1_32.callers import BoundServicer
+from flwr_distill.fleet.flower_1_32.store import OneConnectionStore, PlainQueries
+from flwr_distill.fleet.flower_1_32.together import CallsTogether
+from flwr_distill.fleet.flower_1_32.waiting import MOST, Doorbell, WaitingPolls
+from flwr_distill.protocol.flower_1_32.objects import MemoryObjectStore
 
 FRESH = 1.0
 """Seconds for which a running run's status is believed, and between searches for expired tasks."""

@@ -10,7 +10,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from node.nursery import SERVER_APP, fork
+from flwr_distill.node.nursery import SERVER_APP, fork
 
 NAME = "flwr-serverapp"
 PRELOAD = ("torch", "torch.utils.tensorboard", "matplotlib.figure", "flwr.server.serverapp")
@@ -30,6 +30,9 @@ def main() -> None:
     """Be Flower's program; the nursery runs this."""
     from flwr.server.serverapp import flwr_serverapp  # here: whoever asks to fork needs no Flower
 
+    for name in list(sys.modules):  # the run's code is that of its app bundle
+        if name.partition(".")[0] == "flwr_distill":
+            del sys.modules[name]
     sys.argv[0] = NAME
     flwr_serverapp()
 

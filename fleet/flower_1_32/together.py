@@ -8,9 +8,7 @@ from typing import Any, NoReturn
 
 import grpc
 from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse, PushObjectRequest
-from google.protobuf.message import DecodeError
-
-from protocol.flower_1_32.together import (
+from flwr_distill.protocol.flower_1_32.together import (
     HEADER,
     MOST_BYTES,
     MOST_CALLS,
@@ -18,6 +16,7 @@ from protocol.flower_1_32.together import (
     packed,
     unpacked,
 )
+from google.protobuf.message import DecodeError
 
 
 class CallsTogether(grpc.ServerInterceptor):

@@ -16,8 +16,7 @@ from typing import Any
 import grpc
 from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse
-
-from protocol.superlink import WAIT
+from flwr_distill.protocol.superlink import WAIT
 
 LONGEST = 60.0
 """Seconds: more than a node of ours asks for, and less than proxies give a call without bytes."""

@@ -31,14 +31,13 @@ from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
 from flwr.proto.task_pb2 import Task as PendingTask
 from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
-
-from node.child import Child, ChildDiedError, Sandbox, TooMuchKeptError
-from node.device import UnfitError
-from node.door import DOOR, door_from_inside, open_door
-from node.line import module_of_line
-from node.notes import Notes, shortened
-from node.pace import Pace
-from node.packages import installed_packages
+from flwr_distill.node.child import Child, ChildDiedError, Sandbox, TooMuchKeptError
+from flwr_distill.node.device import UnfitError
+from flwr_distill.node.door import DOOR, door_from_inside, open_door
+from flwr_distill.node.line import module_of_line
+from flwr_distill.node.notes import Notes, shortened
+from flwr_distill.node.pace import Pace
+from flwr_distill.node.packages import installed_packages
 
 appio = module_of_line("appio")
 GRACE = 30.0
@@ -310,7 +309,9 @@ class _Task:
 
 def main() -> None:
     """Run an executor beside a SuperNode that was started with `--isolation process`."""
-    parser = argparse.ArgumentParser(prog="node.flower.executor", description=main.__doc__)
+    parser = argparse.ArgumentParser(
+        prog="flwr_distill.node.flower.executor", description=main.__doc__
+    )
     parser.add_argument("--appio-address", required=True, help="the SuperNode's API for apps")
     parser.add_argument("--root-certificates", type=Path, help="for TLS on this API")
     parser.add_argument("--secret-file", type=Path, help="what claims of tasks are signed with")
@@ -326,7 +327,9 @@ def main() -> None:
     args = parser.parse_args()
     child_address, sandboxes = args.appio_address, None
     if args.sandbox is not None:
-        from node.run_sandbox import RunSandboxes  # here: imports `links`, and workers are forked
+        from flwr_distill.node.run_sandbox import (
+            RunSandboxes,  # here: imports `links`, and workers are forked
+        )
 
         sandboxes = RunSandboxes(args.sandbox, args.state_dir, args.most_disk)
         open_door(args.state_dir / DOOR, args.appio_address)

@@ -11,19 +11,18 @@ import traceback
 from pathlib import Path
 
 from flwr.supernode.cli import flower_supernode
-
-from node.flower.timing import (
+from flwr_distill.node.flower.timing import (
     patch_intake,
     patch_nonce_cleanup,
     patch_pull_backoff,
     patch_supernode_sleep,
 )
-from node.line import module_of_line
-from node.log_lines import escape_records
-from node.notes import Notes, shortened
-from node.pace import Pace
-from node.policy import OPEN, Policy
-from node.settings import NODE_CONFIG
+from flwr_distill.node.line import module_of_line
+from flwr_distill.node.log_lines import escape_records
+from flwr_distill.node.notes import Notes, shortened
+from flwr_distill.node.pace import Pace
+from flwr_distill.node.policy import OPEN, Policy
+from flwr_distill.node.settings import NODE_CONFIG
 
 _REMEDIES = {
     "No SuperNode found with the given public key": (

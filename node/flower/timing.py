@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 
 from flwr.common import log
 from flwr.supercore.run import RunNotRunningException
-
-from node.pace import Pace
+from flwr_distill.node.pace import Pace
 
 T = TypeVar("T")
 

@@ -1,8 +1,7 @@
 """The warm child of a node: torch, the app, its data and its CUDA context, kept between messages.
 
 Started by the executor. It exchanges payloads with the SuperNode, and only notes (`node.notes`)
-with the executor. Of our packages it imports only `node`, so that an app bundle's own packages of
-the same names are found first.
+with the executor. Of our package it imports only `node`, so that all else is an app bundle's own.
 """
 
 from __future__ import annotations
@@ -35,15 +34,14 @@ from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_f
 from flwr.supercore.run import Run
 from flwr.supercore.utils import get_flwr_home
 from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
-
-from node.bundle import folder_of_bundles, unpack
-from node.compiler import put_off_compiler
-from node.device import UnfitError, take_device
-from node.flower.timing import patch_pull_backoff
-from node.gpus import give_memory_back, is_cuda_lost, is_out_of_memory, memory_remedy
-from node.line import module_of_line
-from node.memory import give_freed_back, keep_freed
-from node.notes import TASK_LIMIT, Notes, shortened
+from flwr_distill.node.bundle import folder_of_bundles, prefer, unpack
+from flwr_distill.node.compiler import put_off_compiler
+from flwr_distill.node.device import UnfitError, take_device
+from flwr_distill.node.flower.timing import patch_pull_backoff
+from flwr_distill.node.gpus import give_memory_back, is_cuda_lost, is_out_of_memory, memory_remedy
+from flwr_distill.node.line import module_of_line
+from flwr_distill.node.memory import give_freed_back, keep_freed
+from flwr_distill.node.notes import TASK_LIMIT, Notes, shortened
 
 appio = module_of_line("appio")
 Note = tuple[str, int, str]
@@ -122,6 +120,7 @@ class Worker:
         if self._app is None:  # for another bundle the executor starts another worker
             # In a sandbox it is there already, and can only be read.
             folder = unpack(fab.content, folder_of_bundles(get_flwr_home()))
+            prefer(folder)
             load = get_load_client_app_fn(default_app_ref="", app_path=str(folder), multi_app=True)
             self._app = load(run.fab_id, run.fab_version, fab.hash_str)
         return self._app
@@ -155,7 +154,9 @@ def _preload(modules: list[str]) -> None:
 
 def main() -> None:
     """Run the worker; only the executor starts it."""
-    parser = argparse.ArgumentParser(prog="node.flower.worker", description=main.__doc__)
+    parser = argparse.ArgumentParser(
+        prog="flwr_distill.node.flower.worker", description=main.__doc__
+    )
     parser.add_argument("--appio-address", required=True)
     parser.add_argument("--root-certificates", type=Path)
     parser.add_argument("--preload", action="append", default=[])

@@ -45,23 +45,22 @@ from flwr.supercore.inflatable.inflatable_utils import (
 from flwr.supercore.object_store import NoObjectInStoreError
 from flwr.supercore.run import Run
 from flwr.supernode.nodestate import NodeState
-
-from links.credentials import Credentials
-from links.errors import LinkError
-from links.folder import LinkFolder
-from links.records import Delivery, Parcel, Peered, Route
-from links.seal import unseal
-from links.store import NodeStore
-from node.account import DataSet, LifetimeAccount
-from node.asked import Asked, Form, Refusal, table_of
-from node.bundle import BundleError, check_hash, folder_of_bundles, unpack
-from node.evaluation import blur, cost_of, drop_details, judge_evaluation
-from node.flower.app_config import run_config_of
-from node.flower.timing import can_override
-from node.outbox import FOLDER, Outbox, OutboxError
-from node.permissions import raw_data_allowed
-from node.policy import Policy
-from node.replies import (
+from flwr_distill.links.credentials import Credentials
+from flwr_distill.links.errors import LinkError
+from flwr_distill.links.folder import LinkFolder
+from flwr_distill.links.records import Delivery, Parcel, Peered, Route
+from flwr_distill.links.seal import unseal
+from flwr_distill.links.store import NodeStore
+from flwr_distill.node.account import DataSet, LifetimeAccount
+from flwr_distill.node.asked import Asked, Form, Refusal, table_of
+from flwr_distill.node.bundle import BundleError, check_hash, folder_of_bundles, unpack
+from flwr_distill.node.evaluation import blur, cost_of, drop_details, judge_evaluation
+from flwr_distill.node.flower.app_config import run_config_of
+from flwr_distill.node.flower.timing import can_override
+from flwr_distill.node.outbox import FOLDER, Outbox, OutboxError
+from flwr_distill.node.permissions import raw_data_allowed
+from flwr_distill.node.policy import Policy
+from flwr_distill.node.replies import (
     OwnWords,
     claimed_epsilon,
     judge_reply,
@@ -72,24 +71,24 @@ from node.replies import (
     route_of,
     virtual_data,
 )
-from node.rules import (
+from flwr_distill.node.rules import (
     judge_bundle,
     judge_message,
     judge_request,
     judge_spending,
 )
-from node.run_records import RunRecordError, RunRecords
-from node.settings import FLOWER_HOME
-from node.virtual_images import Images, VirtualImages
-from protocol.meeting import DESCRIBE, identity, one_line, place_secrets
-from protocol.messages import CONFIG, DELIVERY, FINGERPRINT, METRICS
-from protocol.replies import REFUSED
-from task.errors import DatasetError
-from task.file_state import read_once
-from task.image_files import class_names
-from task.settings import PrivateSettings, SettingsError
-from task.survey import survey
-from task.words import counted
+from flwr_distill.node.run_records import RunRecordError, RunRecords
+from flwr_distill.node.settings import FLOWER_HOME
+from flwr_distill.node.virtual_images import Images, VirtualImages
+from flwr_distill.protocol.meeting import DESCRIBE, identity, one_line, place_secrets
+from flwr_distill.protocol.messages import CONFIG, DELIVERY, FINGERPRINT, METRICS
+from flwr_distill.protocol.replies import REFUSED
+from flwr_distill.task.errors import DatasetError
+from flwr_distill.task.file_state import read_once
+from flwr_distill.task.image_files import class_names
+from flwr_distill.task.settings import PrivateSettings, SettingsError
+from flwr_distill.task.survey import survey
+from flwr_distill.task.words import counted
 
 _POLL = 0.01
 _LONGEST_WAIT = 600.0

@@ -5,17 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from flwr.supercore.object_store import object_store_factory
-
-from node.flower_1_32.guard import Guard, patch_guard
-from node.flower_1_32.retries import patch_retries
-from node.flower_1_32.run_ends import patch_run_ends, patch_stopped_runs
-from node.flower_1_32.spacing import patch_spacing
-from node.flower_1_32.together import patch_calls
-from node.flower_1_32.waiting import patch_waiting
-from node.pace import Pace
-from node.policy import Policy
-from node.settings import NodeConfigValue
-from protocol.flower_1_32.objects import MemoryObjectStore
+from flwr_distill.node.flower_1_32.guard import Guard, patch_guard
+from flwr_distill.node.flower_1_32.retries import patch_retries
+from flwr_distill.node.flower_1_32.run_ends import patch_run_ends, patch_stopped_runs
+from flwr_distill.node.flower_1_32.spacing import patch_spacing
+from flwr_distill.node.flower_1_32.together import patch_calls
+from flwr_distill.node.flower_1_32.waiting import patch_waiting
+from flwr_distill.node.pace import Pace
+from flwr_distill.node.policy import Policy
+from flwr_distill.node.settings import NodeConfigValue
+from flwr_distill.protocol.flower_1_32.objects import MemoryObjectStore
 
 
 def override(

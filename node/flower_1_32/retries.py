@@ -11,9 +11,8 @@ from typing import Any
 
 import grpc
 from flwr.supercore.retry import RetryInvoker
-
-from node.flower.timing import can_override
-from protocol.superlink import limit_calls, overloaded, retry_also
+from flwr_distill.node.flower.timing import can_override
+from flwr_distill.protocol.superlink import limit_calls, overloaded, retry_also
 
 LONGEST_CALL = 3600.0
 """Seconds in which the SuperLink must answer a call: nodes may send large models over slow lines.

@@ -18,10 +18,9 @@ from flwr.app import Error, Message
 from flwr.common import log
 from flwr.common.constant import ErrorCode, SubStatus
 from flwr.supercore.run import RunNotRunningException
-
-from links.folder import remove_links, runs_with_links
-from node.flower.timing import can_override
-from node.kernel import trim_heap
+from flwr_distill.links.folder import remove_links, runs_with_links
+from flwr_distill.node.flower.timing import can_override
+from flwr_distill.node.kernel import trim_heap
 
 EVERY = 60.0
 """Seconds between questions to the SuperLink, about: a thousand nodes are not to ask at once."""

@@ -11,10 +11,9 @@ from typing import Any
 
 from flwr.app import ConfigRecord
 from flwr.supercore.inflatable.inflatable_object import get_object_type_from_object_content
-
-from node.flower.timing import can_override
-from node.pace import Pace
-from protocol.messages import POLL_EVERY
+from flwr_distill.node.flower.timing import can_override
+from flwr_distill.node.pace import Pace
+from flwr_distill.protocol.messages import POLL_EVERY
 
 SMALL_RECORD = 256
 """Bytes of an object beyond which it is no record about the pace."""

@@ -31,10 +31,9 @@ from flwr.proto.message_pb2 import (
     PushObjectResponse,
 )
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-
-from node.flower.timing import can_override
-from protocol.flower_1_32.together import MOST_BYTES, Together
-from protocol.signatures import sign
+from flwr_distill.node.flower.timing import can_override
+from flwr_distill.protocol.flower_1_32.together import MOST_BYTES, Together
+from flwr_distill.protocol.signatures import sign
 
 
 def patch_calls() -> bool:

@@ -14,10 +14,9 @@ from typing import Any
 from flwr.proto.fleet_pb2 import PullMessagesRequest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
 from flwr.supercore.retry import RetryInvoker
-
-from node.flower.timing import can_override
-from node.pace import Pace
-from protocol.superlink import WAIT, answered
+from flwr_distill.node.flower.timing import can_override
+from flwr_distill.node.pace import Pace
+from flwr_distill.protocol.superlink import WAIT, answered
 
 LATE = 60.0
 """Seconds after the end of its wait at which a poll counts as lost."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from node.pace import Pace
-from node.policy import Policy
-from node.settings import NodeConfigValue
+from flwr_distill.node.pace import Pace
+from flwr_distill.node.policy import Policy
+from flwr_distill.node.settings import NodeConfigValue
 
 
 def override(

@@ -3,16 +3,16 @@
 import hashlib
 import re
 
-from server.export.description import Description
-from server.page.comparison import accuracy_of, best
-from server.page.method import disclosed, private_by_method
-from server.page.privacy import of_whole_nodes, spent
-from server.page.run_files import RunFiles
-from server.page.words import percent
-from task.datasets import DataSpec
-from task.datasets.types import PRIVATE
-from task.labels import positions
-from task.words import counted
+from flwr_distill.server.export.description import Description
+from flwr_distill.server.page.comparison import accuracy_of, best
+from flwr_distill.server.page.method import disclosed, private_by_method
+from flwr_distill.server.page.privacy import of_whole_nodes, spent
+from flwr_distill.server.page.run_files import RunFiles
+from flwr_distill.server.page.words import percent
+from flwr_distill.task.datasets import DataSpec
+from flwr_distill.task.datasets.types import PRIVATE
+from flwr_distill.task.labels import positions
+from flwr_distill.task.words import counted
 
 _MARKS = re.compile(r"[\\`*\[\]<>|]")
 VALUES = {"image": "pixels in [0, 1]", "text": "token ids", "table": "values in float64"}

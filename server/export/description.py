@@ -4,11 +4,10 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Self
 
+from flwr_distill.server.page.run_files import RunFiles
+from flwr_distill.task.datasets import DataSpec
+from flwr_distill.task.models import architecture
 from pydantic import TypeAdapter, ValidationError
-
-from server.page.run_files import RunFiles
-from task.datasets import DataSpec
-from task.models import architecture
 
 KEY = "flwr-distill"
 """Name of the description among the metadata of each format."""

@@ -8,18 +8,17 @@ from typing import Literal
 import numpy as np
 import onnx
 import torch
+from flwr_distill.protocol.arrays import as_arrays, as_tensors
+from flwr_distill.protocol.meeting import one_line
+from flwr_distill.server.export.description import KEY, Description
+from flwr_distill.server.page.comparison import best
+from flwr_distill.server.page.method import method_of_run
+from flwr_distill.server.page.run_files import RunFiles
+from flwr_distill.server.record.checkpoint import checkpoints, load_checkpoint
+from flwr_distill.task.models import create_model
 from onnx.reference import ReferenceEvaluator
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-
-from protocol.arrays import as_arrays, as_tensors
-from protocol.meeting import one_line
-from server.export.description import KEY, Description
-from server.page.comparison import best
-from server.page.method import method_of_run
-from server.page.run_files import RunFiles
-from server.record.checkpoint import checkpoints, load_checkpoint
-from task.models import create_model
 
 MODEL = "model.safetensors"
 Format = Literal["safetensors", "torchscript", "onnx"]

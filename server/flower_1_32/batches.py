@@ -17,9 +17,8 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
 from flwr.supercore.inflatable.inflatable_utils import ObjectIdNotPreregisteredError, push_objects
-
-from protocol.flower_1_32.together import MOST_BYTES
-from server.flower_1_32.calls import Calls
+from flwr_distill.protocol.flower_1_32.together import MOST_BYTES
+from flwr_distill.server.flower_1_32.calls import Calls
 
 BATCH = 16
 """Messages that a SuperLink takes in before their objects are sent, or with them."""

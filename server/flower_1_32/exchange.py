@@ -10,15 +10,14 @@ from flwr.serverapp import Grid
 from flwr.supercore.exit import add_exit_handler
 from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.superlink.grid import GrpcGrid
-
-from protocol.superlink import limit_absence, limit_calls, overloaded, retry_also
-from server.flower_1_32.batches import push
-from server.flower_1_32.calls import Calls
-from server.flower_1_32.inbox import SuperLinkInbox
-from server.flower_1_32.polls import space_polls
-from server.flower_1_32.signatures import NodeKeys
-from server.grid.exchange import Exchange
-from server.grid.inbox import Inbox, Most
+from flwr_distill.protocol.superlink import limit_absence, limit_calls, overloaded, retry_also
+from flwr_distill.server.flower_1_32.batches import push
+from flwr_distill.server.flower_1_32.calls import Calls
+from flwr_distill.server.flower_1_32.inbox import SuperLinkInbox
+from flwr_distill.server.flower_1_32.polls import space_polls
+from flwr_distill.server.flower_1_32.signatures import NodeKeys
+from flwr_distill.server.grid.exchange import Exchange
+from flwr_distill.server.grid.inbox import Inbox, Most
 
 LONGEST_CALL = 600.0
 """Seconds in which the SuperLink must answer a call. A parcel of a GB needs 14 Mbit/s."""

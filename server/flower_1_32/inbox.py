@@ -24,10 +24,9 @@ from flwr.supercore.inflatable.inflatable_utils import (
     pull_objects,
 )
 from flwr.superlink.grid import GrpcGrid
-
-from server.flower_1_32.calls import Calls
-from server.flower_1_32.signatures import NodeKeys
-from server.grid.inbox import SUPERLINK, Inbox, Most, too_large, unreadable
+from flwr_distill.server.flower_1_32.calls import Calls
+from flwr_distill.server.flower_1_32.signatures import NodeKeys
+from flwr_distill.server.grid.inbox import SUPERLINK, Inbox, Most, too_large, unreadable
 
 OF_A_PART = 2
 """Objects that a part of a reply is: an array has its first chunk of data beside it."""

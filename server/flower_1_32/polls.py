@@ -7,8 +7,7 @@ and those of a hundred nodes would hold up the replies that the phase still wait
 from collections.abc import Sequence
 
 from flwr.app import ConfigRecord, Message
-
-from protocol.messages import PACE, POLL_EVERY
+from flwr_distill.protocol.messages import PACE, POLL_EVERY
 
 POLLS = 100
 """A second, by all nodes of a phase together: a small part of what a SuperLink answers."""

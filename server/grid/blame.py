@@ -4,8 +4,7 @@ from collections.abc import Collection, Iterable
 from logging import WARNING
 
 from flwr.common import log
-
-from strategies.common.retries import Retries
+from flwr_distill.strategies.common.retries import Retries
 
 
 class Blame:

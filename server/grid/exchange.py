@@ -7,9 +7,8 @@ from logging import INFO
 from flwr.app import Message
 from flwr.common import log
 from flwr.serverapp import Grid
-
-from server.grid.inbox import Inbox, Most, OneByOneInbox
-from server.line import module_of_line
+from flwr_distill.server.grid.inbox import Inbox, Most, OneByOneInbox
+from flwr_distill.server.line import module_of_line
 
 
 class Exchange:

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from protocol.meeting import one_line
-from strategies.common.directory import by_reason
+from flwr_distill.protocol.meeting import one_line
+from flwr_distill.strategies.common.directory import by_reason
 
 LONGEST_TEXT = 100_000
 """Characters of an error that are read: a node may send megabytes."""

@@ -7,9 +7,8 @@ from time import monotonic
 
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
-
-from protocol.replies import UNREADABLE
-from server.grid.ledger import content_bytes, num_parts
+from flwr_distill.protocol.replies import UNREADABLE
+from flwr_distill.server.grid.ledger import content_bytes, num_parts
 
 ASKED = 64
 """Replies that a fetch asks for one by one, so that its cost does not grow with the nodes."""

@@ -10,23 +10,22 @@ from typing import TYPE_CHECKING
 from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
-
-from protocol.edge import SHARE
-from protocol.messages import ROUTE
-from protocol.method import Phase
-from protocol.registry import phases_of
-from protocol.replies import SET_ASIDE, UNKNOWN, set_aside
-from server.grid.exchange import exchange_over
-from server.grid.failures import reason_of, told
-from server.grid.ids import make_id_random
-from server.grid.inbox import Most
-from server.grid.ledger import Ledger, content_bytes, num_parts
-from server.grid.progress import Progress
-from server.grid.spool import Spool
-from server.grid.together import name_companions
-from server.record.journal import Journal
-from strategies.common.waiting import TooFewNodesError
-from task.words import counted, listed
+from flwr_distill.protocol.edge import SHARE
+from flwr_distill.protocol.messages import ROUTE
+from flwr_distill.protocol.method import Phase
+from flwr_distill.protocol.registry import phases_of
+from flwr_distill.protocol.replies import SET_ASIDE, UNKNOWN, set_aside
+from flwr_distill.server.grid.exchange import exchange_over
+from flwr_distill.server.grid.failures import reason_of, told
+from flwr_distill.server.grid.ids import make_id_random
+from flwr_distill.server.grid.inbox import Most
+from flwr_distill.server.grid.ledger import Ledger, content_bytes, num_parts
+from flwr_distill.server.grid.progress import Progress
+from flwr_distill.server.grid.spool import Spool
+from flwr_distill.server.grid.together import name_companions
+from flwr_distill.server.record.journal import Journal
+from flwr_distill.strategies.common.waiting import TooFewNodesError
+from flwr_distill.task.words import counted, listed
 
 if TYPE_CHECKING:
     from flwr.supercore.run import Run

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from logging import INFO
 
 from flwr.common import log
-
-from task.words import counted, listed
+from flwr_distill.task.words import counted, listed
 
 EVERY = 4.0
 """Seconds between lines; a tenth of what the phase has taken, where that is more."""

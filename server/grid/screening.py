@@ -13,10 +13,9 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common import log
-
-from protocol.arrays import Arrays, RecordArrays, as_arrays, decode
-from protocol.meeting import one_line
-from protocol.messages import (
+from flwr_distill.protocol.arrays import Arrays, RecordArrays, as_arrays, decode
+from flwr_distill.protocol.meeting import one_line
+from flwr_distill.protocol.messages import (
     ARRAYS,
     CONFIG,
     DELIVERY,
@@ -26,13 +25,13 @@ from protocol.messages import (
     REJECTED,
     ROUTE,
 )
-from protocol.method import Phase
-from protocol.outliers import FEWEST, absurdly_large, capped, idle, update_norm
-from protocol.replies import SET_ASIDE, set_aside
-from protocol.schema import check_numbers
-from server.grid.inbox import Most
-from server.grid.metered import MODELS, MeteredGrid
-from strategies.common.directory import Directory
+from flwr_distill.protocol.method import Phase
+from flwr_distill.protocol.outliers import FEWEST, absurdly_large, capped, idle, update_norm
+from flwr_distill.protocol.replies import SET_ASIDE, set_aside
+from flwr_distill.protocol.schema import check_numbers
+from flwr_distill.server.grid.inbox import Most
+from flwr_distill.server.grid.metered import MODELS, MeteredGrid
+from flwr_distill.strategies.common.directory import Directory
 
 HISTORY = 20
 """Rounds whose median norm the norms of few replies are compared with."""

@@ -13,20 +13,19 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common import log
-
-from links.credentials import name_of
-from links.masks import (
+from flwr_distill.links.credentials import name_of
+from flwr_distill.links.masks import (
     FEWEST,
     MOST,
     Masked,
     opened,
     threshold,
 )
-from protocol.arrays import Arrays, as_arrays, as_record
-from protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES
-from protocol.method import Phase
-from protocol.replies import SET_ASIDE
-from protocol.secure_sums import (
+from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record
+from flwr_distill.protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES
+from flwr_distill.protocol.method import Phase
+from flwr_distill.protocol.replies import SET_ASIDE
+from flwr_distill.protocol.secure_sums import (
     ANNOUNCE,
     MASKED,
     SECURE,
@@ -44,9 +43,9 @@ from protocol.secure_sums import (
     summed_records,
     told_alike,
 )
-from server.grid.blame import Blame
-from server.grid.screening import ScreeningGrid
-from server.grid.sums import (
+from flwr_distill.server.grid.blame import Blame
+from flwr_distill.server.grid.screening import ScreeningGrid
+from flwr_distill.server.grid.sums import (
     Sum,
     SumError,
     doubtful,
@@ -58,8 +57,8 @@ from server.grid.sums import (
     shares_of,
     unusable_keys,
 )
-from task.settings import Block
-from task.words import counted, listed
+from flwr_distill.task.settings import Block
+from flwr_distill.task.words import counted, listed
 
 _ONE_AUTHORITY = "give each node a --peer-certificate of one authority, and a name of its own"
 

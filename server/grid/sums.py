@@ -7,9 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from flwr.app import RecordDict
-from numpy.typing import NDArray
-
-from links.masks import (
+from flwr_distill.links.masks import (
     LARGEST_VALUE,
     MOST_WEIGHT,
     Masked,
@@ -19,9 +17,9 @@ from links.masks import (
     public_bytes,
     stream,
 )
-from protocol.arrays import VARIANCE, Arrays
-from protocol.messages import ARRAYS
-from protocol.secure_sums import (
+from flwr_distill.protocol.arrays import VARIANCE, Arrays
+from flwr_distill.protocol.messages import ARRAYS
+from flwr_distill.protocol.secure_sums import (
     REFUSED_KEYS,
     SUMMED_METRICS,
     Keys,
@@ -29,7 +27,8 @@ from protocol.secure_sums import (
     RefusedKeys,
     Shares,
 )
-from task.words import counted
+from flwr_distill.task.words import counted
+from numpy.typing import NDArray
 
 
 class SumError(RuntimeError):

@@ -5,8 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from flwr.app import ConfigRecord, Message
-
-from protocol.messages import BATCH, PARTITIONS, TOGETHER
+from flwr_distill.protocol.messages import BATCH, PARTITIONS, TOGETHER
 
 
 def name_companions(messages: Iterable[Message], partitions: Mapping[int, int]) -> None:

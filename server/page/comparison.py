@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-from server.page.run_files import RunFiles, flat, short
+from flwr_distill.server.page.run_files import RunFiles, flat, short
 
 Row = Mapping[str, Any]
 

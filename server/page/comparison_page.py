@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from server.page.comparison import (
+from flwr_distill.server.page.comparison import (
     accuracy_of,
     best,
     common_accuracy,
@@ -13,12 +13,12 @@ from server.page.comparison import (
     labels,
     reached,
 )
-from server.page.curves import Series, finite
-from server.page.layout import chart, page
-from server.page.run_files import REPORT, RunFiles
-from server.page.svg import colour
-from server.page.words import data_size, percent, seconds, stated
-from strategies.common.sections import Figure, Section, Table
+from flwr_distill.server.page.curves import Series, finite
+from flwr_distill.server.page.layout import chart, page
+from flwr_distill.server.page.run_files import REPORT, RunFiles
+from flwr_distill.server.page.svg import colour
+from flwr_distill.server.page.words import data_size, percent, seconds, stated
+from flwr_distill.strategies.common.sections import Figure, Section, Table
 
 
 def comparison_page(runs: Sequence[RunFiles], folder: Path) -> str:

@@ -3,11 +3,11 @@
 from collections import defaultdict
 from typing import Any
 
-from protocol.registry import phase_titles
-from server.page.notices import rounds_by_text
-from server.page.run_files import RunFiles
-from server.page.words import data_size, seconds, spans
-from strategies.common.sections import Section, Table
+from flwr_distill.protocol.registry import phase_titles
+from flwr_distill.server.page.notices import rounds_by_text
+from flwr_distill.server.page.run_files import RunFiles
+from flwr_distill.server.page.words import data_size, seconds, spans
+from flwr_distill.strategies.common.sections import Section, Table
 
 MOST_WARNINGS = 100
 

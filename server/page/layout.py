@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 
+from flwr_distill.server.page.curves import Series, line_chart
+from flwr_distill.server.page.template import PAGE, STYLE
+from flwr_distill.strategies.common.sections import Figure, Section
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
-
-from server.page.curves import Series, line_chart
-from server.page.template import PAGE, STYLE
-from strategies.common.sections import Figure, Section
 
 
 def page(

@@ -4,14 +4,14 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from server.page.comparison import best
-from server.page.curves import Point, Series, finite
-from server.page.layout import chart
-from server.page.run_files import RunFiles
-from server.page.svg import colour_beside_main
-from server.page.words import percent
-from strategies.common.sections import Figure, Section
-from task.words import counted
+from flwr_distill.server.page.comparison import best
+from flwr_distill.server.page.curves import Point, Series, finite
+from flwr_distill.server.page.layout import chart
+from flwr_distill.server.page.run_files import RunFiles
+from flwr_distill.server.page.svg import colour_beside_main
+from flwr_distill.server.page.words import percent
+from flwr_distill.strategies.common.sections import Figure, Section
+from flwr_distill.task.words import counted
 
 PERCENT = 100
 

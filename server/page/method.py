@@ -3,14 +3,14 @@
 import json
 from typing import Any
 
-from protocol.arguments import method_settings
-from protocol.method import Method
-from protocol.registry import find_method
-from server.page.run_files import RunFiles
-from strategies.common.registry import find_strategy
-from strategies.common.sections import Section
-from task.plugin import PluginError, import_object
-from task.settings import SettingsError
+from flwr_distill.protocol.arguments import method_settings
+from flwr_distill.protocol.method import Method
+from flwr_distill.protocol.registry import find_method
+from flwr_distill.server.page.run_files import RunFiles
+from flwr_distill.strategies.common.registry import find_strategy
+from flwr_distill.strategies.common.sections import Section
+from flwr_distill.task.plugin import PluginError, import_object
+from flwr_distill.task.settings import SettingsError
 
 
 def panels(run: RunFiles) -> list[Section]:

@@ -2,8 +2,8 @@
 
 from collections import defaultdict
 
-from server.page.run_files import RunFiles
-from strategies.common.sections import Section
+from flwr_distill.server.page.run_files import RunFiles
+from flwr_distill.strategies.common.sections import Section
 
 MOST_ERRORS = 20
 

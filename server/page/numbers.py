@@ -1,8 +1,8 @@
 """A run's result in a few numbers."""
 
-from server.page.comparison import accuracy_of, best, reached
-from server.page.run_files import RunFiles
-from server.page.words import data_size, percent, seconds, stated
+from flwr_distill.server.page.comparison import accuracy_of, best, reached
+from flwr_distill.server.page.run_files import RunFiles
+from flwr_distill.server.page.words import data_size, percent, seconds, stated
 
 TARGET = 0.8  # accuracy
 

@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from server.names import named
-from server.settings import default_settings
+from flwr_distill.server.names import named
+from flwr_distill.server.settings import default_settings
 
 REPORT = "report.html"
 FLOWER_ID = re.compile(r"\b\d{15,20}\b")

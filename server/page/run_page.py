@@ -2,16 +2,16 @@
 
 from pathlib import Path
 
-from server.page.costs import times, traffic, warnings
-from server.page.federation import partition, topology
-from server.page.layout import page
-from server.page.learning import learning
-from server.page.method import panels
-from server.page.notices import errors, notices
-from server.page.numbers import numbers
-from server.page.privacy import privacy
-from server.page.run_files import REPORT, RunFiles, flat, read_run
-from strategies.common.sections import Section, Table
+from flwr_distill.server.page.costs import times, traffic, warnings
+from flwr_distill.server.page.federation import partition, topology
+from flwr_distill.server.page.layout import page
+from flwr_distill.server.page.learning import learning
+from flwr_distill.server.page.method import panels
+from flwr_distill.server.page.notices import errors, notices
+from flwr_distill.server.page.numbers import numbers
+from flwr_distill.server.page.privacy import privacy
+from flwr_distill.server.page.run_files import REPORT, RunFiles, flat, read_run
+from flwr_distill.strategies.common.sections import Section, Table
 
 
 def write_report(folder: Path) -> Path:

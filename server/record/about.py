@@ -6,12 +6,11 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
-
-from server.roster import Roster
-from task.datasets import DataSpec
-from task.partition import PartitionError
-from task.settings import TaskSettings
-from task.source import PRIVATE, partition_samples
+from flwr_distill.server.roster import Roster
+from flwr_distill.task.datasets import DataSpec
+from flwr_distill.task.partition import PartitionError
+from flwr_distill.task.settings import TaskSettings
+from flwr_distill.task.source import PRIVATE, partition_samples
 
 PACKAGES = ("flwr-distill", "flwr", "torch", "torchvision", "numpy", "scikit-learn")
 

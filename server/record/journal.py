@@ -10,8 +10,7 @@ from statistics import fmean
 from typing import Any, Self
 
 from flwr.app import Message
-
-from server.names import FLOWER_LOGGER
+from flwr_distill.server.names import FLOWER_LOGGER
 
 
 class Journal(logging.Handler):

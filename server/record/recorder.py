@@ -13,17 +13,16 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.common import log
+from flwr_distill.server.grid.ledger import Ledger
+from flwr_distill.server.page.comparison import best, reached
+from flwr_distill.server.page.numbers import TARGET
+from flwr_distill.server.page.run_page import write_report
+from flwr_distill.server.page.topology_picture import topology_picture
+from flwr_distill.server.record.journal import Journal
+from flwr_distill.server.settings import RunSettings
 from matplotlib.figure import Figure
 from safetensors.numpy import save_file
 from torch.utils.tensorboard import SummaryWriter
-
-from server.grid.ledger import Ledger
-from server.page.comparison import best, reached
-from server.page.numbers import TARGET
-from server.page.run_page import write_report
-from server.page.topology_picture import topology_picture
-from server.record.journal import Journal
-from server.settings import RunSettings
 
 
 @dataclass(frozen=True)

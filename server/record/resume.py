@@ -12,18 +12,22 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
-
-from protocol.meeting import CONTINUE, Continuation
-from protocol.messages import CONFIG
-from protocol.replies import usable
-from server.page.run_files import flat
-from server.record.checkpoint import Checkpoint, CheckpointError, checkpoints, load_checkpoint
-from server.record.packing import PackingError, pack, renamed
-from server.record.places import called, returned_nodes
-from server.record.run_ids import LATEST, RunIdError, by_start, full_id
-from server.roster import Roster
-from server.settings import RunSettings, default_settings
-from strategies.common.answered import has_own_loop
+from flwr_distill.protocol.meeting import CONTINUE, Continuation
+from flwr_distill.protocol.messages import CONFIG
+from flwr_distill.protocol.replies import usable
+from flwr_distill.server.page.run_files import flat
+from flwr_distill.server.record.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    checkpoints,
+    load_checkpoint,
+)
+from flwr_distill.server.record.packing import PackingError, pack, renamed
+from flwr_distill.server.record.places import called, returned_nodes
+from flwr_distill.server.record.run_ids import LATEST, RunIdError, by_start, full_id
+from flwr_distill.server.roster import Roster
+from flwr_distill.server.settings import RunSettings, default_settings
+from flwr_distill.strategies.common.answered import has_own_loop
 
 ENDS_WITHIN = 30.0
 """Seconds that the process of a stopped run may take to end; Flower's takes about five."""

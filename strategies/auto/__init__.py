@@ -1,5 +1,5 @@
 """Auto: takes the strategy that does best with labels that differ as much as the nodes' do."""
 
-from strategies.auto.strategy import Auto
+from flwr_distill.strategies.auto.strategy import Auto
 
 __all__ = ["Auto"]

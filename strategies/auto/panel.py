@@ -2,8 +2,8 @@
 
 import json
 
-from protocol.auto import CHOICE
-from strategies.common.sections import RunFiles, Section
+from flwr_distill.protocol.auto import CHOICE
+from flwr_distill.strategies.common.sections import RunFiles, Section
 
 
 def choice(run: RunFiles) -> Section | None:

@@ -14,21 +14,20 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
+from flwr_distill.protocol.arrays import as_arrays, as_tensors
+from flwr_distill.protocol.auto import CANDIDATES, CHOICE
+from flwr_distill.protocol.replies import NothingUsableError
+from flwr_distill.strategies.auto.rule import ON_FROZEN, Choice, choose, held_suffices
+from flwr_distill.strategies.auto.skew import label_skew, one_class_labels
+from flwr_distill.strategies.common.directory import Directory
+from flwr_distill.strategies.common.run import Run
+from flwr_distill.strategies.common.state import check_tag, tag
+from flwr_distill.strategies.common.topology import Topology
+from flwr_distill.strategies.hfldd import HFLDD
+from flwr_distill.task.backbones import Frozen
+from flwr_distill.task.plugin import import_object
+from flwr_distill.task.words import counted
 from torch import Tensor, nn
-
-from protocol.arrays import as_arrays, as_tensors
-from protocol.auto import CANDIDATES, CHOICE
-from protocol.replies import NothingUsableError
-from strategies.auto.rule import ON_FROZEN, Choice, choose, held_suffices
-from strategies.auto.skew import label_skew, one_class_labels
-from strategies.common.directory import Directory
-from strategies.common.run import Run
-from strategies.common.state import check_tag, tag
-from strategies.common.topology import Topology
-from strategies.hfldd import HFLDD
-from task.backbones import Frozen
-from task.plugin import import_object
-from task.words import counted
 
 MOST_ASKED = 100
 """Nodes whose labels are looked at; how these differ says enough of a thousand."""

@@ -1,5 +1,5 @@
 """CADIS: clusters of clients by what training changes, with an equal say each."""
 
-from strategies.cadis.strategy import CADIS
+from flwr_distill.strategies.cadis.strategy import CADIS
 
 __all__ = ["CADIS"]

@@ -9,12 +9,10 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.common import log
 from flwr.serverapp import Grid
-from numpy.typing import NDArray
-
-from protocol.arrays import Arrays, as_arrays
-from protocol.averages import weighted_mean
-from protocol.cadis import CADISSettings
-from protocol.robust import (
+from flwr_distill.protocol.arrays import Arrays, as_arrays
+from flwr_distill.protocol.averages import weighted_mean
+from flwr_distill.protocol.cadis import CADISSettings
+from flwr_distill.protocol.robust import (
     Rule,
     agreement,
     inner_products,
@@ -23,7 +21,7 @@ from protocol.robust import (
     shortening,
     too_long,
 )
-from strategies.cadis.similarity import (
+from flwr_distill.strategies.cadis.similarity import (
     KnownPairs,
     aggregation_weights,
     clusters,
@@ -32,11 +30,12 @@ from strategies.cadis.similarity import (
     similarity_of_a_cluster,
     threshold,
 )
-from strategies.common.checked import CheckedFedAvg, Update
-from strategies.common.run import Run
-from strategies.common.topology import FlatClusters
-from task.settings import SettingsError
-from task.words import counted, listed
+from flwr_distill.strategies.common.checked import CheckedFedAvg, Update
+from flwr_distill.strategies.common.run import Run
+from flwr_distill.strategies.common.topology import FlatClusters
+from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.words import counted, listed
+from numpy.typing import NDArray
 
 
 class CADIS(CheckedFedAvg):

@@ -6,16 +6,15 @@ from typing import Any, cast
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-
-from protocol.meeting import DESCRIBE, one_line
-from protocol.registry import method_of
-from protocol.replies import (
+from flwr_distill.protocol.meeting import DESCRIBE, one_line
+from flwr_distill.protocol.registry import method_of
+from flwr_distill.protocol.replies import (
     NothingUsableError,
     books_replies,
     handlers_remedy,
     has_no_handler,
 )
-from strategies.common.directory import by_reason
+from flwr_distill.strategies.common.directory import by_reason
 
 MAX_FAILED = 2
 """Phases in a row in which no node answers; a single one may be a few nodes' bad moment."""

@@ -9,15 +9,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
-
-from protocol.arrays import Arrays, as_arrays, as_record, model_arrays, sent_arrays
-from protocol.averages import weighted_mean
-from protocol.meeting import one_line
-from protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES, TRAIN_LOSS
-from protocol.replies import number, set_aside, usable
-from strategies.common.answered import Answered
-from strategies.common.run import Run
-from strategies.common.state import check_tag, tag
+from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record, model_arrays, sent_arrays
+from flwr_distill.protocol.averages import weighted_mean
+from flwr_distill.protocol.meeting import one_line
+from flwr_distill.protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES, TRAIN_LOSS
+from flwr_distill.protocol.replies import number, set_aside, usable
+from flwr_distill.strategies.common.answered import Answered
+from flwr_distill.strategies.common.run import Run
+from flwr_distill.strategies.common.state import check_tag, tag
 
 
 @dataclass(frozen=True)

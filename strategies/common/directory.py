@@ -9,22 +9,21 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
-
-from links.credentials import key_of
-from links.records import Introduction
-from protocol.meeting import (
+from flwr_distill.links.credentials import key_of
+from flwr_distill.links.records import Introduction
+from flwr_distill.protocol.meeting import (
     DESCRIBE,
     DescribeConfig,
     DescribeMetrics,
     Requirement,
     one_line,
 )
-from protocol.messages import CONFIG, INTRODUCTION, METRICS
-from protocol.outliers import capped
-from protocol.replies import handlers_remedy, has_no_handler
-from task.columns import Scale
-from task.settings import SettingsError
-from task.words import listed
+from flwr_distill.protocol.messages import CONFIG, INTRODUCTION, METRICS
+from flwr_distill.protocol.outliers import capped
+from flwr_distill.protocol.replies import handlers_remedy, has_no_handler
+from flwr_distill.task.columns import Scale
+from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.words import listed
 
 OPTIONAL = ("frozen", "resumes", "classes", "columns", "column_means", "column_deviations")
 """Fields of the requirement that are left out of the message if they are empty."""

@@ -5,9 +5,8 @@ from typing import Any, ClassVar, Self
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
-
-from strategies.common.checked import CheckedFedAvg
-from strategies.common.run import Run
+from flwr_distill.strategies.common.checked import CheckedFedAvg
+from flwr_distill.strategies.common.run import Run
 
 
 class OwnModels(CheckedFedAvg):

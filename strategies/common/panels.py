@@ -2,10 +2,9 @@
 
 import base64
 
+from flwr_distill.strategies.common.sections import Figure, RunFiles, Section, Table
+from flwr_distill.task.words import counted
 from markupsafe import Markup
-
-from strategies.common.sections import Figure, RunFiles, Section, Table
-from task.words import counted
 
 MOST_OPEN = 12
 """More cards than these wait to be opened."""

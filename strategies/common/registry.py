@@ -5,15 +5,19 @@ from inspect import Parameter, signature
 from typing import Any
 
 from flwr.serverapp.strategy import FedAvg, FedXgbBagging, FedXgbCyclic, Strategy
-
-from protocol.arguments import read_arguments
-from protocol.method import Method
-from protocol.registry import built_in_methods, check_strategy_name, find_method, method_of
-from strategies.common.arguments import check_types, unknown_argument
-from strategies.common.checked import CheckedFedAvg, RobustFedAvg
-from strategies.common.run import Run
-from task.plugin import PluginError, import_object, located
-from task.settings import Block, SettingsError
+from flwr_distill.protocol.arguments import read_arguments
+from flwr_distill.protocol.method import Method
+from flwr_distill.protocol.registry import (
+    built_in_methods,
+    check_strategy_name,
+    find_method,
+    method_of,
+)
+from flwr_distill.strategies.common.arguments import check_types, unknown_argument
+from flwr_distill.strategies.common.checked import CheckedFedAvg, RobustFedAvg
+from flwr_distill.strategies.common.run import Run
+from flwr_distill.task.plugin import PluginError, import_object, located
+from flwr_distill.task.settings import Block, SettingsError
 
 _OF_TREES = {strategy.__name__.lower(): strategy for strategy in (FedXgbBagging, FedXgbCyclic)}
 """Flower's strategies that combine XGBoost's trees."""
@@ -117,7 +121,7 @@ def _reason(
     if unknown := unknown_argument(strategy, arguments, fields):
         return unknown
     if strategy.__module__.startswith("flwr."):  # ours of the same name gives it what it needs
-        fitted = f"strategies.flower:{strategy.__name__}"
+        fitted = f"flwr_distill.strategies.flower:{strategy.__name__}"
         for method in built_in_methods().values():
             if method.strategy == fitted:
                 return f"{error} (take strategy = {method.name!r})"

@@ -6,13 +6,12 @@ from typing import Any
 
 import torch
 from flwr.serverapp.strategy import Strategy
+from flwr_distill.links.records import LinkMode
+from flwr_distill.strategies.common.directory import Directory
+from flwr_distill.task.backbones import seen_spec
+from flwr_distill.task.datasets import DatasetError, DataSpec, auxiliary_images
+from flwr_distill.task.settings import SettingsError, TrainSettings
 from torch import nn
-
-from links.records import LinkMode
-from strategies.common.directory import Directory
-from task.backbones import seen_spec
-from task.datasets import DatasetError, DataSpec, auxiliary_images
-from task.settings import SettingsError, TrainSettings
 
 
 @dataclass(frozen=True)

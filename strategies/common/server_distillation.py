@@ -7,13 +7,12 @@ from logging import INFO
 import numpy as np
 import torch
 from flwr.common import log
+from flwr_distill.distill.ensemble import distil_ensemble, teacher_probabilities
+from flwr_distill.protocol.arrays import Arrays, as_tensors
+from flwr_distill.protocol.ensemble import EnsembleDistillation
+from flwr_distill.strategies.common.draws import round_generator
 from numpy.typing import NDArray
 from torch import Tensor, nn
-
-from distill.ensemble import distil_ensemble, teacher_probabilities
-from protocol.arrays import Arrays, as_tensors
-from protocol.ensemble import EnsembleDistillation
-from strategies.common.draws import round_generator
 
 
 class ServerDistillation:

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from io import BytesIO
 
-from distill.contact_sheet import contact_sheet
-from distill.features import are_vectors
-from distill.virtual_data import VirtualData
+from flwr_distill.distill.contact_sheet import contact_sheet
+from flwr_distill.distill.features import are_vectors
+from flwr_distill.distill.virtual_data import VirtualData
 
 
 def virtual_files(payload: bytes, class_name: Callable[[int], str]) -> dict[str, bytes]:

@@ -10,21 +10,20 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
+from flwr_distill.distill.errors import VirtualDataError
+from flwr_distill.distill.virtual_data import Bounds, VirtualData
+from flwr_distill.links.records import VIRTUAL_DATA
+from flwr_distill.protocol.arrays import Arrays, arrays_of, as_record, as_tensors
+from flwr_distill.protocol.meeting import one_line
+from flwr_distill.protocol.messages import TRAIN_LOSS
+from flwr_distill.protocol.replies import usable
+from flwr_distill.strategies.common.checked import CheckedFedAvg
+from flwr_distill.strategies.common.draws import round_generator
+from flwr_distill.strategies.common.images import require_images
+from flwr_distill.task.datasets import DataSpec
+from flwr_distill.task.words import counted
 from torch import Tensor, nn
 from torch.nn import functional
-
-from distill.errors import VirtualDataError
-from distill.virtual_data import Bounds, VirtualData
-from links.records import VIRTUAL_DATA
-from protocol.arrays import Arrays, arrays_of, as_record, as_tensors
-from protocol.meeting import one_line
-from protocol.messages import TRAIN_LOSS
-from protocol.replies import usable
-from strategies.common.checked import CheckedFedAvg
-from strategies.common.draws import round_generator
-from strategies.common.images import require_images
-from task.datasets import DataSpec
-from task.words import counted
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Of logits (n, classes) and labels (n,)."""

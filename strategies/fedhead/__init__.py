@@ -1,5 +1,5 @@
 """FedHEAD: sectors whose leaders distil the ensemble of their members."""
 
-from strategies.fedhead.strategy import FedHEAD
+from flwr_distill.strategies.fedhead.strategy import FedHEAD
 
 __all__ = ["FedHEAD"]

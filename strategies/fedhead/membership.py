@@ -7,16 +7,15 @@ from typing import Any
 import numpy as np
 from flwr.common import log
 from flwr.serverapp import Grid
-
-from links.records import LinkMode
-from links.routes import Links
-from protocol.replies import NothingUsableError
-from protocol.robust import limited
-from strategies.common.directory import Description, Directory
-from strategies.common.topology import Cluster
-from strategies.common.waiting import connected_nodes
-from strategies.fedhead.sectors import assign_sectors, draw_leader
-from task.words import counted
+from flwr_distill.links.records import LinkMode
+from flwr_distill.links.routes import Links
+from flwr_distill.protocol.replies import NothingUsableError
+from flwr_distill.protocol.robust import limited
+from flwr_distill.strategies.common.directory import Description, Directory
+from flwr_distill.strategies.common.topology import Cluster
+from flwr_distill.strategies.common.waiting import connected_nodes
+from flwr_distill.strategies.fedhead.sectors import assign_sectors, draw_leader
+from flwr_distill.task.words import counted
 
 
 class Membership:

@@ -5,11 +5,10 @@ from statistics import median, median_low
 from typing import Any
 
 import numpy as np
-
-from protocol.arrays import Arrays
-from protocol.averages import weighted_mean
-from protocol.outliers import absurdly_large, idle, update_norm
-from protocol.robust import FEWEST, inner_products, room, shortening, too_long
+from flwr_distill.protocol.arrays import Arrays
+from flwr_distill.protocol.averages import weighted_mean
+from flwr_distill.protocol.outliers import absurdly_large, idle, update_norm
+from flwr_distill.protocol.robust import FEWEST, inner_products, room, shortening, too_long
 
 LONGER = 1.1
 """A mean of models is no further from the start than the furthest; a trimmed one may be a bit."""

@@ -10,13 +10,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
-
-from links.records import LinkMode
-from links.routes import Links
-from protocol.arrays import Arrays, as_arrays, as_record, model_arrays, sent_arrays
-from protocol.averages import weighted_mean
-from protocol.ensemble import EnsembleDistillation
-from protocol.fedhead import (
+from flwr_distill.links.records import LinkMode
+from flwr_distill.links.routes import Links
+from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record, model_arrays, sent_arrays
+from flwr_distill.protocol.averages import weighted_mean
+from flwr_distill.protocol.ensemble import EnsembleDistillation
+from flwr_distill.protocol.fedhead import (
     AGGREGATE_SECTOR,
     DISTILL_SECTOR,
     GLOBAL_MODEL,
@@ -32,8 +31,8 @@ from protocol.fedhead import (
     UPDATE_NORM,
     FedHEADSettings,
 )
-from protocol.meeting import one_line
-from protocol.messages import (
+from flwr_distill.protocol.meeting import one_line
+from flwr_distill.protocol.messages import (
     ARRAYS,
     CONFIG,
     DELIVERY,
@@ -44,19 +43,25 @@ from protocol.messages import (
     SERVER_ROUND,
     TRAIN_LOSS,
 )
-from protocol.outliers import update_norm
-from protocol.replies import number, set_aside, usable
-from protocol.robust import Rule, trimmed_mean
-from strategies.common.answered import Answered
-from strategies.common.directory import Directory
-from strategies.common.leaders import successor
-from strategies.common.run import Run
-from strategies.common.state import check_tag, tag
-from strategies.common.topology import Cluster, Topology
-from strategies.fedhead.membership import Membership
-from strategies.fedhead.screening import Norms, agreeing, far_longer, longest, points_away
-from task.settings import SettingsError
-from task.words import listed
+from flwr_distill.protocol.outliers import update_norm
+from flwr_distill.protocol.replies import number, set_aside, usable
+from flwr_distill.protocol.robust import Rule, trimmed_mean
+from flwr_distill.strategies.common.answered import Answered
+from flwr_distill.strategies.common.directory import Directory
+from flwr_distill.strategies.common.leaders import successor
+from flwr_distill.strategies.common.run import Run
+from flwr_distill.strategies.common.state import check_tag, tag
+from flwr_distill.strategies.common.topology import Cluster, Topology
+from flwr_distill.strategies.fedhead.membership import Membership
+from flwr_distill.strategies.fedhead.screening import (
+    Norms,
+    agreeing,
+    far_longer,
+    longest,
+    points_away,
+)
+from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.words import listed
 
 Weighted = tuple[float, Arrays]
 """A sector's samples and model."""

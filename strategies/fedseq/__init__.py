@@ -1,5 +1,5 @@
 """FedSeq: superclients whose nodes train one model after another."""
 
-from strategies.fedseq.strategy import FedSeq
+from flwr_distill.strategies.fedseq.strategy import FedSeq
 
 __all__ = ["FedSeq"]

@@ -9,13 +9,12 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
-
-from links.records import LinkMode
-from links.routes import Links
-from protocol.arrays import Arrays, as_arrays, as_record, model_arrays, sent_arrays
-from protocol.averages import weighted_mean
-from protocol.fedhead import LINK_ERROR
-from protocol.fedseq import (
+from flwr_distill.links.records import LinkMode
+from flwr_distill.links.routes import Links
+from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record, model_arrays, sent_arrays
+from flwr_distill.protocol.averages import weighted_mean
+from flwr_distill.protocol.fedhead import LINK_ERROR
+from flwr_distill.protocol.fedseq import (
     CONFIDENCE,
     PASS_AGAIN,
     PASSED_MODEL,
@@ -25,8 +24,8 @@ from protocol.fedseq import (
     FedSeqSettings,
     Pretraining,
 )
-from protocol.meeting import one_line
-from protocol.messages import (
+from flwr_distill.protocol.meeting import one_line
+from flwr_distill.protocol.messages import (
     ARRAYS,
     CONFIG,
     DELIVERY,
@@ -37,17 +36,17 @@ from protocol.messages import (
     SERVER_ROUND,
     TRAIN_LOSS,
 )
-from protocol.outliers import absurdly_large, update_norm
-from protocol.replies import NothingUsableError, number, set_aside, usable
-from strategies.common.checked import CheckedFedAvg
-from strategies.common.directory import Directory
-from strategies.common.retries import Retries
-from strategies.common.run import Run
-from strategies.common.topology import FlatClusters
-from strategies.common.waiting import connected_nodes
-from strategies.fedseq.grouping import greedy_superclients, superclient_to_join
-from task.settings import SettingsError
-from task.words import counted
+from flwr_distill.protocol.outliers import absurdly_large, update_norm
+from flwr_distill.protocol.replies import NothingUsableError, number, set_aside, usable
+from flwr_distill.strategies.common.checked import CheckedFedAvg
+from flwr_distill.strategies.common.directory import Directory
+from flwr_distill.strategies.common.retries import Retries
+from flwr_distill.strategies.common.run import Run
+from flwr_distill.strategies.common.topology import FlatClusters
+from flwr_distill.strategies.common.waiting import connected_nodes
+from flwr_distill.strategies.fedseq.grouping import greedy_superclients, superclient_to_join
+from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.words import counted
 
 HEADER = 1024
 """Bytes that an array's name, type and shape may take in a parcel."""

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from strategies.hfldd.traffic import fedseq_bits
+from flwr_distill.strategies.hfldd.traffic import fedseq_bits
 
 
 def formulas(strategy: Any, num_nodes: int, num_weights: int, num_rounds: int) -> dict[str, int]:

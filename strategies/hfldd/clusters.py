@@ -9,18 +9,17 @@ from typing import Any
 
 import numpy as np
 from flwr.common import log
-from numpy.typing import NDArray
-
-from strategies.common.leaders import successor
-from strategies.common.topology import Cluster, Topology
-from strategies.hfldd.clustering import (
+from flwr_distill.strategies.common.leaders import successor
+from flwr_distill.strategies.common.topology import Cluster, Topology
+from flwr_distill.strategies.hfldd.clustering import (
     cluster_to_join,
     heterogeneous_clusters,
     homogeneous_groups,
     kl_matrix,
     nearest_group,
 )
-from task.words import counted, listed
+from flwr_distill.task.words import counted, listed
+from numpy.typing import NDArray
 
 GOLDEN_RATIO = (5**0.5 - 1) / 2
 

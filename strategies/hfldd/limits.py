@@ -4,11 +4,11 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from distill.formation import LARGEST
-from distill.virtual_data import Bounds
-from protocol.hfldd import Distillation, ParcelBounds
-from strategies.common.directory import Directory
-from strategies.common.formation import chosen_formation
+from flwr_distill.distill.formation import LARGEST
+from flwr_distill.distill.virtual_data import Bounds
+from flwr_distill.protocol.hfldd import Distillation, ParcelBounds
+from flwr_distill.strategies.common.directory import Directory
+from flwr_distill.strategies.common.formation import chosen_formation
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,10 @@ from typing import Any, Self
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
-from numpy.typing import NDArray
-
-from links.records import VIRTUAL_DATA, LinkMode
-from links.routes import Links
-from protocol.arrays import Arrays, as_arrays, sent_arrays
-from protocol.hfldd import (
+from flwr_distill.links.records import VIRTUAL_DATA, LinkMode
+from flwr_distill.links.routes import Links
+from flwr_distill.protocol.arrays import Arrays, as_arrays, sent_arrays
+from flwr_distill.protocol.hfldd import (
     AVERAGE_LAST,
     BALANCED,
     DISTILL,
@@ -34,22 +32,23 @@ from protocol.hfldd import (
     Refinement,
     soft_labels_of,
 )
-from protocol.meeting import one_line
-from protocol.messages import CONFIG, METRICS, PARCEL, ROUTE, SERVER_ROUND
-from protocol.replies import NothingUsableError, number, set_aside, usable
-from strategies.common.checked import RobustFedAvg, Update
-from strategies.common.directory import Directory
-from strategies.common.formation import chosen_formation
-from strategies.common.retries import Retries
-from strategies.common.run import Run
-from strategies.common.topology import Topology
-from strategies.common.waiting import connected_nodes
-from strategies.hfldd.clusters import Clusters
-from strategies.hfldd.limits import Limits
-from strategies.hfldd.traffic import hfldd_bits
-from strategies.hfldd.voting import hold_vote
-from task.settings import Block, SettingsError
-from task.words import counted, listed
+from flwr_distill.protocol.meeting import one_line
+from flwr_distill.protocol.messages import CONFIG, METRICS, PARCEL, ROUTE, SERVER_ROUND
+from flwr_distill.protocol.replies import NothingUsableError, number, set_aside, usable
+from flwr_distill.strategies.common.checked import RobustFedAvg, Update
+from flwr_distill.strategies.common.directory import Directory
+from flwr_distill.strategies.common.formation import chosen_formation
+from flwr_distill.strategies.common.retries import Retries
+from flwr_distill.strategies.common.run import Run
+from flwr_distill.strategies.common.topology import Topology
+from flwr_distill.strategies.common.waiting import connected_nodes
+from flwr_distill.strategies.hfldd.clusters import Clusters
+from flwr_distill.strategies.hfldd.limits import Limits
+from flwr_distill.strategies.hfldd.traffic import hfldd_bits
+from flwr_distill.strategies.hfldd.voting import hold_vote
+from flwr_distill.task.settings import Block, SettingsError
+from flwr_distill.task.words import counted, listed
+from numpy.typing import NDArray
 
 MOST_CLUSTERS_NAMED = 3
 FEW_HEADS = 0.25

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from strategies.common.traffic import BITS_PER_FLOAT, fedavg_bits
+from flwr_distill.strategies.common.traffic import BITS_PER_FLOAT, fedavg_bits
 
 
 def formulas(strategy: Any, num_nodes: int, num_weights: int, num_rounds: int) -> dict[str, int]:

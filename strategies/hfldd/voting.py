@@ -8,15 +8,14 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
-
-from protocol.arrays import Arrays, as_record
-from protocol.hfldd import KNOWN, RANKS, VOTE, VOTER, VoteMetrics
-from protocol.messages import CONFIG, METRICS
-from protocol.replies import set_aside, usable
-from strategies.common.directory import Directory
-from strategies.hfldd.clusters import Clusters, LiveCluster
-from strategies.hfldd.votes import contradicted, verdicts, voters
-from task.settings import SettingsError
+from flwr_distill.protocol.arrays import Arrays, as_record
+from flwr_distill.protocol.hfldd import KNOWN, RANKS, VOTE, VOTER, VoteMetrics
+from flwr_distill.protocol.messages import CONFIG, METRICS
+from flwr_distill.protocol.replies import set_aside, usable
+from flwr_distill.strategies.common.directory import Directory
+from flwr_distill.strategies.hfldd.clusters import Clusters, LiveCluster
+from flwr_distill.strategies.hfldd.votes import contradicted, verdicts, voters
+from flwr_distill.task.settings import SettingsError
 
 FEWEST_CLUSTERS = 3
 """Clusters for votes to be more than one's word against the other's."""

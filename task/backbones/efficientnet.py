@@ -3,11 +3,10 @@
 import contextlib
 import io
 
+from flwr_distill.task.backbones.frozen import Frozen, side_for
+from flwr_distill.task.datasets.types import DataSpec
+from flwr_distill.task.models.registry import ModelError, register
 from torch import Tensor, nn
-
-from task.backbones.frozen import Frozen, side_for
-from task.datasets.types import DataSpec
-from task.models.registry import ModelError, register
 
 LARGEST = 224
 """Side of the images that it was trained on."""

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from flwr_distill.task.augmentation import chosen_changes
+from flwr_distill.task.backbones.fourier import RandomFourier
+from flwr_distill.task.datasets.types import DataSpec
+from flwr_distill.task.errors import ModelError
+from flwr_distill.task.settings import TrainSettings
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
-
-from task.augmentation import chosen_changes
-from task.backbones.fourier import RandomFourier
-from task.datasets.types import DataSpec
-from task.errors import ModelError
-from task.settings import TrainSettings
 
 STRIDE = 32
 REACH = math.sqrt(0.5)

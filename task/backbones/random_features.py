@@ -2,12 +2,11 @@
 
 import math
 
+from flwr_distill.task.backbones.fourier import RandomFourier
+from flwr_distill.task.backbones.frozen import Frozen
+from flwr_distill.task.datasets.types import DataSpec
+from flwr_distill.task.models.registry import register
 from torch import nn
-
-from task.backbones.fourier import RandomFourier
-from task.backbones.frozen import Frozen
-from task.datasets.types import DataSpec
-from task.models.registry import register
 
 WIDTH = 1024
 

@@ -3,9 +3,8 @@
 import logging
 
 import torch
-
-from task.datasets import Samples
-from task.settings import SettingsError
+from flwr_distill.task.datasets import Samples
+from flwr_distill.task.settings import SettingsError
 
 logger = logging.getLogger("task")
 

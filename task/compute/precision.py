@@ -8,8 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-
-from task.settings import Precision
+from flwr_distill.task.settings import Precision
 
 
 @contextmanager

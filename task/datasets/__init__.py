@@ -1,10 +1,17 @@
 """Datasets by name, a node's own data, and auxiliary images."""
 
-from task.datasets.auxiliary import auxiliary_files, auxiliary_images
-from task.datasets.own_tables import load_inputs, load_own_table, moments_of
-from task.datasets.private import labels_of, load_private_data
-from task.datasets.registry import dataset_files, load_dataset
-from task.datasets.types import Dataset, DatasetError, DataSpec, RawSamples, Samples, fingerprint_of
+from flwr_distill.task.datasets.auxiliary import auxiliary_files, auxiliary_images
+from flwr_distill.task.datasets.own_tables import load_inputs, load_own_table, moments_of
+from flwr_distill.task.datasets.private import labels_of, load_private_data
+from flwr_distill.task.datasets.registry import dataset_files, load_dataset
+from flwr_distill.task.datasets.types import (
+    Dataset,
+    DatasetError,
+    DataSpec,
+    RawSamples,
+    Samples,
+    fingerprint_of,
+)
 
 __all__ = [
     "DataSpec",

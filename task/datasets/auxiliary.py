@@ -4,20 +4,19 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch.nn import functional as F
-
-from task.auxiliary_names import NAMED, NOISE
-from task.datasets.images import fit_array, read_image
-from task.datasets.npz import read_npz_images
-from task.datasets.registry import (
+from flwr_distill.task.auxiliary_names import NAMED, NOISE
+from flwr_distill.task.datasets.images import fit_array, read_image
+from flwr_distill.task.datasets.npz import read_npz_images
+from flwr_distill.task.datasets.registry import (
     data_root,
     dataset_files,
     dataset_names,
     folder_names,
     load_dataset,
 )
-from task.datasets.types import DatasetError, DataSpec, Pixels, normalise
-from task.large_arrays import stacked
+from flwr_distill.task.datasets.types import DatasetError, DataSpec, Pixels, normalise
+from flwr_distill.task.large_arrays import stacked
+from torch.nn import functional as F
 
 
 def auxiliary_images(

@@ -4,8 +4,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-
-from task.datasets.types import Dataset, DataSpec, RawSamples
+from flwr_distill.task.datasets.types import Dataset, DataSpec, RawSamples
 
 _SPLIT_SEED = 0
 

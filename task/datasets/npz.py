@@ -4,10 +4,15 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+from flwr_distill.task.datasets.types import (
+    DatasetError,
+    DataSpec,
+    Pixels,
+    RawSamples,
+    check_raw_samples,
+)
+from flwr_distill.task.image_files import float_problem, printable
 from numpy.typing import NDArray
-
-from task.datasets.types import DatasetError, DataSpec, Pixels, RawSamples, check_raw_samples
-from task.image_files import float_problem, printable
 
 
 def read_npz(path: Path, spec: DataSpec) -> RawSamples:

@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flwr_distill.task.columns import FAR, LARGEST, Column, Columns, Moments
+from flwr_distill.task.datasets.tables import open_csv, parsed_number
+from flwr_distill.task.datasets.types import PRIVATE, DatasetError, DataSpec, RawSamples
+from flwr_distill.task.labels import names_problem
+from flwr_distill.task.readers.arrow import opened
+from flwr_distill.task.text_files import composed
+from flwr_distill.task.words import listed
 from numpy.typing import NDArray
-
-from task.columns import FAR, LARGEST, Column, Columns, Moments
-from task.datasets.tables import open_csv, parsed_number
-from task.datasets.types import PRIVATE, DatasetError, DataSpec, RawSamples
-from task.labels import names_problem
-from task.readers.arrow import opened
-from task.text_files import composed
-from task.words import listed
 
 REMEDY = "correct it or drop the row"
 

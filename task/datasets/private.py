@@ -6,17 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-
-from task.datasets.images import fit_samples, read_image
-from task.datasets.npz import read_npz_samples
-from task.datasets.types import DatasetError, DataSpec, RawSamples, check_raw_samples
-from task.image_files import Finding, UnusableFileError, class_names
-from task.labels import in_order, is_position
-from task.large_arrays import Stack
-from task.readers import DataReader, data_reader
-from task.survey import skipped_in_a_line
-from task.text_files import composed
-from task.words import listed
+from flwr_distill.task.datasets.images import fit_samples, read_image
+from flwr_distill.task.datasets.npz import read_npz_samples
+from flwr_distill.task.datasets.types import DatasetError, DataSpec, RawSamples, check_raw_samples
+from flwr_distill.task.image_files import Finding, UnusableFileError, class_names
+from flwr_distill.task.labels import in_order, is_position
+from flwr_distill.task.large_arrays import Stack
+from flwr_distill.task.readers import DataReader, data_reader
+from flwr_distill.task.survey import skipped_in_a_line
+from flwr_distill.task.text_files import composed
+from flwr_distill.task.words import listed
 
 logger = logging.getLogger("task")
 

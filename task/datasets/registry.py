@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from task.datasets import corruptions
-from task.datasets.digits import load_digits
-from task.datasets.npz import read_npz
-from task.datasets.tables import load_tables
-from task.datasets.text import load_texts, text_spec
-from task.datasets.torchvision_files import IdxFiles, TorchvisionFiles
-from task.datasets.types import Dataset, DatasetError, DataSpec, check_raw_samples
-from task.plugin import PluginError, import_object, located, plugged_in
-from task.settings import Change
+from flwr_distill.task.datasets import corruptions
+from flwr_distill.task.datasets.digits import load_digits
+from flwr_distill.task.datasets.npz import read_npz
+from flwr_distill.task.datasets.tables import load_tables
+from flwr_distill.task.datasets.text import load_texts, text_spec
+from flwr_distill.task.datasets.torchvision_files import IdxFiles, TorchvisionFiles
+from flwr_distill.task.datasets.types import Dataset, DatasetError, DataSpec, check_raw_samples
+from flwr_distill.task.plugin import PluginError, import_object, located, plugged_in
+from flwr_distill.task.settings import Change
 
 Loader = Callable[[DataSpec, Path, bool], Dataset]
 

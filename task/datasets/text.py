@@ -8,11 +8,10 @@ import csv
 from pathlib import Path
 
 import numpy as np
+from flwr_distill.task.datasets.types import Dataset, DatasetError, DataSpec, RawSamples
+from flwr_distill.task.image_files import printable
+from flwr_distill.task.text_files import composed, open_rows
 from numpy.typing import NDArray
-
-from task.datasets.types import Dataset, DatasetError, DataSpec, RawSamples
-from task.image_files import printable
-from task.text_files import composed, open_rows
 
 LENGTH = 64
 """Maximum words per text; nearly all of AG News' descriptions are shorter."""

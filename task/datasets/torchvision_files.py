@@ -10,9 +10,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from flwr_distill.task.datasets.types import DatasetError, DataSpec, RawSamples, check_raw_samples
 from numpy.typing import NDArray
-
-from task.datasets.types import DatasetError, DataSpec, RawSamples, check_raw_samples
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,16 @@
 """Models by name."""
 
-from task.backbones import efficientnet, random_features, torchvision_networks
-from task.models import papers, papers_cadis, papers_fedhead, papers_fedlgd, torchvision_models
-from task.models.checks import why_not_private, why_private_step_fails
-from task.models.last_layer import last_dense, last_dense_layer
-from task.models.registry import (
+from flwr_distill.task.backbones import efficientnet, random_features, torchvision_networks
+from flwr_distill.task.models import (
+    papers,
+    papers_cadis,
+    papers_fedhead,
+    papers_fedlgd,
+    torchvision_models,
+)
+from flwr_distill.task.models.checks import why_not_private, why_private_step_fails
+from flwr_distill.task.models.last_layer import last_dense, last_dense_layer
+from flwr_distill.task.models.registry import (
     ModelError,
     architecture,
     create_model,

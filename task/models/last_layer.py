@@ -2,9 +2,8 @@
 
 from typing import cast
 
+from flwr_distill.task.models.registry import ModelError
 from torch import nn
-
-from task.models.registry import ModelError
 
 
 def last_dense(model: nn.Module, name: str = "") -> str:

@@ -1,9 +1,8 @@
 """The papers' convolutional networks, and a small one for the embedded digits."""
 
+from flwr_distill.task.datasets.types import DataSpec
+from flwr_distill.task.models.registry import register
 from torch import nn
-
-from task.datasets.types import DataSpec
-from task.models.registry import register
 
 
 @register("digits-cnn", fits=lambda spec: min(spec.shape[1:]) >= 4)

@@ -1,9 +1,8 @@
 """CADIS's network for MNIST."""
 
+from flwr_distill.task.datasets.types import DataSpec
+from flwr_distill.task.models.registry import register
 from torch import nn
-
-from task.datasets.types import DataSpec
-from task.models.registry import register
 
 
 @register("cadis-mnist", fits=lambda spec: min(spec.shape[1:]) >= 4)

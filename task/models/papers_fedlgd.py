@@ -1,10 +1,9 @@
 """FedLGD's ConvNet-3 with group norm; its other network, ResNet-18, is torchvision's."""
 
+from flwr_distill.task.datasets.types import DataSpec
+from flwr_distill.task.models.papers import convnet
+from flwr_distill.task.models.registry import register
 from torch import nn
-
-from task.datasets.types import DataSpec
-from task.models.papers import convnet
-from task.models.registry import register
 
 GROUPS = 4
 

@@ -5,10 +5,9 @@ stem would shrink such images to a few pixels. Torchvision is slow to import, so
 imports it.
 """
 
+from flwr_distill.task.datasets.types import DataSpec
+from flwr_distill.task.models.registry import register
 from torch import nn
-
-from task.datasets.types import DataSpec
-from task.models.registry import register
 
 
 @register("resnet18", fits=lambda spec: spec.kind == "image")

@@ -1,10 +1,9 @@
 """Partitions in which every node has a few classes, by rule or by a power law."""
 
 import numpy as np
+from flwr_distill.task.partition.dealing import available, deal
+from flwr_distill.task.partition.request import Indices, PartitionError, Request
 from numpy.typing import NDArray
-
-from task.partition.dealing import available, deal
-from task.partition.request import Indices, PartitionError, Request
 
 
 def pathological(request: Request) -> list[Indices]:

@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 
 import numpy as np
-
-from task.partition.request import Indices, PartitionError, Request
-from task.text_files import read_text
+from flwr_distill.task.partition.request import Indices, PartitionError, Request
+from flwr_distill.task.text_files import read_text
 
 
 def index_file(request: Request) -> list[Indices]:

@@ -5,18 +5,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
-
-from task.partition.clusters import (
+from flwr_distill.task.partition.clusters import (
     balanced_cluster,
     multi_cluster,
     nodes_and_classes,
     unbalanced_cluster,
 )
-from task.partition.few_classes import checked_classes, pareto, pathological
-from task.partition.index_file import index_file as by_index_file
-from task.partition.library import dirichlet, iid, shards
-from task.partition.request import Indices, PartitionError, Request
+from flwr_distill.task.partition.few_classes import checked_classes, pareto, pathological
+from flwr_distill.task.partition.index_file import index_file as by_index_file
+from flwr_distill.task.partition.library import dirichlet, iid, shards
+from flwr_distill.task.partition.request import Indices, PartitionError, Request
+from numpy.typing import NDArray
 
 SCHEMES: dict[str, Callable[[Request], list[Indices]]] = {
     "iid": iid,

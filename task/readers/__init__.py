@@ -16,12 +16,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from task.errors import DatasetError
-from task.plugin import PluginError, import_object, plugged_in_readers
-from task.text_files import composed
+from flwr_distill.task.errors import DatasetError
+from flwr_distill.task.plugin import PluginError, import_object, plugged_in_readers
+from flwr_distill.task.text_files import composed
 
 if TYPE_CHECKING:
-    from task.image_files import Encoded, Finding, Picture, Stored
+    from flwr_distill.task.image_files import Encoded, Finding, Picture, Stored
 
 logger = logging.getLogger("task")
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from task.errors import DatasetError
-from task.file_state import read_once
-from task.image_files import Encoded, Finding, printable, visible
-from task.readers import DataReader, MissingPackageError, StoredImage
+from flwr_distill.task.errors import DatasetError
+from flwr_distill.task.file_state import read_once
+from flwr_distill.task.image_files import Encoded, Finding, printable, visible
+from flwr_distill.task.readers import DataReader, MissingPackageError, StoredImage
 
 ENDINGS = (".arrow", ".parquet")
 SPLITS, STATE = "dataset_dict.json", "state.json"

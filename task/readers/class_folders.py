@@ -3,8 +3,14 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from task.image_files import Finding, beside_class_folders, class_folders, printable, visible
-from task.readers import DataReader, StoredImage
+from flwr_distill.task.image_files import (
+    Finding,
+    beside_class_folders,
+    class_folders,
+    printable,
+    visible,
+)
+from flwr_distill.task.readers import DataReader, StoredImage
 
 
 class ClassFolders(DataReader):

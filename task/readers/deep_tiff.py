@@ -2,12 +2,11 @@
 
 from typing import BinaryIO
 
+from flwr_distill.task.image_files import Picture, Stored, check_size
+from flwr_distill.task.readers import ImageReader, MissingPackageError, UnreadableImageError
+from flwr_distill.task.readers.deep_pixels import deep_stored, shown
 from PIL import ExifTags, Image
 from PIL.ImageFile import ImageFile
-
-from task.image_files import Picture, Stored, check_size
-from task.readers import ImageReader, MissingPackageError, UnreadableImageError
-from task.readers.deep_pixels import deep_stored, shown
 
 STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 RGB = 2

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from math import isfinite
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from task.image_files import Picture, Stored, Treatment, check_size
-from task.readers import ImageReader, MissingPackageError, UnreadableImageError
+from flwr_distill.task.image_files import Picture, Stored, Treatment, check_size
+from flwr_distill.task.readers import ImageReader, MissingPackageError, UnreadableImageError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -5,10 +5,10 @@ import unicodedata
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from task.errors import DatasetError
-from task.image_files import Finding, printable, visible
-from task.readers import DataReader, StoredImage
-from task.text_files import composed, open_rows, open_text
+from flwr_distill.task.errors import DatasetError
+from flwr_distill.task.image_files import Finding, printable, visible
+from flwr_distill.task.readers import DataReader, StoredImage
+from flwr_distill.task.text_files import composed, open_rows, open_text
 
 COLUMNS = {"file", "label"}
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
-from task.errors import DatasetError
-from task.file_state import read_once
-from task.image_files import MAX_BYTES, Encoded, Finding, printable, visible
-from task.labels import LONGEST_NAME
-from task.readers import DataReader, StoredImage
+from flwr_distill.task.errors import DatasetError
+from flwr_distill.task.file_state import read_once
+from flwr_distill.task.image_files import MAX_BYTES, Encoded, Finding, printable, visible
+from flwr_distill.task.labels import LONGEST_NAME
+from flwr_distill.task.readers import DataReader, StoredImage
 
 LABEL = "cls"
 DESCRIPTIONS = {"json", "txt", "__key__"}

@@ -11,15 +11,14 @@ import numpy as np
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.fab import Fab
 from flwr.supercore.run import Run
+from flwr_distill.client.app import app
+from flwr_distill.node.flower_1_32.guard import Guard
+from flwr_distill.node.policy import Policy
+from flwr_distill.node.settings import NodeSettings
+from flwr_distill.node.supervisor import app_config
+from flwr_distill.protocol.registry import built_in_methods
+from flwr_distill.server.settings_catalogue import settings_tables
 from numpy.typing import NDArray
-
-from client.app import app
-from node.flower_1_32.guard import Guard
-from node.policy import Policy
-from node.settings import NodeSettings
-from node.supervisor import app_config
-from protocol.registry import built_in_methods
-from server.settings_catalogue import settings_tables
 
 RUN, NODE, SERVER = 7, 5, 1
 PYPROJECT = """

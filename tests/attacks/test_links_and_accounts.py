@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
-
-from links.store import SECRET, NodeStore
-from node.account import DataSet, LifetimeAccount
-from node.flower_1_32.guard import Guard
-from node.policy import OPEN, Policy
-from protocol.meeting import DESCRIBE, Requirement
-from task.settings import SettingsError
+from flwr_distill.links.store import SECRET, NodeStore
+from flwr_distill.node.account import DataSet, LifetimeAccount
+from flwr_distill.node.flower_1_32.guard import Guard
+from flwr_distill.node.policy import OPEN, Policy
+from flwr_distill.protocol.meeting import DESCRIBE, Requirement
+from flwr_distill.task.settings import SettingsError
 
 from .site import Site
 
@@ -172,7 +171,9 @@ def test_an_app_cannot_send_the_secret_that_all_runs_share(
 ) -> None:
     site = Site(tmp_path, Policy(replies="declared"))
     site.run(strategy="fedavg")
-    monkeypatch.setattr("client.app.place_secrets", lambda store, _: {"secret": store.secret()})
+    monkeypatch.setattr(
+        "flwr_distill.client.app.place_secrets", lambda store, _: {"secret": store.secret()}
+    )
     answer = site.ask(DESCRIBE, RecordDict())
     assert "the app's reply is not what strategy" in answer.content["config"]["missing"][0]
 

@@ -5,13 +5,12 @@ from typing import Any
 
 import pytest
 from flwr.app import ConfigRecord, RecordDict
-
-from client.hfldd import REFINED
-from links.store import NodeStore
-from node.asked import Asked
-from node.policy import OPEN, STANDARD, Policy
-from protocol.feddm import DISTILL_AROUND
-from protocol.hfldd import DISTILL
+from flwr_distill.client.hfldd import REFINED
+from flwr_distill.links.store import NodeStore
+from flwr_distill.node.asked import Asked
+from flwr_distill.node.policy import OPEN, STANDARD, Policy
+from flwr_distill.protocol.feddm import DISTILL_AROUND
+from flwr_distill.protocol.hfldd import DISTILL
 
 from .site import NODE, Site
 from .test_policy_leaks import HFLDD, refused

@@ -8,20 +8,19 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr_distill.client.secure_sums import SumRefusedError
+from flwr_distill.client.session import RunSource, _local_data
+from flwr_distill.node.account import LifetimeAccount
+from flwr_distill.node.outbox import FOLDER, entries
+from flwr_distill.node.policy import HOSPITAL, OPEN, Policy
+from flwr_distill.protocol.arrays import as_record
+from flwr_distill.protocol.feddm import DISTILL_AROUND
+from flwr_distill.protocol.hfldd import LABEL_KNOWLEDGE
+from flwr_distill.protocol.replies import REFUSED
+from flwr_distill.task.datasets import DataSpec
+from flwr_distill.task.models import create_model
+from flwr_distill.task.settings import SettingsError
 from torch import nn
-
-from client.secure_sums import SumRefusedError
-from client.session import RunSource, _local_data
-from node.account import LifetimeAccount
-from node.outbox import FOLDER, entries
-from node.policy import HOSPITAL, OPEN, Policy
-from protocol.arrays import as_record
-from protocol.feddm import DISTILL_AROUND
-from protocol.hfldd import LABEL_KNOWLEDGE
-from protocol.replies import REFUSED
-from task.datasets import DataSpec
-from task.models import create_model
-from task.settings import SettingsError
 
 from .site import Site
 

@@ -5,10 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
-
-from node.policy import HOSPITAL
-from protocol.arrays import as_record
-from task.models import create_model
+from flwr_distill.node.policy import HOSPITAL
+from flwr_distill.protocol.arrays import as_record
+from flwr_distill.task.models import create_model
 
 from .site import Site
 from .test_policy_leaks import PRIVATE, SPEC, account, refused

@@ -42,15 +42,19 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-
-from fleet.flower_1_32.superlink import Control
-from fleet.local_federation import LocalFederation, free_ports
-from fleet.servers import Addresses, ServerCertificate, serverapps_command, superlink_command
-from fleet.submission import submit
-from node.processes import start_bound, stop
-from node.secret import appio_secret
-from protocol.signatures import sign
-from server.flower_1_32.signatures import KEYS_VARIABLE
+from flwr_distill.fleet.flower_1_32.superlink import Control
+from flwr_distill.fleet.local_federation import LocalFederation, free_ports
+from flwr_distill.fleet.servers import (
+    Addresses,
+    ServerCertificate,
+    serverapps_command,
+    superlink_command,
+)
+from flwr_distill.fleet.submission import submit
+from flwr_distill.node.processes import start_bound, stop
+from flwr_distill.node.secret import appio_secret
+from flwr_distill.protocol.signatures import sign
+from flwr_distill.server.flower_1_32.signatures import KEYS_VARIABLE
 
 pytestmark = pytest.mark.slow
 
@@ -91,7 +95,7 @@ def answer(message: Message, context: Context) -> Message:
 import json, time
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
-from server.grid.metered import MeteredGrid
+from flwr_distill.server.grid.metered import MeteredGrid
 
 app = ServerApp()
 

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import ConfigRecord, Message, RecordDict
-
-from links.masks import public_bytes
-from links.store import NodeStore
-from node.account import LifetimeAccount
-from node.policy import HOSPITAL, STANDARD
-from protocol.hfldd import DISTILL
-from protocol.meeting import CONTINUE, DESCRIBE
+from flwr_distill.links.masks import public_bytes
+from flwr_distill.links.store import NodeStore
+from flwr_distill.node.account import LifetimeAccount
+from flwr_distill.node.policy import HOSPITAL, STANDARD
+from flwr_distill.protocol.hfldd import DISTILL
+from flwr_distill.protocol.meeting import CONTINUE, DESCRIBE
 
 from . import site as site_module
 from .site import NODE, Site

@@ -15,19 +15,18 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from flwr.proto.fleet_pb2_grpc import FleetServicer, FleetStub, add_FleetServicer_to_server
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
+from flwr_distill.cli.main import app
+from flwr_distill.fleet.authority import CertificateError, new_key, subject_of
+from flwr_distill.fleet.certificates import CertificateFolder
+from flwr_distill.fleet.node_request import SERVER, read_request, request_node
+from flwr_distill.links.credentials import Credentials
+from flwr_distill.links.direct import deliver
+from flwr_distill.links.errors import LinkError
+from flwr_distill.links.mailbox import Mailbox, start_server
+from flwr_distill.links.records import Route
+from flwr_distill.node.peers import check_peers
+from flwr_distill.node.settings import NodeError, NodeSettings
 from typer.testing import CliRunner
-
-from cli.main import app
-from fleet.authority import CertificateError, new_key, subject_of
-from fleet.certificates import CertificateFolder
-from fleet.node_request import SERVER, read_request, request_node
-from links.credentials import Credentials
-from links.direct import deliver
-from links.errors import LinkError
-from links.mailbox import Mailbox, start_server
-from links.records import Route
-from node.peers import check_peers
-from node.settings import NodeError, NodeSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = "fl.example.org"

@@ -22,19 +22,18 @@ from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 
+import flwr_distill.node.child
 import pytest
-
-import node.child
-from fleet.local_federation import LocalFederation
-from links.errors import LinkError
-from links.folder import LinkFolder, remove_expired
-from links.store import CONTINUES, SPENT, NodeStore, remove_old_runs
-from node.flower_1_32.run_ends import remove_links_of_ended_runs
-from node.run_records import RunRecordError, RunRecords
-from node.run_sandbox import Disk, RunSandboxes
-from node.sandbox import sandbox_command, why_no_sandbox
-from node.settings import NodeError, NodeSettings
-from node.supervisor import Node
+from flwr_distill.fleet.local_federation import LocalFederation
+from flwr_distill.links.errors import LinkError
+from flwr_distill.links.folder import LinkFolder, remove_expired
+from flwr_distill.links.store import CONTINUES, SPENT, NodeStore, remove_old_runs
+from flwr_distill.node.flower_1_32.run_ends import remove_links_of_ended_runs
+from flwr_distill.node.run_records import RunRecordError, RunRecords
+from flwr_distill.node.run_sandbox import Disk, RunSandboxes
+from flwr_distill.node.sandbox import sandbox_command, why_no_sandbox
+from flwr_distill.node.settings import NodeError, NodeSettings
+from flwr_distill.node.supervisor import Node
 
 ROOT = Path(__file__).resolve().parents[2]
 OLD = time.time() - 1e7
@@ -71,9 +70,9 @@ def hostile_child(monkeypatch):
         ends.append(os.dup(pass_fds[0]))
         return SimpleNamespace(pid=0, returncode=-9)
 
-    monkeypatch.setattr(node.child, "start_bound", start)
-    monkeypatch.setattr(node.child, "kill_group", lambda process: None)
-    child = node.child.Child([])
+    monkeypatch.setattr(flwr_distill.node.child, "start_bound", start)
+    monkeypatch.setattr(flwr_distill.node.child, "kill_group", lambda process: None)
+    child = flwr_distill.node.child.Child([])
     child.ready = True
     yield child, ends[0]
     os.close(ends[0])
@@ -82,7 +81,9 @@ def hostile_child(monkeypatch):
 def test_a_pickle_from_an_app_is_not_loaded_by_its_node(hostile_child, tmp_path):
     child, end = hostile_child
     os.write(end, framed(pickle.dumps(Bomb(tmp_path / "escaped"))))
-    with pytest.raises(node.child.ChildDiedError, match=r"malformed \(a note is not JSON\)"):
+    with pytest.raises(
+        flwr_distill.node.child.ChildDiedError, match=r"malformed \(a note is not JSON\)"
+    ):
         child.note(timeout=5)
     assert not (tmp_path / "escaped").exists()
 
@@ -109,7 +110,7 @@ def note(*values):
 def test_a_malformed_note_costs_the_app_its_process_and_the_node_nothing(hostile_child, sent):
     child, end = hostile_child
     os.write(end, sent)
-    with pytest.raises(node.child.ChildDiedError, match="malformed"):
+    with pytest.raises(flwr_distill.node.child.ChildDiedError, match="malformed"):
         child.note(timeout=5)
 
 
@@ -117,7 +118,7 @@ def test_half_a_note_holds_the_node_up_no_longer_than_silence(hostile_child):
     child, end = hostile_child
     os.write(end, note("done", 0, "")[:9])
     begun = time.monotonic()
-    with pytest.raises(node.child.ChildDiedError, match="hung"):
+    with pytest.raises(flwr_distill.node.child.ChildDiedError, match="hung"):
         child.note(timeout=0.3)
     assert time.monotonic() - begun < 5
 
@@ -281,7 +282,7 @@ print(json.dumps({
     **{path: tried(lambda: len(Path(path).read_bytes()) > 0) for path in wanted["read"]},
     **{path: tried(lambda: Path(path).write_text("!")) for path in wanted["write"]},
     "listed": tried(lambda: sorted(os.listdir(wanted["root"]))),
-    "runs": __import__("node.flower.worker").__name__,
+    "runs": __import__("flwr_distill.node.flower.worker").__name__,
 }))
 """
 
@@ -487,7 +488,7 @@ def test_without_a_number_a_run_may_keep_a_share_of_the_disk(state, monkeypatch)
     folder = state / "runs" / "1"
     free = 1_000_000
     monkeypatch.setattr(Disk, "_free", lambda self: free)
-    monkeypatch.setattr("node.run_sandbox.MEASURED_EVERY", 0)
+    monkeypatch.setattr("flwr_distill.node.run_sandbox.MEASURED_EVERY", 0)
     disk = Disk(state, [folder], None)
     assert not disk.excess()
     grow(folder)
@@ -502,7 +503,7 @@ def test_without_a_number_a_run_may_keep_a_share_of_the_disk(state, monkeypatch)
 @pytest.fixture
 def keys(tmp_path):
     """Two keys in a folder of a node, in the format of each use."""
-    from fleet.certificates import CertificateFolder
+    from flwr_distill.fleet.certificates import CertificateFolder
 
     authority = CertificateFolder(tmp_path / "certs")
     authority.create(30)
@@ -533,7 +534,7 @@ def test_the_key_for_the_superlink_is_not_in_the_sandbox(keys, state):
     "case", ["one key", "a readable folder", "data beside it", "state in data"]
 )
 def test_a_node_whose_app_could_read_its_login_key_does_not_start(keys, state, case, monkeypatch):
-    monkeypatch.setattr("node.supervisor.why_no_sandbox", str)
+    monkeypatch.setattr("flwr_distill.node.supervisor.why_no_sandbox", str)
     own = keys / "ward-3"
     if case == "one key":
         settings = node_with(keys, state, auth_key=own / "node.key")
@@ -620,8 +621,8 @@ from pathlib import Path
 from flwr.app import Message, RecordDict
 from flwr.supercore.fab import Fab
 from flwr.supercore.run import Run
-from node.flower_1_32.guard import Guard
-from node.policy import OPEN
+from flwr_distill.node.flower_1_32.guard import Guard
+from flwr_distill.node.policy import OPEN
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
@@ -670,7 +671,7 @@ def test_the_guard_opens_no_bomb_and_takes_little_memory_to_see_it(tmp_path):
 SUPERLINK = """
 import resource, sys
 from pathlib import Path
-from fleet.flower_1_32 import linkstate
+from flwr_distill.fleet.flower_1_32 import linkstate
 from flwr.superlink.servicer.control import control_servicer
 
 linkstate.app.run_superlink = lambda: None
@@ -704,7 +705,7 @@ def test_a_superlink_opens_no_bomb_either(tmp_path):
 
 @pytest.mark.parametrize("kind", BAD)
 def test_of_a_bad_bundle_nothing_is_written(kind, tmp_path):
-    from node.bundle import BundleError, unpack
+    from flwr_distill.node.bundle import BundleError, unpack
 
     with pytest.raises(BundleError):
         unpack(bad(kind), tmp_path / "bundles")
@@ -716,9 +717,8 @@ def test_a_bundle_that_the_owner_has_not_named_is_not_opened(tmp_path, monkeypat
     from flwr.app import Message, RecordDict
     from flwr.supercore.fab import Fab
     from flwr.supercore.run import Run
-
-    from node.flower_1_32.guard import Guard
-    from node.policy import OPEN
+    from flwr_distill.node.flower_1_32.guard import Guard
+    from flwr_distill.node.policy import OPEN
 
     def opened(*_, **__):
         raise AssertionError("it was opened")
@@ -846,7 +846,7 @@ def write_app(folder, name):
 @needs_sandbox
 @pytest.mark.slow
 def test_a_hostile_run_in_the_sandbox_of_a_real_node_changes_nothing_outside(tmp_path, photos):
-    from fleet.flower_1_32.bundle import app_bundle
+    from flwr_distill.fleet.flower_1_32.bundle import app_bundle
 
     trojan = write_app(tmp_path / "trojan", "trojan")
     honest = write_app(tmp_path / "honest", "honest")

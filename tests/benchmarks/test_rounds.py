@@ -9,13 +9,22 @@ from benchmarks.rounds import program_of
     ("command", "kind"),
     [
         (
-            ["/usr/bin/python", "-P", "-m", "node.line.worker", "--device", "cpu"],
+            ["/usr/bin/python", "-P", "-m", "flwr_distill.node.line.worker", "--device", "cpu"],
             "node.line.worker",
         ),
-        (["/usr/bin/python", "-P", "-m", "node.line.executor"], "node.line.executor"),
-        (["/usr/bin/python", "-P", "-m", "node.mailbox", "3"], "node.mailbox"),
+        (
+            ["/usr/bin/python", "-P", "-m", "flwr_distill.node.line.executor"],
+            "node.line.executor",
+        ),
+        (
+            ["/usr/bin/python", "-P", "-m", "flwr_distill.node.mailbox", "3"],
+            "node.mailbox",
+        ),
         (["/usr/bin/python", "/usr/bin/flower-superlink"], "flower-superlink"),
-        (["/usr/bin/python", "/usr/bin/flwr-distill", "node", "--config", "x"], "node.main"),
+        (
+            ["/usr/bin/python", "/usr/bin/flwr-distill", "node", "--config", "x"],
+            "node.main",
+        ),
         (["/usr/bin/sh", "-c", "true"], "other"),
     ],
 )
@@ -24,7 +33,7 @@ def test_a_process_is_named_by_its_program_or_module(command, kind):
 
 
 def test_a_process_that_a_nursery_forked_is_named_by_its_module():
-    nursery = ["/usr/bin/python", "-P", "-m", "node.nursery", "workers", "3", "torch"]
+    nursery = ["/usr/bin/python", "-P", "-m", "flwr_distill.node.nursery", "workers", "3", "torch"]
     assert program_of("node.flower.wor", nursery) == "node.flower.worker"
     assert program_of("fleet.flower_1_", nursery) == "fleet.flower_1_32.serverapp"
     assert program_of("python", nursery) == "node.nursery"

@@ -14,17 +14,16 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 from flwr.supercore.primitives.asymmetric import uses_nist_ec_curve
+from flwr_distill.cli.main import app
+from flwr_distill.fleet.authority import NODE_USES
+from flwr_distill.fleet.certificates import CertificateFolder, Issued
+from flwr_distill.fleet.node_request import _LOGIN_KEY
+from flwr_distill.links.credentials import Credentials, name_of
+from flwr_distill.links.errors import LinkError
+from flwr_distill.links.records import Peered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
-
-from cli.main import app
-from fleet.authority import NODE_USES
-from fleet.certificates import CertificateFolder, Issued
-from fleet.node_request import _LOGIN_KEY
-from links.credentials import Credentials, name_of
-from links.errors import LinkError
-from links.records import Peered
 
 TODAY = datetime.datetime.now(datetime.UTC).date()
 
@@ -134,7 +133,7 @@ def test_nodes_that_earlier_versions_registered_with_their_only_key_stay_known()
 
 def test_a_request_with_one_key_for_both_is_refused(folder, tmp_path, monkeypatch):
     key = ec.generate_private_key(ec.SECP256R1())
-    monkeypatch.setattr("fleet.node_request.new_key", lambda: key)
+    monkeypatch.setattr("flwr_distill.fleet.node_request.new_key", lambda: key)
     own = tmp_path / "on-the-node"
     assert certs("request", "ward-3", "--dir", str(own)).exit_code == 0
     told = certs("sign", str(own / "node.csr"), "--dir", str(folder))

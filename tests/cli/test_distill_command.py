@@ -5,17 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import flwr_distill.cli.source
 import numpy as np
 import pytest
+from flwr_distill.cli import judge
+from flwr_distill.cli.main import app
+from flwr_distill.cli.source import load_source
+from flwr_distill.distill import VirtualData
+from flwr_distill.task.datasets import Dataset, DatasetError, DataSpec, RawSamples
 from PIL import Image
 from typer.testing import CliRunner
-
-import cli.source
-from cli import judge
-from cli.main import app
-from cli.source import load_source
-from distill import VirtualData
-from task.datasets import Dataset, DatasetError, DataSpec, RawSamples
 
 
 @pytest.fixture(autouse=True)
@@ -192,7 +191,7 @@ def load(path: Path, shape: str | None = None, seed: int = 0) -> Any:
 def test_texts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = RawSamples(np.zeros((2, 1, 1, 8), np.float32), np.array([0, 1]))
     texts = Dataset(DataSpec("ag-news", (1, 1, 8), 2, (0.0,), (1.0,), "text", 9), raw, raw)
-    monkeypatch.setattr(cli.source, "load_dataset", lambda name, root: texts)
+    monkeypatch.setattr(flwr_distill.cli.source, "load_dataset", lambda name, root: texts)
     with pytest.raises(DatasetError, match="ag-news is a data set of kind text"):
         load(Path("ag-news"))
 

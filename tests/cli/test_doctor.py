@@ -6,25 +6,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import flwr_distill.fleet.checkup
+import flwr_distill.fleet.line
 import pytest
 import torch
+from flwr_distill.cli.main import app
+from flwr_distill.fleet.checkup import Finding, checkup
+from flwr_distill.fleet.local_federation import free_ports
+from flwr_distill.node.settings import load_settings
 from packaging.requirements import Requirement
 from typer.testing import CliRunner
-
-import fleet.checkup
-import fleet.line
-from cli.main import app
-from fleet.checkup import Finding, checkup
-from fleet.local_federation import free_ports
-from node.settings import load_settings
 
 
 @pytest.fixture(autouse=True)
 def ports(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Ports in place of the default ones, which another test may use."""
     *server, peer = free_ports(4)
-    monkeypatch.setattr(fleet.checkup, "SERVER_PORTS", dict.fromkeys(server, "an API"))
-    monkeypatch.setattr(fleet.checkup, "PEER_PORT", peer)
+    monkeypatch.setattr(flwr_distill.fleet.checkup, "SERVER_PORTS", dict.fromkeys(server, "an API"))
+    monkeypatch.setattr(flwr_distill.fleet.checkup, "PEER_PORT", peer)
     return [*server, peer]
 
 
@@ -38,7 +37,7 @@ def no_gpu() -> None:
 def driver_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
     def write(text: str) -> None:
         (tmp_path / "version").write_text(text)
-        monkeypatch.setattr(fleet.checkup, "DRIVER_FILE", tmp_path / "version")
+        monkeypatch.setattr(flwr_distill.fleet.checkup, "DRIVER_FILE", tmp_path / "version")
 
     return write
 
@@ -70,7 +69,7 @@ def test_a_machine_without_a_gpu_is_fit_and_told_what_was_looked_at(
 def test_a_flower_that_the_commands_refuse_fails_with_its_version_and_the_remedy(
     monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
-    monkeypatch.setattr(fleet.line, "version", lambda name: version)
+    monkeypatch.setattr(flwr_distill.fleet.line, "version", lambda name: version)
     found = findings()["software"]
     assert found.state == "failed"
     assert version in found.found + found.remedy
@@ -132,7 +131,7 @@ def test_a_gpu_that_cuda_cannot_use_fails_with_the_reason_even_where_auto_takes_
 ) -> None:
     reason = "CUDA cannot use this machine's GPUs: the driver is too old"
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(fleet.checkup, "why_unusable", lambda number: reason)
+    monkeypatch.setattr(flwr_distill.fleet.checkup, "why_unusable", lambda number: reason)
     found = findings(device="auto")["cuda:0"]
     assert (found.state, found.found) == ("failed", reason)
     assert "update the driver" in found.remedy
@@ -141,11 +140,11 @@ def test_a_gpu_that_cuda_cannot_use_fails_with_the_reason_even_where_auto_takes_
 def test_a_folder_without_room_or_leave_to_write_fails(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(fleet.checkup, "LEAST_SPACE", 2**70)
+    monkeypatch.setattr(flwr_distill.fleet.checkup, "LEAST_SPACE", 2**70)
     found = findings(state_dir=tmp_path / "not" / "yet")
     assert (
         "make room for 1 GiB, or name another folder with --state-dir" in found["state-dir"].remedy
     )
     assert found["temporary"].state == "failed"
-    monkeypatch.setattr(fleet.checkup.os, "access", lambda *_: False)
+    monkeypatch.setattr(flwr_distill.fleet.checkup.os, "access", lambda *_: False)
     assert findings(state_dir=tmp_path)["state-dir"].found == f"{tmp_path} cannot be written to"

@@ -2,14 +2,14 @@
 
 from typing import Any
 
+import flwr_distill.fleet.checkup
+import flwr_distill.fleet.gpu_speed
 import pytest
 import torch
+from flwr_distill.fleet.checkup import Finding, checkup
+from flwr_distill.node.settings import load_settings
 
-import fleet.checkup
-import fleet.gpu_speed
 from benchmarks.virtual_device import VirtualDevice
-from fleet.checkup import Finding, checkup
-from node.settings import load_settings
 
 
 @pytest.fixture(autouse=True)
@@ -18,13 +18,13 @@ def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"MATRIX": 32, "IMAGES": 2, "CHANNELS": 3, "SIDE": 8}
     sizes |= {"VIRTUAL": 20, "REAL": 16, "PIXELS": 48}
     for name, size in sizes.items():
-        monkeypatch.setattr(fleet.gpu_speed, name, size)
-    (peaks,) = fleet.gpu_speed.PEAKS.values()
-    monkeypatch.setattr(fleet.gpu_speed, "PEAKS", {"virtual GPU": peaks})
+        monkeypatch.setattr(flwr_distill.fleet.gpu_speed, name, size)
+    (peaks,) = flwr_distill.fleet.gpu_speed.PEAKS.values()
+    monkeypatch.setattr(flwr_distill.fleet.gpu_speed, "PEAKS", {"virtual GPU": peaks})
     monkeypatch.setattr(torch.cuda, "set_device", lambda number: None)
-    monkeypatch.setattr(fleet.checkup, "SERVER_PORTS", {})
-    monkeypatch.setattr(fleet.checkup, "PEER_PORT", 0)
-    monkeypatch.setattr(fleet.gpu_speed.time_gpu, "__kwdefaults__", {"seconds": 0.02})
+    monkeypatch.setattr(flwr_distill.fleet.checkup, "SERVER_PORTS", {})
+    monkeypatch.setattr(flwr_distill.fleet.checkup, "PEER_PORT", 0)
+    monkeypatch.setattr(flwr_distill.fleet.gpu_speed.time_gpu, "__kwdefaults__", {"seconds": 0.02})
 
 
 def gpus(**settings: Any) -> dict[str, Finding]:
@@ -51,7 +51,7 @@ def test_every_gpu_is_timed_beside_the_floor_of_its_hardware(
 def test_a_gpu_without_known_peaks_has_times_and_no_floor(
     virtual_device: type[VirtualDevice], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet.gpu_speed, "PEAKS", {})
+    monkeypatch.setattr(flwr_distill.fleet.gpu_speed, "PEAKS", {})
     with virtual_device():
         found = gpus()["cuda:0"]
     assert found.state == "ok"
@@ -63,7 +63,7 @@ def test_a_gpu_that_computes_nonsense_fails(
 ) -> None:
     nothing = float("nan")
     monkeypatch.setattr(
-        fleet.gpu_speed.functional, "conv2d", lambda images, *_, **__: images * nothing
+        flwr_distill.fleet.gpu_speed.functional, "conv2d", lambda images, *_, **__: images * nothing
     )
     with virtual_device():
         found = gpus()["cuda:0"]

@@ -8,20 +8,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import flwr_distill.fleet.authority
+import flwr_distill.fleet.checkup
 import grpc
 import pytest
 from flwr.server.app import _run_fleet_api_grpc_rere
 from flwr.server.superlink.fleet.grpc_rere import node_auth_server_interceptor
 from flwr.supercore.date import now
 from flwr.supercore.object_store import ObjectStoreFactory
+from flwr_distill.fleet.certificates import CertificateFolder
+from flwr_distill.fleet.checkup import Finding, checkup
+from flwr_distill.fleet.flower_1_32.clock import ClockError, clock_offset
+from flwr_distill.fleet.local_federation import free_ports
+from flwr_distill.node.settings import load_settings
 
-import fleet.authority
-import fleet.checkup
-from fleet.certificates import CertificateFolder
-from fleet.checkup import Finding, checkup
-from fleet.flower_1_32.clock import ClockError, clock_offset
-from fleet.local_federation import free_ports
-from node.settings import load_settings
 from tests.proxies import proxy
 
 
@@ -96,7 +96,7 @@ def test_a_server_that_answers_otherwise_is_not_taken_for_a_clock() -> None:
 def test_a_superlink_that_does_not_answer_fails_and_its_clock_is_not_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fleet.checkup, "ANSWERS_WITHIN", 0)
+    monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWERS_WITHIN", 0)
     (port,) = free_ports(1)
     found = findings(superlink=f"127.0.0.1:{port}", insecure=True)
     assert "no SuperLink answers at" in found["SuperLink"].found
@@ -113,7 +113,7 @@ def test_the_proxy_to_a_superlink_is_named_and_why_one_is_not_used(
         local = findings(superlink=superlink, insecure=True)
         assert (local["proxy"].state, local["SuperLink"].state) == ("ok", "ok")
         assert "loopback" in local["proxy"].found
-        monkeypatch.setattr(fleet.checkup, "ANSWERS_WITHIN", 0)
+        monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWERS_WITHIN", 0)
         remote = findings(superlink="superlink.example:9092", insecure=True)
     assert refusing.url.removeprefix("http://") in remote["proxy"].found
     assert "https_proxy" in remote["proxy"].found
@@ -129,7 +129,7 @@ def test_ports_that_are_taken_fail_where_a_server_is_to_start(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        monkeypatch.setattr(fleet.checkup, "SERVER_PORTS", {port: "Fleet API"})
+        monkeypatch.setattr(flwr_distill.fleet.checkup, "SERVER_PORTS", {port: "Fleet API"})
         found = findings()[f"port {port}"]
     assert found.state == "failed"
     assert found.found == "Fleet API: Address already in use"
@@ -165,7 +165,7 @@ def node_files(folder: Path, **changes: Any) -> dict[str, Any]:
 
 
 def test_a_nodes_own_files_are_found_good(issued: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet.checkup, "ANSWERS_WITHIN", 0)
+    monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWERS_WITHIN", 0)
     found = findings(**node_files(issued))
     for check in (
         "root-certificates",
@@ -189,7 +189,7 @@ def test_a_nodes_own_files_are_found_good(issued: Path, monkeypatch: pytest.Monk
 def test_who_else_could_reply_for_this_node_is_said(
     issued: Path, monkeypatch: pytest.MonkeyPatch, without: tuple[str, ...], state: str, said: str
 ) -> None:
-    monkeypatch.setattr(fleet.checkup, "ANSWERS_WITHIN", 0)
+    monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWERS_WITHIN", 0)
     files = {name: file for name, file in node_files(issued).items() if name not in without}
     found = findings(**files, insecure="root_certificates" in without)["sender of replies"]
     assert found.state == state
@@ -200,8 +200,10 @@ def test_who_else_could_reply_for_this_node_is_said(
 def test_with_another_flower_any_node_could_reply_for_this_one(
     issued: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet.checkup, "ANSWERS_WITHIN", 0)
-    monkeypatch.setattr(fleet.checkup, "why_another", lambda: "flwr 1.42.0 is installed")
+    monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWERS_WITHIN", 0)
+    monkeypatch.setattr(
+        flwr_distill.fleet.checkup, "why_another", lambda: "flwr 1.42.0 is installed"
+    )
     found = findings(**node_files(issued))["sender of replies"]
     assert found.state == "unchecked"
     assert "1.32.1" in found.remedy
@@ -226,7 +228,7 @@ def test_files_that_do_not_belong_together_are_found(
     check: str,
     said: str,
 ) -> None:
-    monkeypatch.setattr(fleet.checkup, "ANSWERS_WITHIN", 0)
+    monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWERS_WITHIN", 0)
     paths = {name: issued / path for name, path in changes.items()}
     found = findings(**node_files(issued, **paths))[check]
     assert found.state == "failed"
@@ -236,7 +238,7 @@ def test_files_that_do_not_belong_together_are_found(
 def test_a_certificate_that_does_not_name_the_peer_address_fails(
     issued: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet.checkup, "ANSWERS_WITHIN", 0)
+    monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWERS_WITHIN", 0)
     found = findings(**node_files(issued, peer_address="ward-3.example.org:9200"))
     said = "names localhost, not peer-address's ward-3.example.org"
     assert said in found["peer-certificate"].found
@@ -248,9 +250,9 @@ def test_certificates_of_another_time_fail(
 ) -> None:
     then = now() + datetime.timedelta(days=days)
     with monkeypatch.context() as patch:
-        patch.setattr(fleet.authority, "now", lambda: then)
+        patch.setattr(flwr_distill.fleet.authority, "now", lambda: then)
         CertificateFolder(tmp_path).create(30)
-    monkeypatch.setattr(fleet.checkup, "ANSWERS_WITHIN", 0)
+    monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWERS_WITHIN", 0)
     found = findings(superlink="127.0.0.1:1", root_certificates=tmp_path / "ca.crt")
     assert found["root-certificates"].state == "failed"
     assert said in found["root-certificates"].found
@@ -259,7 +261,7 @@ def test_certificates_of_another_time_fail(
 def test_a_peer_address_in_use_may_be_the_nodes_own_and_one_elsewhere_cannot(
     issued: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet.checkup, "ANSWERS_WITHIN", 0)
+    monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWERS_WITHIN", 0)
     with socket.create_server(("localhost", 0)) as taken:
         address = f"localhost:{taken.getsockname()[1]}"
         assert findings(**node_files(issued, peer_address=address))["peer-address"].state == (

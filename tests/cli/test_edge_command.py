@@ -1,12 +1,11 @@
 """`flwr-distill edge` at its command line."""
 
+import flwr_distill.fleet.edge
 import pytest
+from flwr_distill.cli.main import app
+from flwr_distill.fleet.edge_runs import FIXED, below_config
+from flwr_distill.server.settings import RunSettings, default_settings
 from typer.testing import CliRunner
-
-import fleet.edge
-from cli.main import app
-from fleet.edge_runs import FIXED, below_config
-from server.settings import RunSettings, default_settings
 
 
 @pytest.fixture
@@ -21,7 +20,7 @@ def started(monkeypatch):
         def run(self):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(fleet.edge, "Edge", Recorded)
+    monkeypatch.setattr(flwr_distill.fleet.edge, "Edge", Recorded)
     return found
 
 

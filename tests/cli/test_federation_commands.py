@@ -15,13 +15,12 @@ import numpy as np
 import psutil
 import pytest
 import yaml
+from flwr_distill.cli.connection import Connection
+from flwr_distill.cli.main import app
+from flwr_distill.fleet.federation_record import FederationFile, FederationRecord
+from flwr_distill.fleet.local_federation import LocalFederation
+from flwr_distill.node.supervisor import status_file
 from typer.testing import CliRunner
-
-from cli.connection import Connection
-from cli.main import app
-from fleet.federation_record import FederationFile, FederationRecord
-from fleet.local_federation import LocalFederation
-from node.supervisor import status_file
 
 
 def command(*arguments: str) -> list[str]:

@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 
+import flwr_distill.cli.judge
 import pytest
 import torch
-
-import cli.judge
-from cli.judge import (
+from flwr_distill.cli.judge import (
     CONVNET,
     JUDGES,
     LENET,
@@ -16,7 +15,7 @@ from cli.judge import (
     train_and_score,
     training_seconds,
 )
-from task.datasets import DataSpec, Samples
+from flwr_distill.task.datasets import DataSpec, Samples
 
 SPEC = DataSpec("halves", (1, 8, 8), 2, (0.5,), (0.5,))
 
@@ -99,5 +98,5 @@ def test_progress_is_told_now_and_then_and_at_the_end() -> None:
 
 def test_three_steps_tell_how_long_training_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([7.0, 9.0, 11.0])  # the first step may prepare things
-    monkeypatch.setattr(cli.judge.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(flwr_distill.cli.judge.time, "perf_counter", lambda: next(clock))
     assert training_seconds(replace(QUICK, steps=50), halves(10, 0), SPEC) == 50 * 2

@@ -4,14 +4,13 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import flwr_distill.cli.node
 import pytest
+from flwr_distill.cli.main import app
+from flwr_distill.node import supervisor
+from flwr_distill.node.settings import NodeSettings
 from PIL import Image
 from typer.testing import CliRunner
-
-import cli.node
-from cli.main import app
-from node import supervisor
-from node.settings import NodeSettings
 
 
 @pytest.fixture
@@ -26,7 +25,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[NodeSettings]:
         def run(self) -> None:
             pass
 
-    monkeypatch.setattr(cli.node, "Node", Recorded)
+    monkeypatch.setattr(flwr_distill.cli.node, "Node", Recorded)
     return found
 
 

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from flwr_distill.cli.main import app
+from flwr_distill.distill.virtual_data import VirtualData
+from flwr_distill.node.outbox import FOLDER, Outbox, OutboxError, entries, log_file
 from PIL import Image
 from typer.testing import CliRunner
-
-from cli.main import app
-from distill.virtual_data import VirtualData
-from node.outbox import FOLDER, Outbox, OutboxError, entries, log_file
 
 NOON = datetime.datetime(2026, 1, 5, 12, tzinfo=datetime.UTC)
 LINE: dict[str, Any] = {
@@ -156,7 +155,7 @@ def test_virtual_images_are_headed_by_the_names_of_their_classes(
         shown.append(list(class_names))
         return Image.new("RGB", (1, 1))
 
-    monkeypatch.setattr("distill.contact_sheet.contact_sheet", sheet)
+    monkeypatch.setattr("flwr_distill.distill.contact_sheet.contact_sheet", sheet)
     outbox = Outbox(folder)
     for classes in ({"classes": ["cat", "dog"]}, {}):  # earlier versions wrote none
         images = torch.rand(3, 1, 8, 8)
@@ -170,7 +169,7 @@ def test_the_page_decodes_no_virtual_images_beyond_a_bound(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some KB that an app had sent took gigabytes of memory."""
-    monkeypatch.setattr("cli.outbox_page.MOST_BYTES", 2**10, raising=False)
+    monkeypatch.setattr("flwr_distill.cli.outbox_page.MOST_BYTES", 2**10, raising=False)
     outbox = Outbox(folder)
     images = torch.zeros(4, 1, 32, 32)
     name = outbox.keep(VirtualData(images, torch.arange(4), "dm", 1, 0, "noise").to_bytes())

@@ -5,12 +5,11 @@ import re
 
 import numpy as np
 import pytest
+from flwr_distill.cli.main import app
+from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.settings import TaskSettings
+from flwr_distill.task.source import partition_samples
 from typer.testing import CliRunner
-
-from cli.main import app
-from task.datasets import load_dataset
-from task.settings import TaskSettings
-from task.source import partition_samples
 
 
 def partition(*arguments):

@@ -5,17 +5,16 @@ import json
 import numpy as np
 import onnx
 import pytest
+from flwr_distill.cli.main import app
+from flwr_distill.server.export.description import KEY
+from flwr_distill.server.export.model import FILES, export_model
+from flwr_distill.server.export.prediction import read_model
+from flwr_distill.server.page.run_files import read_run
+from flwr_distill.task.datasets.types import normalise
+from flwr_distill.task.models import create_model
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
-
-from cli.main import app
-from server.export.description import KEY
-from server.export.model import FILES, export_model
-from server.export.prediction import read_model
-from server.page.run_files import read_run
-from task.datasets.types import normalise
-from task.models import create_model
 
 FORMATS = sorted(FILES)
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.load:DeprecationWarning")

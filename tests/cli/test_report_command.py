@@ -1,8 +1,7 @@
 """`flwr-distill report` at its command line."""
 
+from flwr_distill.cli.main import app
 from typer.testing import CliRunner
-
-from cli.main import app
 
 
 def invoke(*arguments):

@@ -4,16 +4,15 @@ import json
 import re
 from itertools import chain
 
+import flwr_distill.cli.run
 import pytest
+from flwr_distill.cli.main import app
+from flwr_distill.cli.run_log import RunLog
+from flwr_distill.fleet.federation_record import FederationFile, FederationRecord
+from flwr_distill.fleet.run_config import RunConfigError, read_run_config
+from flwr_distill.fleet.submission import RunError, RunOutcome
 from rich.console import Console
 from typer.testing import CliRunner
-
-import cli.run
-from cli.main import app
-from cli.run_log import RunLog
-from fleet.federation_record import FederationFile, FederationRecord
-from fleet.run_config import RunConfigError, read_run_config
-from fleet.submission import RunError, RunOutcome
 
 SUMMARY = {
     "strategy": "hfldd",
@@ -67,7 +66,7 @@ def invoke(folder, monkeypatch):
                 on_line(line)
             return RunOutcome(7, status, [], details)
 
-        monkeypatch.setattr(cli.run, "submit", submit)
+        monkeypatch.setattr(flwr_distill.cli.run, "submit", submit)
         return CliRunner().invoke(app, ["run", *map(str, arguments)])
 
     run.submitted = submitted

@@ -7,9 +7,8 @@ import sys
 
 import pytest
 import torch
+from flwr_distill.cli.main import app
 from typer.testing import CliRunner
-
-from cli.main import app
 
 
 @pytest.fixture(autouse=True)
@@ -46,8 +45,8 @@ def test_runs_are_read_without_pytorch(finished_run, command):
     name = [folder.name] if command == "show" else []
     arguments = ["runs", command, *name, "--runs-dir", str(folder.parent)]
     program = (
-        "import sys; from cli.main import app; app(sys.argv[1:], standalone_mode=False); "
-        "print('torch' in sys.modules)"
+        "import sys; from flwr_distill.cli.main import app; "
+        "app(sys.argv[1:], standalone_mode=False); print('torch' in sys.modules)"
     )
     ended = subprocess.run(
         [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60
@@ -166,7 +165,7 @@ def test_export_writes_the_model_and_its_card(finished_run, tmp_path):
 
 
 def test_export_writes_a_student_beside_the_model(finished_run, tmp_path, monkeypatch):
-    monkeypatch.setattr("server.export.student.EPOCHS", 1)
+    monkeypatch.setattr("flwr_distill.server.export.student.EPOCHS", 1)
     few = ("--student", "mlp", "--num-samples", "20", "--output", tmp_path)
     result = invoke("export", finished_run(), *few)
     assert str(tmp_path / "student-model.safetensors") in result.output

@@ -7,14 +7,13 @@ import tomllib
 
 import pytest
 from flwr.common.config import parse_config_args
+from flwr_distill.cli.main import app
+from flwr_distill.server.settings import RunSettings
 from typer.testing import CliRunner
 
-from cli.main import app
-from server.settings import RunSettings
-
 PLUGIN = """
-from protocol.method import Method
-from task.settings import Block
+from flwr_distill.protocol.method import Method
+from flwr_distill.task.settings import Block
 
 class Settings(Block):
     '''Settings of Acme.
@@ -158,6 +157,6 @@ def test_settings_that_clash_are_one_line(install):
 
 
 def test_the_command_of_a_node_does_not_import_torch_for_it():
-    code = "import sys, cli.main; print('torch' in sys.modules)"
+    code = "import sys, flwr_distill.cli.main; print('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.stdout == "False\n", result.stderr

@@ -7,19 +7,18 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr_distill.client.app import app
+from flwr_distill.client.session import Session
+from flwr_distill.client.terms import LossTerm, Proximal, loss_terms
+from flwr_distill.protocol.feddyn import DYNAMIC
+from flwr_distill.protocol.hfldd import TRAIN_POOL
+from flwr_distill.protocol.meeting import DESCRIBE, Requirement
+from flwr_distill.protocol.registry import all_methods, built_in_methods, check_config, phases_of
+from flwr_distill.task.backbones import fingerprint
+from flwr_distill.task.models import create_model, model_of
+from flwr_distill.task.settings import SettingsError, TrainSettings
 from PIL import Image
 from safetensors.torch import save_file
-
-from client.app import app
-from client.session import Session
-from client.terms import LossTerm, Proximal, loss_terms
-from protocol.feddyn import DYNAMIC
-from protocol.hfldd import TRAIN_POOL
-from protocol.meeting import DESCRIBE, Requirement
-from protocol.registry import all_methods, built_in_methods, check_config, phases_of
-from task.backbones import fingerprint
-from task.models import create_model, model_of
-from task.settings import SettingsError, TrainSettings
 
 
 @pytest.fixture
@@ -244,7 +243,7 @@ def with_terms(monkeypatch, paths):
     """Have a method of this name bring terms."""
     methods = dict(all_methods())
     methods["colours"] = replace(methods["fedavg"], name="colours", terms=paths)
-    monkeypatch.setattr("client.terms.choice.all_methods", lambda: methods)
+    monkeypatch.setattr("flwr_distill.client.terms.choice.all_methods", lambda: methods)
 
 
 class Brightness(LossTerm):

@@ -6,15 +6,14 @@ import math
 import pytest
 import torch
 from flwr.app import RecordDict
+from flwr_distill.client.cadis import Relational, log_relations
+from flwr_distill.client.terms import loss_terms
+from flwr_distill.client.training import train_round
+from flwr_distill.task.datasets import Samples
+from flwr_distill.task.settings import TrainSettings
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-
-from client.cadis import Relational, log_relations
-from client.terms import loss_terms
-from client.training import train_round
-from task.datasets import Samples
-from task.settings import TrainSettings
 
 
 def mlp(seed=0):

@@ -5,11 +5,10 @@ import logging
 import pytest
 import torch
 from flwr.app import Context, RecordDict
-
-from client import distillation
-from client.distillation import distilled
-from distill.virtual_data import VirtualData
-from protocol.hfldd import Distillation
+from flwr_distill.client import distillation
+from flwr_distill.client.distillation import distilled
+from flwr_distill.distill.virtual_data import VirtualData
+from flwr_distill.protocol.hfldd import Distillation
 
 NUM_NODES = 12
 RUN_CONFIG = {"partition.scheme": "pathological", "partition.classes": 1}

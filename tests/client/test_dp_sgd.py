@@ -8,26 +8,31 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr_distill.client.app import app
+from flwr_distill.client.cadis import Relational
+from flwr_distill.client.dp_sgd import (
+    SPENT,
+    BudgetSpentError,
+    PrivacyAccount,
+    PrivateTraining,
+    secret_generator,
+)
+from flwr_distill.client.moon import ModelContrastive
+from flwr_distill.client.session import Session
+from flwr_distill.client.terms import Proximal
+from flwr_distill.client.training import soft_labels, train_round
+from flwr_distill.links.store import NodeStore
+from flwr_distill.protocol.moon import MOONSettings
+from flwr_distill.protocol.schema import LARGEST_NUMBER
+from flwr_distill.task.augmentation import Augment, augmented
+from flwr_distill.task.datasets import DataSpec, Samples, load_dataset
+from flwr_distill.task.models import create_model
+from flwr_distill.task.settings import CHANGES, SettingsError, TrainSettings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 from torch import nn
 from torch.nn import functional
-
-from client.app import app
-from client.cadis import Relational
-from client.dp_sgd import SPENT, BudgetSpentError, PrivacyAccount, PrivateTraining, secret_generator
-from client.moon import ModelContrastive
-from client.session import Session
-from client.terms import Proximal
-from client.training import soft_labels, train_round
-from links.store import NodeStore
-from protocol.moon import MOONSettings
-from protocol.schema import LARGEST_NUMBER
-from task.augmentation import Augment, augmented
-from task.datasets import DataSpec, Samples, load_dataset
-from task.models import create_model
-from task.settings import CHANGES, SettingsError, TrainSettings
 
 DELTA = 1e-5
 SPEC = load_dataset("digits").spec
@@ -245,7 +250,7 @@ def test_the_same_generator_state_gives_the_same_model_bit_for_bit(account, samp
 def test_a_secret_generator_draws_from_all_of_its_624_words(monkeypatch):
     words = np.random.default_rng(0).integers(0, 2**32, 624)
     draw = iter(words.tolist())
-    monkeypatch.setattr("client.dp_sgd.secrets.randbits", lambda bits: next(draw))
+    monkeypatch.setattr("flwr_distill.client.dp_sgd.secrets.randbits", lambda bits: next(draw))
     drawn = torch.randint(0, 2**16, (2000,), generator=secret_generator())
     twister = np.random.MT19937()
     state = {"key": words.astype(np.uint32), "pos": 624}

@@ -2,18 +2,17 @@
 
 import json
 
+import flwr_distill.client.fedhead
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr_distill.client.app import app
+from flwr_distill.client.fedhead import MEMBERS, OWN, distil_sector, mean_of_sector
+from flwr_distill.client.session import Session
+from flwr_distill.protocol.arrays import arrays_of, as_arrays
+from flwr_distill.protocol.ensemble import EnsembleDistillation
+from flwr_distill.protocol.fedhead import AGGREGATE_SECTOR, GLOBAL_MODEL, HAND_OUT, TRAIN_SECTOR
+from flwr_distill.task.models import create_model
 from safetensors.numpy import save
-
-import client.fedhead
-from client.app import app
-from client.fedhead import MEMBERS, OWN, distil_sector, mean_of_sector
-from client.session import Session
-from protocol.arrays import arrays_of, as_arrays
-from protocol.ensemble import EnsembleDistillation
-from protocol.fedhead import AGGREGATE_SECTOR, GLOBAL_MODEL, HAND_OUT, TRAIN_SECTOR
-from task.models import create_model
 
 NODE = 2**64 - 5
 
@@ -109,12 +108,12 @@ def test_a_teacher_is_trimmed_where_the_mean_is(session, monkeypatch, rule, size
         session.store.write(f"sector-model-{rank}", save(arrays_of(model)))
     members = {"server-round": 1, "rule": rule, "weights": [(rank, 1.0) for rank in range(size)]}
     session.store.write(MEMBERS, json.dumps(members).encode())
-    found, teach = [], client.fedhead.teacher_probabilities
+    found, teach = [], flwr_distill.client.fedhead.teacher_probabilities
 
     def noted(*args, **options):
         found.append(options["cut"])
         return teach(*args, **options)
 
-    monkeypatch.setattr(client.fedhead, "teacher_probabilities", noted)
+    monkeypatch.setattr(flwr_distill.client.fedhead, "teacher_probabilities", noted)
     distil_sector(session, model, EnsembleDistillation(distill_epochs=1), 1)
     assert found == [cut]

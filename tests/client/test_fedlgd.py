@@ -7,19 +7,18 @@ from dataclasses import replace
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, RecordDict
+from flwr_distill.client import fedlgd
+from flwr_distill.client.dp_sgd import PrivacyAccount
+from flwr_distill.client.fedlgd import global_samples, joined, loss_gradient, virtual_samples
+from flwr_distill.client.session import Session
+from flwr_distill.distill.errors import VirtualDataError
+from flwr_distill.distill.virtual_data import VirtualData
+from flwr_distill.protocol.fedlgd import VirtualTraining
+from flwr_distill.task.datasets import Samples
+from flwr_distill.task.models import create_model
+from flwr_distill.task.settings import SettingsError
 from torch import nn
 from torch.nn import functional
-
-from client import fedlgd
-from client.dp_sgd import PrivacyAccount
-from client.fedlgd import global_samples, joined, loss_gradient, virtual_samples
-from client.session import Session
-from distill.errors import VirtualDataError
-from distill.virtual_data import VirtualData
-from protocol.fedlgd import VirtualTraining
-from task.datasets import Samples
-from task.models import create_model
-from task.settings import SettingsError
 
 REQUEST = VirtualTraining(per_class=2, first_steps=3)
 

@@ -2,12 +2,11 @@
 
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
-
-from client import local_round
-from client.local_round import LocalRound
-from client.session import Session
-from task.backbones.random_features import RandomFourier
-from task.models import model_of
+from flwr_distill.client import local_round
+from flwr_distill.client.local_round import LocalRound
+from flwr_distill.client.session import Session
+from flwr_distill.task.backbones.random_features import RandomFourier
+from flwr_distill.task.models import model_of
 
 CONFIG = {
     "dataset": "digits",

@@ -5,18 +5,17 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr_distill.client import handlers
+from flwr_distill.client.handlers import add_methods
+from flwr_distill.protocol.hfldd import Distillation
+from flwr_distill.protocol.registry import all_methods
+from flwr_distill.strategies.cadis import CADIS
+from flwr_distill.strategies.fedhead import FedHEAD
+from flwr_distill.strategies.hfldd import HFLDD
+from flwr_distill.task.file_state import FilesChangedError
+from flwr_distill.task.settings import SettingsError
 from torch import nn
 from torch.utils.data import TensorDataset
-
-from client import handlers
-from client.handlers import add_methods
-from protocol.hfldd import Distillation
-from protocol.registry import all_methods
-from strategies.cadis import CADIS
-from strategies.fedhead import FedHEAD
-from strategies.hfldd import HFLDD
-from task.file_state import FilesChangedError
-from task.settings import SettingsError
 
 NODES, CLASSES = 4, 3
 

@@ -7,17 +7,16 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
+from flwr_distill.client import features
+from flwr_distill.client.features import kept_features
+from flwr_distill.client.local_round import build_model
+from flwr_distill.client.session import Session
+from flwr_distill.task.backbones import Frozen, fingerprint
+from flwr_distill.task.backbones.random_features import WIDTH
+from flwr_distill.task.models import model_of
+from flwr_distill.task.settings import SettingsError
 from safetensors.torch import save_file
 from torch import nn
-
-from client import features
-from client.features import kept_features
-from client.local_round import build_model
-from client.session import Session
-from task.backbones import Frozen, fingerprint
-from task.backbones.random_features import WIDTH
-from task.models import model_of
-from task.settings import SettingsError
 
 
 @pytest.fixture

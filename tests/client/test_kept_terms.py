@@ -5,15 +5,14 @@ import logging
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
-
-from client.app import app
-from client.session import Session
-from client.terms.kept import keep, kept
-from protocol.feddyn import DYNAMIC
-from protocol.moon import MODEL_CONTRAST
-from protocol.scaffold import CONTROL_VARIATE
-from task.datasets import load_dataset
-from task.models import create_model
+from flwr_distill.client.app import app
+from flwr_distill.client.session import Session
+from flwr_distill.client.terms.kept import keep, kept
+from flwr_distill.protocol.feddyn import DYNAMIC
+from flwr_distill.protocol.moon import MODEL_CONTRAST
+from flwr_distill.protocol.scaffold import CONTROL_VARIATE
+from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.models import create_model
 
 MODEL = create_model("auto", load_dataset("digits").spec, seed=0)
 RECORDS = {

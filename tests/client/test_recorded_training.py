@@ -1,16 +1,16 @@
 """Local training whose steps are recorded as a CUDA graph; a stand-in records on the CPU."""
 
+import flwr_distill.client.training
 import pytest
 import torch
+from flwr_distill.client.terms import Proximal
+from flwr_distill.client.training import epoch_batches, fit
+from flwr_distill.task.augmentation import Augment
+from flwr_distill.task.compute.cuda_graph import graphed
+from flwr_distill.task.datasets import DataSpec, Samples
+from flwr_distill.task.models import create_model
+from flwr_distill.task.settings import CHANGES
 
-import client.training
-from client.terms import Proximal
-from client.training import epoch_batches, fit
-from task.augmentation import Augment
-from task.compute.cuda_graph import graphed
-from task.datasets import DataSpec, Samples
-from task.models import create_model
-from task.settings import CHANGES
 from tests.task import cpu_graphs
 
 SPEC = DataSpec("some-set", (3, 32, 32), 4, (0.5,) * 3, (0.5,) * 3)
@@ -21,7 +21,9 @@ def graphs(monkeypatch):
     """Graphs of `fit`, which takes its device for a GPU."""
     recorded = cpu_graphs.install(monkeypatch)
     gpu = torch.device("cuda")
-    monkeypatch.setattr(client.training, "graphed", lambda step, device: graphed(step, gpu))
+    monkeypatch.setattr(
+        flwr_distill.client.training, "graphed", lambda step, device: graphed(step, gpu)
+    )
     return recorded
 
 
@@ -44,7 +46,7 @@ def test_recorded_steps_train_as_steps_one_by_one(graphs, changes):
     assert [graph.replays for graph in graphs] == [5, 1]  # of 6 full minibatches and 2 others
     graphs.clear()
     with pytest.MonkeyPatch.context() as plain:
-        plain.setattr(client.training, "graphed", lambda step, device: step)
+        plain.setattr(flwr_distill.client.training, "graphed", lambda step, device: step)
         expected, expected_weights = trained(momentum=0.9, weight_decay=0.01, changes=changes)
     assert not graphs
     assert recorded == pytest.approx(expected)

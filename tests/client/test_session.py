@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr_distill.client.session import Session
+from flwr_distill.client.training import epoch_batches
+from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.models import create_model
+from flwr_distill.task.settings import SettingsError, TaskSettings
+from flwr_distill.task.source import partition_samples
 from PIL import Image
-
-from client.session import Session
-from client.training import epoch_batches
-from task.datasets import load_dataset
-from task.models import create_model
-from task.settings import SettingsError, TaskSettings
-from task.source import partition_samples
 
 
 @pytest.fixture

@@ -3,8 +3,7 @@
 import time
 
 import pytest
-
-from client import simulation
+from flwr_distill.client import simulation
 
 
 def test_a_lock_that_another_process_keeps_is_given_up(tmp_path, monkeypatch):

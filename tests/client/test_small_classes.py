@@ -4,22 +4,21 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr_distill.client.app import app
+from flwr_distill.client.distillation import distilled
+from flwr_distill.client.fedlgd import virtual_samples
+from flwr_distill.client.session import Session
+from flwr_distill.distill.virtual_data import VirtualData
+from flwr_distill.node.asked import Asked
+from flwr_distill.node.replies import virtual_data
+from flwr_distill.protocol.fedaf import CLASS_KNOWLEDGE, DISTILL_WITH_PEERS, KNOWLEDGE
+from flwr_distill.protocol.feddm import DISTILL_AROUND
+from flwr_distill.protocol.fedlgd import VirtualTraining
+from flwr_distill.protocol.hfldd import Distillation
+from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.models import create_model
+from flwr_distill.task.settings import SettingsError
 from torch import nn
-
-from client.app import app
-from client.distillation import distilled
-from client.fedlgd import virtual_samples
-from client.session import Session
-from distill.virtual_data import VirtualData
-from node.asked import Asked
-from node.replies import virtual_data
-from protocol.fedaf import CLASS_KNOWLEDGE, DISTILL_WITH_PEERS, KNOWLEDGE
-from protocol.feddm import DISTILL_AROUND
-from protocol.fedlgd import VirtualTraining
-from protocol.hfldd import Distillation
-from task.datasets import load_dataset
-from task.models import create_model
-from task.settings import SettingsError
 
 FEWEST = 20
 

@@ -7,18 +7,17 @@ from logging import INFO
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr_distill.client import together
+from flwr_distill.client.app import app
+from flwr_distill.client.session import Session
+from flwr_distill.client.together import trains_together
+from flwr_distill.client.training import train_round
+from flwr_distill.client.training_together import train_together, why_one_by_one
+from flwr_distill.protocol.meeting import DESCRIBE
+from flwr_distill.task.datasets import Samples
+from flwr_distill.task.models import create_model
+from flwr_distill.task.settings import CHANGES, TrainSettings
 from torch import nn
-
-from client import together
-from client.app import app
-from client.session import Session
-from client.together import trains_together
-from client.training import train_round
-from client.training_together import train_together, why_one_by_one
-from protocol.meeting import DESCRIBE
-from task.datasets import Samples
-from task.models import create_model
-from task.settings import CHANGES, TrainSettings
 
 SIZES = [13, 40, 1, 24]
 NUM_NODES = 6

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-from fleet.local_federation import free_ports
-from node.processes import start_bound, stop
+from flwr_distill.fleet.local_federation import free_ports
+from flwr_distill.node.processes import start_bound, stop
 
 
 @dataclass(frozen=True)

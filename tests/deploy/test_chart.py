@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-
-from fleet.own_app import PRESETS
-from fleet.run_config import read_run_config
-from node.settings import NodeSettings
-from server.settings import RunSettings
+from flwr_distill.fleet.own_app import PRESETS
+from flwr_distill.fleet.run_config import read_run_config
+from flwr_distill.node.settings import NodeSettings
+from flwr_distill.server.settings import RunSettings
 
 helm = pytest.importorskip("helm_python", reason="Helm's code is not installed: make test-chart")
 CHART = Path(__file__).resolve().parents[2] / "docker" / "chart"

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from flwr_distill.node.metrics import NodeMetrics
+from flwr_distill.server.record.metrics import RunMetrics
 from prometheus_client import CollectorRegistry, generate_latest
-
-from node.metrics import NodeMetrics
-from server.record.metrics import RunMetrics
 
 ROOT = Path(__file__).resolve().parents[2]
 OVERLAYS = ("docker/gpu.yaml", "docker/monitoring.yaml", "docker/gate.yaml")

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-
-from node.processes import start_bound, stop
-from node.supervisor import status_file
+from flwr_distill.node.processes import start_bound, stop
+from flwr_distill.node.supervisor import status_file
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVER, NODES = "10.98.0.1", ("10.98.0.2", "10.98.0.3")

@@ -5,10 +5,9 @@ import subprocess
 import time
 
 import pytest
-
-from fleet.certificates import CertificateFolder
-from node.processes import start_bound, stop
-from node.supervisor import status_file
+from flwr_distill.fleet.certificates import CertificateFolder
+from flwr_distill.node.processes import start_bound, stop
+from flwr_distill.node.supervisor import status_file
 
 NOT_KNOWN = "the SuperLink does not know this node's key: register it"
 

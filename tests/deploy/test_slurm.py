@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 import typer
-
-from cli.main import app
-from node.settings import load_settings
+from flwr_distill.cli.main import app
+from flwr_distill.node.settings import load_settings
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "slurm" / "nodes.sbatch"
 SRUN = """#!/bin/bash

@@ -46,20 +46,25 @@ from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.servicer.serverappio.serverappio_servicer import ServerAppIoServicer
-from hypothesis import given
-from hypothesis import strategies as st
-
-from fleet.flower_1_32.callers import BoundServicer
-from fleet.flower_1_32.linkstate import (
+from flwr_distill.fleet.flower_1_32.callers import BoundServicer
+from flwr_distill.fleet.flower_1_32.linkstate import (
     RememberingLinkState,
     _server,
     app_interceptors,
     fleet_interceptors,
 )
-from fleet.flower_1_32.store import OneConnectionStore
-from node.flower_1_32.together import TogetherStub
-from protocol.flower_1_32 import together as protocol
-from protocol.flower_1_32.together import HEADER, MOST_CALLS, Together, packed, unpacked
+from flwr_distill.fleet.flower_1_32.store import OneConnectionStore
+from flwr_distill.node.flower_1_32.together import TogetherStub
+from flwr_distill.protocol.flower_1_32 import together as protocol
+from flwr_distill.protocol.flower_1_32.together import (
+    HEADER,
+    MOST_CALLS,
+    Together,
+    packed,
+    unpacked,
+)
+from hypothesis import given
+from hypothesis import strategies as st
 
 SOON = 10.0
 
@@ -283,7 +288,7 @@ def test_what_is_too_much_for_one_call_comes_with_the_next(superlink, monkeypatc
     message = superlink.send(0, size=9)
     superlink.fill(message)
     superlink.fetch(0)
-    monkeypatch.setattr("fleet.flower_1_32.together.MOST_BYTES", 20_000)
+    monkeypatch.setattr("flwr_distill.fleet.flower_1_32.together.MOST_BYTES", 20_000)
     with together(superlink) as calls:
         requests = pulls(superlink, message)
         assert 1 <= len(calls.make(superlink.nodes[0], superlink.run, requests)) < len(requests)
@@ -485,7 +490,7 @@ def calls_of_node(link):
 
 @pytest.mark.parametrize("size", [2, 20_000, 300_000], ids=["small", "large", "very large"])
 def test_a_message_and_its_reply_arrive_whole(either, size, monkeypatch):
-    monkeypatch.setattr("node.flower_1_32.together.MOST_BYTES", 400_000)
+    monkeypatch.setattr("flwr_distill.node.flower_1_32.together.MOST_BYTES", 400_000)
     monkeypatch.setattr(protocol, "MOST_BYTES", 400_000)
     message = either.send(0)
     either.fill(message)

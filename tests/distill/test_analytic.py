@@ -6,14 +6,7 @@ from operator import add
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from numpy.testing import assert_allclose
-from sklearn.covariance import oas
-from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
-from sklearn.linear_model import Ridge
-
-from distill.analytic import (
+from flwr_distill.distill.analytic import (
     STRENGTHS,
     Sums,
     best_penalty,
@@ -24,6 +17,12 @@ from distill.analytic import (
     random_directions,
     ridge,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose
+from sklearn.covariance import oas
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.linear_model import Ridge
 
 CLASSES = 4
 

@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-
-from distill.attacks import (
+from flwr_distill.distill.attacks import (
     ATTACKS,
     FOLDS,
     INVERSION_RIDGE,
@@ -14,8 +12,16 @@ from distill.attacks import (
     shares_by_least_squares,
     shares_by_shadows,
 )
-from distill.audit import Finding, Setting, attack, distilled_halves, findings, strongest
-from distill.membership import Curve, Interval, auc
+from flwr_distill.distill.audit import (
+    Finding,
+    Setting,
+    attack,
+    distilled_halves,
+    findings,
+    strongest,
+)
+from flwr_distill.distill.membership import Curve, Interval, auc
+from torch import Tensor
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from distill.audited import MEASURED, Audited, Kind, audited
-from distill.virtual_data import VirtualData
+from flwr_distill.distill.audited import MEASURED, Audited, Kind, audited
+from flwr_distill.distill.virtual_data import VirtualData
 
 DOCS = Path(__file__).parents[2] / "docs"
 ROWS = {
@@ -19,7 +18,7 @@ ROWS = {
 
 @pytest.fixture(autouse=True)
 def rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distill.audited.MEASURED", ROWS)
+    monkeypatch.setattr("flwr_distill.distill.audited.MEASURED", ROWS)
 
 
 def virtual(per_class: int = 1, **changed: object) -> VirtualData:
@@ -53,7 +52,9 @@ def test_a_start_that_was_not_audited_counts_as_real_images(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     worst = Audited(0.5, 0.9)
-    monkeypatch.setattr("distill.audited.MEASURED", ROWS | {Kind("dm", "real", 1, 1, 71): worst})
+    monkeypatch.setattr(
+        "flwr_distill.distill.audited.MEASURED", ROWS | {Kind("dm", "real", 1, 1, 71): worst}
+    )
     assert audited(virtual(init="noise"), real(71)) == worst
     assert audited(virtual(), real(71)) == ROWS[Kind("dm", "class-stats", 1, 1, 71)]
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-
-from distill.contact_sheet import contact_sheet
+from flwr_distill.distill.contact_sheet import contact_sheet
 
 
 def test_rows_are_classes_and_columns_their_images() -> None:

@@ -4,11 +4,10 @@ import math
 
 import pytest
 import torch
+from flwr_distill.distill.contrastive import supervised_contrastive_loss
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-
-from distill.contrastive import supervised_contrastive_loss
 
 
 def naive(features: Tensor, labels: Tensor, temperature: float) -> float:

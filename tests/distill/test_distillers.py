@@ -5,13 +5,12 @@ import sys
 import types
 from typing import Any
 
+import flwr_distill.distill
 import pytest
 import torch
-
-import distill
-from distill import DistillError, VirtualData, distiller
-from distill.auto import choose
-from distill.kip import VARIANTS
+from flwr_distill.distill import DistillError, VirtualData, distiller
+from flwr_distill.distill.auto import choose
+from flwr_distill.distill.kip import VARIANTS
 
 NAMES = [*VARIANTS, "dm", "auto"]
 
@@ -154,10 +153,10 @@ def test_unknown_distiller_is_refused_with_the_choices() -> None:
 
 def test_outside_distiller_is_found_by_module_and_name(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("someones_distiller")
-    module.mine = distill.distill_dm  # type: ignore[attr-defined]
+    module.mine = flwr_distill.distill.distill_dm  # type: ignore[attr-defined]
     module.number = 3  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "someones_distiller", module)
-    assert distiller("someones_distiller:mine") is distill.distill_dm
+    assert distiller("someones_distiller:mine") is flwr_distill.distill.distill_dm
     for name in ("someones_distiller:absent", "no_such_module:fn", ":fn"):
         with pytest.raises(DistillError, match="cannot be imported"):
             distiller(name)
@@ -168,8 +167,10 @@ def test_outside_distiller_is_found_by_module_and_name(monkeypatch: pytest.Monke
 def test_exports_are_exactly_what_all_says() -> None:
     public = {
         name
-        for name, value in vars(distill).items()
+        for name, value in vars(flwr_distill.distill).items()
         if not name.startswith("_") and not isinstance(value, types.ModuleType)
     }
-    assert set(distill.__all__) == public
-    assert distill.__all__ == sorted(distill.__all__, key=lambda s: (s.islower(), s))
+    assert set(flwr_distill.distill.__all__) == public
+    assert flwr_distill.distill.__all__ == sorted(
+        flwr_distill.distill.__all__, key=lambda s: (s.islower(), s)
+    )

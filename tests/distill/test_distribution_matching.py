@@ -2,14 +2,13 @@
 
 import pytest
 import torch
+from flwr_distill.distill import DistillError, distill_dm
+from flwr_distill.distill import distribution_matching as dm
+from flwr_distill.distill.augmentation import draw_augmentation
+from flwr_distill.distill.distribution_matching import Probe, alike, falling, own_groups, real_means
+from flwr_distill.distill.features import RandomConvNet
 from torch import Tensor, nn
 from torch.nn import functional
-
-from distill import DistillError, distill_dm
-from distill import distribution_matching as dm
-from distill.augmentation import draw_augmentation
-from distill.distribution_matching import Probe, alike, falling, own_groups, real_means
-from distill.features import RandomConvNet
 
 
 def naive_network(network: RandomConvNet, blocks: int = 9) -> nn.Sequential:

@@ -4,10 +4,9 @@ import math
 
 import pytest
 import torch
+from flwr_distill.distill.ensemble import distil_ensemble, saving, teacher_probabilities
+from flwr_distill.distill.errors import DistillError
 from torch import nn
-
-from distill.ensemble import distil_ensemble, saving, teacher_probabilities
-from distill.errors import DistillError
 
 
 def generator(seed=0):

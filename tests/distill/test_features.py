@@ -2,10 +2,9 @@
 
 import pytest
 import torch
+from flwr_distill.distill import DistillError
+from flwr_distill.distill.features import RandomConvNet, halve
 from torch.nn import functional
-
-from distill import DistillError
-from distill.features import RandomConvNet, halve
 
 
 @pytest.mark.parametrize("size", [(8, 8), (7, 9), (2, 3), (32, 6)])

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from flwr_distill.distill import VirtualData, distill_dm, distribution_matching, registry
+from flwr_distill.distill.forecast import forecast
 from torch import Tensor
-
-from distill import VirtualData, distill_dm, distribution_matching, registry
-from distill.forecast import forecast
 
 IMAGES, LABELS = torch.zeros(4, 1, 4, 4), torch.zeros(4).long()
 

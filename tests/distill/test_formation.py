@@ -5,24 +5,23 @@ from typing import Any
 
 import pytest
 import torch
+from flwr_distill.distill import DistillError, VirtualData, VirtualDataError, distill_dm, distiller
+from flwr_distill.distill.contact_sheet import contact_sheet
+from flwr_distill.distill.formation import LARGEST, Formation, best_formation
+from flwr_distill.distill.gradient_matching import match_gradient
+from flwr_distill.distill.kip import VARIANTS
+from flwr_distill.distill.many import distill_many
+from flwr_distill.distill.ntk import ntk
+from flwr_distill.distill.private_matching import distill_dm_privately
+from flwr_distill.distill.registry import formation_arguments
+from flwr_distill.distill.starts import start
+from flwr_distill.protocol.hfldd import Distillation, ParcelBounds
+from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.settings import SettingsError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
-
-from distill import DistillError, VirtualData, VirtualDataError, distill_dm, distiller
-from distill.contact_sheet import contact_sheet
-from distill.formation import LARGEST, Formation, best_formation
-from distill.gradient_matching import match_gradient
-from distill.kip import VARIANTS
-from distill.many import distill_many
-from distill.ntk import ntk
-from distill.private_matching import distill_dm_privately
-from distill.registry import formation_arguments
-from distill.starts import start
-from protocol.hfldd import Distillation, ParcelBounds
-from task.datasets import load_dataset
-from task.settings import SettingsError
 
 SIDES = st.integers(4, 13)
 FACTORS = st.integers(2, LARGEST)

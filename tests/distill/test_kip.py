@@ -2,12 +2,11 @@
 
 import pytest
 import torch
+from flwr_distill.distill import DistillError, distill_kip
+from flwr_distill.distill.kip import VARIANTS, kip_gradient
+from flwr_distill.distill.many import distill_many
 from torch import Tensor
 from torch.nn import functional
-
-from distill import DistillError, distill_kip
-from distill.kip import VARIANTS, kip_gradient
-from distill.many import distill_many
 
 
 def naive_ntk(x: Tensor, z: Tensor, depth: int, same: bool) -> Tensor:

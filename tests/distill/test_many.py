@@ -2,10 +2,9 @@
 
 import pytest
 import torch
+from flwr_distill.distill import distiller
+from flwr_distill.distill.many import distill_many
 from torch import Tensor
-
-from distill import distiller
-from distill.many import distill_many
 
 
 def node(seed: int, classes: int, size: int) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,8 @@
 """Negatives are made of a node's own images, and give KIP something to learn on one class."""
 
 import torch
-
-from distill import distiller
-from distill.negatives import negatives, shuffled
+from flwr_distill.distill import distiller
+from flwr_distill.distill.negatives import negatives, shuffled
 
 
 def test_negatives_keep_the_pixels_and_move_them() -> None:

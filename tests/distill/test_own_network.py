@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from flwr_distill.distill import DistillError, VirtualData, distiller
+from flwr_distill.distill.many import distill_many
+from flwr_distill.distill.own_network import network_arguments, own_network
 from safetensors.torch import save_file
 from torch import Tensor, nn
-
-from distill import DistillError, VirtualData, distiller
-from distill.many import distill_many
-from distill.own_network import network_arguments, own_network
 
 NETS = """
 import torch

@@ -4,11 +4,10 @@ import math
 
 import pytest
 import torch
+from flwr_distill.distill import DistillError, peer_matching
+from flwr_distill.distill.peer_matching import Mixed, distill_with_peers
+from flwr_distill.distill.perturbed_matching import Outputs
 from torch import nn
-
-from distill import DistillError, peer_matching
-from distill.peer_matching import Mixed, distill_with_peers
-from distill.perturbed_matching import Outputs
 
 SHAPE, CLASSES = (1, 6, 6), 3
 
@@ -63,7 +62,7 @@ def test_the_loss_is_mean_features_of_mixtures_and_the_sliced_distance_to_the_pe
     probes, monkeypatch
 ):
     monkeypatch.setattr(
-        "distill.perturbed_matching.draw_augmentation", lambda *given: nn.Identity()
+        "flwr_distill.distill.perturbed_matching.draw_augmentation", lambda *given: nn.Identity()
     )
     model, (images, labels) = network(), samples()
     made(model, weight=0.7, gamma=0.6, steps=1)
@@ -98,7 +97,7 @@ def after_the_start(images, labels):
 
 def test_a_class_that_no_peer_tells_of_takes_the_logits_of_its_own_images(probes, monkeypatch):
     monkeypatch.setattr(
-        "distill.perturbed_matching.draw_augmentation", lambda *given: nn.Identity()
+        "flwr_distill.distill.perturbed_matching.draw_augmentation", lambda *given: nn.Identity()
     )
     model, (images, labels) = network(), samples()
     made(model, known=torch.tensor([False, False, True]), steps=1)

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
+from flwr_distill.distill import DistillError
+from flwr_distill.distill.distribution_matching import Probe, real_means
+from flwr_distill.distill.perturbed_matching import Outputs, Perturbed, distill_around, perturbed
 from torch import nn
-
-from distill import DistillError
-from distill.distribution_matching import Probe, real_means
-from distill.perturbed_matching import Outputs, Perturbed, distill_around, perturbed
 
 SHAPE = (1, 6, 6)
 

@@ -5,16 +5,15 @@ import math
 from dataclasses import asdict, replace
 from typing import Any
 
+import flwr_distill.distill.privacy
 import numpy as np
 import pytest
 import torch
+from flwr_distill.distill import DistillError, VirtualDataError
+from flwr_distill.distill.privacy import PrivacyCard, nearer_to_own, privacy_card
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-
-import distill.privacy
-from distill import DistillError, VirtualDataError
-from distill.privacy import PrivacyCard, nearer_to_own, privacy_card
 
 
 def draw(n: int, seed: int = 0, shape: tuple[int, ...] = (2, 5, 3)) -> torch.Tensor:
@@ -44,7 +43,7 @@ def test_card_equals_naive_loops_whatever_the_chunks(
 ) -> None:
     virtual, real, held_back = draw(n, seed), draw(m, seed + 1), draw(k, seed + 2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(distill.privacy, "CHUNK_FLOATS", chunk)
+        patch.setattr(flwr_distill.distill.privacy, "CHUNK_FLOATS", chunk)
         card = privacy_card(virtual, real, held_back=held_back)
     assert card.yardstick is not None
     for closeness, others in [(card.own, real), (card.yardstick.held_back, held_back)]:

@@ -6,18 +6,22 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 import torch
+from flwr_distill.distill import DistillError, private_matching
+from flwr_distill.distill.augmentation import draw_augmentation
+from flwr_distill.distill.distribution_matching import real_means
+from flwr_distill.distill.features import RandomConvNet
+from flwr_distill.distill.privacy import Guarantee, PrivacyCard
+from flwr_distill.distill.private_matching import (
+    UnitFeatures,
+    distill_dm_privately,
+    noise_for,
+    noisy_means,
+)
+from flwr_distill.distill.virtual_data import VirtualData
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 from torch import Tensor
-
-from distill import DistillError, private_matching
-from distill.augmentation import draw_augmentation
-from distill.distribution_matching import real_means
-from distill.features import RandomConvNet
-from distill.privacy import Guarantee, PrivacyCard
-from distill.private_matching import UnitFeatures, distill_dm_privately, noise_for, noisy_means
-from distill.virtual_data import VirtualData
 
 
 def draw(n: int, seed: int = 0) -> Tensor:

@@ -6,14 +6,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-
-from distill import DistillError, distill_dm
-from distill.audit import Setting, attack, distilled_halves, findings, reconstruction
-from distill.distribution_matching import own_effort, real_means
-from distill.formation import Formation
-from distill.kip import distill_kip
-from distill.shadows import (
+from flwr_distill.distill import DistillError, distill_dm
+from flwr_distill.distill.audit import Setting, attack, distilled_halves, findings, reconstruction
+from flwr_distill.distill.distribution_matching import own_effort, real_means
+from flwr_distill.distill.formation import Formation
+from flwr_distill.distill.kip import distill_kip
+from flwr_distill.distill.shadows import (
     Canaries,
     bank,
     distil_subsets,
@@ -21,7 +19,8 @@ from distill.shadows import (
     draw_members,
     with_canaries,
 )
-from distill.virtual_data import VirtualData
+from flwr_distill.distill.virtual_data import VirtualData
+from torch import Tensor
 
 
 def samples(n: int = 60, classes: int = 3) -> tuple[Tensor, Tensor]:
@@ -55,7 +54,8 @@ def test_a_subset_s_means_are_of_its_own_images(monkeypatch: pytest.MonkeyPatch)
     members = halves(sets=2)
     seen = []
     monkeypatch.setattr(
-        "distill.shadows.match_means", lambda virtual, probes, *_, **__: seen.extend(probes)
+        "flwr_distill.distill.shadows.match_means",
+        lambda virtual, probes, *_, **__: seen.extend(probes),
     )
     dm_of_subsets(images, labels, members, per_class=1, steps=3)
     pairs = bank(images.shape, own_effort(images.shape, 1, None), 3, 0)
@@ -86,7 +86,7 @@ def test_matching_is_as_the_distiller_s_own(
     ) -> None:
         calls.append((virtual.clone(), len(probes), rates, tiles.factor, within))
 
-    for module in ("distill.shadows", "distill.distribution_matching"):
+    for module in ("flwr_distill.distill.shadows", "flwr_distill.distill.distribution_matching"):
         monkeypatch.setattr(f"{module}.match_means", spy)
     generator = torch.Generator().manual_seed(0)
     images, labels = torch.randn(300, 1, side, side, generator=generator), torch.arange(300) % 2
@@ -236,9 +236,11 @@ def test_copies_come_nearest_to_what_they_were_made_of_and_noise_no_more_than_by
 
     found = []
     for make in (copies, noise):
-        monkeypatch.setattr("distill.audit.distil_subsets", make)
+        monkeypatch.setattr("flwr_distill.distill.audit.distil_subsets", make)
         scores = np.zeros((6, 24, 64))
-        monkeypatch.setattr("distill.audit.attack_scores", lambda *_, own=scores, **__: own)
+        monkeypatch.setattr(
+            "flwr_distill.distill.audit.attack_scores", lambda *_, own=scores, **__: own
+        )
         halves = distilled_halves(images, labels, Setting("dm", "real", 8, formation), **asked)
         found.append(reconstruction(attack(halves, num_classes=3, seed=0)))
     of_copies, of_noise = found

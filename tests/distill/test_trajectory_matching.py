@@ -4,16 +4,15 @@ import copy
 
 import pytest
 import torch
-from torch import nn
-from torch.nn import functional
-
-from distill import DistillError, trajectory_matching
-from distill.trajectory_matching import (
+from flwr_distill.distill import DistillError, trajectory_matching
+from flwr_distill.distill.trajectory_matching import (
     draw_target,
     match_trajectory,
     sgd_step,
     squared_distance,
 )
+from torch import nn
+from torch.nn import functional
 
 SHAPE = (1, 4, 4)
 

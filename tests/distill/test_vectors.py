@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-
-from distill import DistillError, VirtualData, VirtualDataError, distiller
-from distill.auto import choose
-from distill.distribution_matching import alike
-from distill.virtual_data import Bounds
+from flwr_distill.distill import DistillError, VirtualData, VirtualDataError, distiller
+from flwr_distill.distill.auto import choose
+from flwr_distill.distill.distribution_matching import alike
+from flwr_distill.distill.virtual_data import Bounds
 
 WIDTH = 40
 CLASSES = 6

@@ -4,12 +4,11 @@ import re
 import tomllib
 
 import pytest
-
-from protocol.registry import built_in_methods
-from server.privacy import check_privacy, check_secure_sums
-from server.settings import RunSettings
-from strategies.common.registry import find_strategy
-from task.settings import SettingsError
+from flwr_distill.protocol.registry import built_in_methods
+from flwr_distill.server.privacy import check_privacy, check_secure_sums
+from flwr_distill.server.settings import RunSettings
+from flwr_distill.strategies.common.registry import find_strategy
+from flwr_distill.task.settings import SettingsError
 
 from .pages import ROOT
 

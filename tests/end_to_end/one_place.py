@@ -4,10 +4,9 @@ import json
 
 import numpy as np
 from flwr.app import Context, RecordDict
-
-from client.features import kept_features
-from client.session import Session
-from distill.analytic import Sums, best_penalty, clipped, ridge
+from flwr_distill.client.features import kept_features
+from flwr_distill.client.session import Session
+from flwr_distill.distill.analytic import Sums, best_penalty, clipped, ridge
 
 MODEL = {"model": "random-features"}
 SPLITS = {

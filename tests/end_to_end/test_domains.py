@@ -5,10 +5,9 @@ import json
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
-
-from client.app import app
-from server.app import main
-from task.datasets import Dataset, DataSpec, RawSamples
+from flwr_distill.client.app import app
+from flwr_distill.server.app import main
+from flwr_distill.task.datasets import Dataset, DataSpec, RawSamples
 
 
 def squares(root, download):
@@ -25,7 +24,7 @@ def squares(root, download):
 def test_each_node_is_evaluated_on_its_own_test_samples_and_all_count_the_same(
     memory_grid, tmp_path, monkeypatch, strategy
 ):
-    monkeypatch.setattr("task.datasets.registry.import_object", lambda name: squares)
+    monkeypatch.setattr("flwr_distill.task.datasets.registry.import_object", lambda name: squares)
     run_config = {
         "strategy": strategy,
         "dataset": "private",

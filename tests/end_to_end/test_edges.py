@@ -8,16 +8,20 @@ from pathlib import Path
 
 import pytest
 import yaml
-
-from fleet.certificates import CertificateFolder
-from fleet.flower_1_32.registration import SecureControl
-from fleet.local_federation import LocalFederation, free_ports
-from fleet.own_app import APP_DIR
-from fleet.servers import Addresses, ServerCertificate, serverapps_command, superlink_command
-from fleet.submission import submit
-from node.nursery import NODE
-from node.processes import kill_group, start_bound, stop
-from node.secret import appio_secret
+from flwr_distill.fleet.certificates import CertificateFolder
+from flwr_distill.fleet.flower_1_32.registration import SecureControl
+from flwr_distill.fleet.local_federation import LocalFederation, free_ports
+from flwr_distill.fleet.own_app import APP_DIR
+from flwr_distill.fleet.servers import (
+    Addresses,
+    ServerCertificate,
+    serverapps_command,
+    superlink_command,
+)
+from flwr_distill.fleet.submission import submit
+from flwr_distill.node.nursery import NODE
+from flwr_distill.node.processes import kill_group, start_bound, stop
+from flwr_distill.node.secret import appio_secret
 
 READY = re.compile(r"round +(\d+)/")
 

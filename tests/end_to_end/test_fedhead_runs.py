@@ -5,8 +5,7 @@ import json
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
-
-from server.app import main
+from flwr_distill.server.app import main
 
 QUICK = {
     "num-rounds": 2,

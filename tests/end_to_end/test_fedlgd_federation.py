@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-
-from distill.virtual_data import VirtualData
-from fleet.local_federation import LocalFederation
-from links.store import NodeStore
+from flwr_distill.distill.virtual_data import VirtualData
+from flwr_distill.fleet.local_federation import LocalFederation
+from flwr_distill.links.store import NodeStore
 
 ROOT = Path(__file__).resolve().parents[2]
 

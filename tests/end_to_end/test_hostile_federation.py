@@ -5,8 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
-
-from fleet.local_federation import LocalFederation
+from flwr_distill.fleet.local_federation import LocalFederation
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES = 5
@@ -20,7 +19,7 @@ import numpy as np
 from flwr.app import Array
 from flwr.clientapp import ClientApp
 
-from client.app import app as ours
+from flwr_distill.client.app import app as ours
 
 FACTORS = {1: np.nan, 3: 1000.0}
 
@@ -45,7 +44,7 @@ app = Hostile()
 def hostile_app(tmp_path):
     """Directory of an app that is ours, but for its ClientApp."""
     pyproject = (ROOT / "pyproject.toml").read_text()
-    ours, theirs = 'clientapp = "client.app:app"', 'clientapp = "hostile.client:app"'
+    ours, theirs = 'clientapp = "flwr_distill.client.app:app"', 'clientapp = "hostile.client:app"'
     assert ours in pyproject
     (tmp_path / "app" / "hostile").mkdir(parents=True)
     (tmp_path / "app" / "pyproject.toml").write_text(pyproject.replace(ours, theirs))

@@ -5,9 +5,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-
-from fleet.local_federation import LocalFederation
-from node.nursery import can_fork
+from flwr_distill.fleet.local_federation import LocalFederation
+from flwr_distill.node.nursery import can_fork
 
 APP = Path(__file__).resolve().parents[2]
 LENGTH = 85

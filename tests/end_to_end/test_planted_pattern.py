@@ -16,9 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from distill.packing import unpacked
-from fleet.local_federation import LocalFederation
+from flwr_distill.distill.packing import unpacked
+from flwr_distill.fleet.local_federation import LocalFederation
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES, SIDE = 3, 8
@@ -32,7 +31,7 @@ RECORDING = '''
 
 from flwr.common.serde import message_to_proto
 
-from strategies.hfldd import HFLDD
+from flwr_distill.strategies.hfldd import HFLDD
 
 class RecordingGrid:
     def __init__(self, grid, file):
@@ -62,7 +61,7 @@ class Recording(HFLDD):
 
 UNSEALED = """
 
-from distill.packing import packed, unpacked
+from flwr_distill.distill.packing import packed, unpacked
 
 
 def seal(payload, waybill, run_id, key):

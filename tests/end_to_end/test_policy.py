@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-
-from fleet.local_federation import LocalFederation
-from fleet.submission import RunOutcome
-from node.outbox import FOLDER, entries
-from node.processes import start_bound, stop
-from node.supervisor import status_file
-from server.page.run_files import read_run
+from flwr_distill.fleet.local_federation import LocalFederation
+from flwr_distill.fleet.submission import RunOutcome
+from flwr_distill.node.outbox import FOLDER, entries
+from flwr_distill.node.processes import start_bound, stop
+from flwr_distill.node.supervisor import status_file
+from flwr_distill.server.page.run_files import read_run
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = {"num-rounds": 1, "min-nodes": 1, "train.local-epochs": 1, "phase-timeout": 60.0}

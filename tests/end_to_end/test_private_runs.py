@@ -10,13 +10,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
-
-from client import app as ours
-from server.app import main
-from server.page.privacy import spent
-from server.page.run_files import read_run
-from task.datasets import load_dataset
-from task.models import create_model
+from flwr_distill.client import app as ours
+from flwr_distill.server.app import main
+from flwr_distill.server.page.privacy import spent
+from flwr_distill.server.page.run_files import read_run
+from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.models import create_model
 
 QUICK = {"num-rounds": 2, "min-nodes": 4, "train.local-epochs": 1}
 PRIVATE_HFLDD = {

@@ -6,9 +6,8 @@ import logging
 
 import pytest
 from flwr.app import Context, RecordDict
-
-from server.app import main
-from task.settings import SettingsError
+from flwr_distill.server.app import main
+from flwr_distill.task.settings import SettingsError
 
 QUICK = {"num-rounds": 2, "train.local-epochs": 1, "hfldd.distill-steps": 3}
 
@@ -60,7 +59,8 @@ def test_a_run_leaves_metrics_settings_topology_traffic_curve_and_model(run):
 def test_the_log_has_one_line_a_round_with_accuracy_bytes_and_time_left(run, monkeypatch):
     lines = []
     monkeypatch.setattr(
-        "server.record.recorder.log", lambda level, text, *args: lines.append(text % args)
+        "flwr_distill.server.record.recorder.log",
+        lambda level, text, *args: lines.append(text % args),
     )
     run(strategy="fedavg")
     rounds = [line for line in lines if line.startswith("round")]

@@ -8,23 +8,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
+from flwr_distill.cli.main import app
+from flwr_distill.client.app import app as client_app
+from flwr_distill.client.secure_sums import SumRefusedError
+from flwr_distill.fleet.local_federation import LocalFederation
+from flwr_distill.links.digits import NUM_DIGITS
+from flwr_distill.protocol.arrays import as_record
+from flwr_distill.protocol.meeting import COLUMNS, DESCRIBE_COLUMNS
+from flwr_distill.protocol.messages import METRICS
+from flwr_distill.protocol.secure_sums import MASKED, UNMASK, masked_in
+from flwr_distill.server.export.prediction import read_model
+from flwr_distill.server.page.run_files import read_run
+from flwr_distill.server.roster import TooFewNodesError
+from flwr_distill.task.settings import SettingsError
 from sklearn.linear_model import LogisticRegression
 from typer.testing import CliRunner
 
 from benchmarks.in_process import run_in_process
-from cli.main import app
-from client.app import app as client_app
-from client.secure_sums import SumRefusedError
-from fleet.local_federation import LocalFederation
-from links.digits import NUM_DIGITS
-from protocol.arrays import as_record
-from protocol.meeting import COLUMNS, DESCRIBE_COLUMNS
-from protocol.messages import METRICS
-from protocol.secure_sums import MASKED, UNMASK, masked_in
-from server.export.prediction import read_model
-from server.page.run_files import read_run
-from server.roster import TooFewNodesError
-from task.settings import SettingsError
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSPITALS = ROOT.parent / "shared/data/heart_disease"
@@ -287,7 +287,7 @@ def check_scale_of(wards, runs):
 
 
 def test_more_nodes_than_a_sum_can_have_are_in_several(tmp_path, monkeypatch):
-    monkeypatch.setattr("server.columns.MOST", 3)
+    monkeypatch.setattr("flwr_distill.server.columns.MOST", 3)
     wards = [write_ward(tmp_path, name, 20) for name in "abcdef"]
     run_in_process(SUMMED, wards, tmp_path / "runs")
     check_scale_of(wards, tmp_path / "runs")

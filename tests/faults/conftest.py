@@ -14,10 +14,9 @@ import pytest
 from flwr.proto.control_pb2 import UnregisterNodeRequest
 from flwr.proto.control_pb2_grpc import ControlStub
 from flwr.supercore.grpc import create_channel
-
-from fleet.local_federation import CONNECTION, LocalFederation, free_ports
-from node.processes import kill_group, start_bound, stop
-from node.supervisor import status_file
+from flwr_distill.fleet.local_federation import CONNECTION, LocalFederation, free_ports
+from flwr_distill.node.processes import kill_group, start_bound, stop
+from flwr_distill.node.supervisor import status_file
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES = 5
@@ -244,8 +243,8 @@ def faulty_app(tmp_path_factory):
     ours = text[text.index("[tool.flwr.app]") :]
     (folder / "pyproject.toml").write_text(
         '[project]\nname = "faulty"\nversion = "1.0.0"\nlicense = "Apache-2.0"\n'
-        + ours.replace("server.app:app", "faulty.server:app").replace(
-            "client.app:app", "faulty.client:app"
+        + ours.replace("flwr_distill.server.app:app", "faulty.server:app").replace(
+            "flwr_distill.client.app:app", "faulty.client:app"
         )
     )
     return folder

@@ -17,12 +17,11 @@ from statistics import median
 
 import grpc
 import pytest
-
-from fleet.flower_1_32.superlink import SuperLinkError
-from fleet.submission import RunError
-from protocol.fedhead import AGGREGATE_SECTOR, DISTILL_SECTOR, TRAIN_SECTOR
-from protocol.fedlgd import TRAIN_VIRTUAL
-from protocol.hfldd import DISTILL, NUM_PARCELS, RECEIVE, TRAIN_POOL
+from flwr_distill.fleet.flower_1_32.superlink import SuperLinkError
+from flwr_distill.fleet.submission import RunError
+from flwr_distill.protocol.fedhead import AGGREGATE_SECTOR, DISTILL_SECTOR, TRAIN_SECTOR
+from flwr_distill.protocol.fedlgd import TRAIN_VIRTUAL
+from flwr_distill.protocol.hfldd import DISTILL, NUM_PARCELS, RECEIVE, TRAIN_POOL
 
 
 class Fault(Enum):

@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-
-from fleet.local_federation import LocalFederation
+from flwr_distill.fleet.local_federation import LocalFederation
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES, SECTORS, ROUNDS = 6, 2, 3
@@ -21,8 +20,8 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-from protocol.fedhead import DISTILL_SECTOR
-from strategies.fedhead.strategy import FedHEAD
+from flwr_distill.protocol.fedhead import DISTILL_SECTOR
+from flwr_distill.strategies.fedhead.strategy import FedHEAD
 
 class KillingGrid:
     def __init__(self, grid, nodes):

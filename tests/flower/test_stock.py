@@ -10,9 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 
 import pytest
-
-from node.stock import is_stock
-from node.supervisor import status_file
+from flwr_distill.node.stock import is_stock
+from flwr_distill.node.supervisor import status_file
 
 from .conftest import ROOT
 

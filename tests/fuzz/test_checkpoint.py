@@ -8,12 +8,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
-from hypothesis import given
-from hypothesis import strategies as st
-from safetensors import safe_open
-from safetensors.numpy import load_file, save
-
-from server.record.checkpoint import (
+from flwr_distill.server.record.checkpoint import (
     FORMAT,
     KEY,
     Checkpoint,
@@ -21,7 +16,11 @@ from server.record.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from server.record.packing import pack, unpack
+from flwr_distill.server.record.packing import pack, unpack
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.numpy import load_file, save
 
 from .conftest import FUZZ, JSON, damaged
 

@@ -8,15 +8,14 @@ from uuid import UUID
 import grpc
 import pytest
 from flwr.app import ConfigRecord
+from flwr_distill.links import LinkError, introduce, receive, send
+from flwr_distill.links.links_pb2 import Header, Part
+from flwr_distill.links.mailbox import Mailbox
+from flwr_distill.links.records import Introduction, Waybill
+from flwr_distill.links.routes import Links
+from flwr_distill.links.store import NodeStore
 from hypothesis import example, given
 from hypothesis import strategies as st
-
-from links import LinkError, introduce, receive, send
-from links.links_pb2 import Header, Part
-from links.mailbox import Mailbox
-from links.records import Introduction, Waybill
-from links.routes import Links
-from links.store import NodeStore
 
 from .conftest import FUZZ, damaged
 

@@ -14,34 +14,34 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, MetricRecord, RecordDict
 from flwr.common.logger import FLOWER_LOGGER
+from flwr_distill.distill.analytic import Sums
+from flwr_distill.distill.virtual_data import VirtualData
+from flwr_distill.protocol.analytic import record_of
+from flwr_distill.protocol.arrays import as_arrays, as_record
+from flwr_distill.protocol.meeting import requirement_of
+from flwr_distill.protocol.registry import built_in_methods, phases_of
+from flwr_distill.protocol.replies import NothingUsableError
+from flwr_distill.server.grid.metered import QuorumError
+from flwr_distill.server.grid.screening import ScreeningGrid
+from flwr_distill.server.names import names_in_log
+from flwr_distill.server.record.journal import Journal
+from flwr_distill.server.record.packing import pack
+from flwr_distill.server.record.resume import state_of
+from flwr_distill.server.roster import Roster, meet_nodes
+from flwr_distill.server.rounds import NothingLearntError, Rounds
+from flwr_distill.server.settings import composed_settings
+from flwr_distill.server.strategy import strategy_of_run
+from flwr_distill.server.task import Task
+from flwr_distill.strategies.common.directory import Directory
+from flwr_distill.strategies.common.registry import find_strategy
+from flwr_distill.strategies.common.waiting import TooFewNodesError
+from flwr_distill.task.datasets import DataSpec
+from flwr_distill.task.settings import nested
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from benchmarks.in_process import FIRST_NODE, InProcessGrid
-from distill.analytic import Sums
-from distill.virtual_data import VirtualData
-from protocol.analytic import record_of
-from protocol.arrays import as_arrays, as_record
-from protocol.meeting import requirement_of
-from protocol.registry import built_in_methods, phases_of
-from protocol.replies import NothingUsableError
-from server.grid.metered import QuorumError
-from server.grid.screening import ScreeningGrid
-from server.names import names_in_log
-from server.record.journal import Journal
-from server.record.packing import pack
-from server.record.resume import state_of
-from server.roster import Roster, meet_nodes
-from server.rounds import NothingLearntError, Rounds
-from server.settings import composed_settings
-from server.strategy import strategy_of_run
-from server.task import Task
-from strategies.common.directory import Directory
-from strategies.common.registry import find_strategy
-from strategies.common.waiting import TooFewNodesError
-from task.datasets import DataSpec
-from task.settings import nested
 
 from .conftest import FUZZ
 from .test_replies import KEYS, NAMES, records, replies
@@ -394,7 +394,7 @@ def play(name, answers, folder, links="relay", defended=False):
         with (
             names_in_log(directory.names),
             Journal(folder / "journal.jsonl") as journal,
-            patch("server.rounds.save_checkpoint", packed),
+            patch("flwr_distill.server.rounds.save_checkpoint", packed),
         ):
             grid = ScreeningGrid(
                 InProcessGrid(nodes),

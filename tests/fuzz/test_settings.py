@@ -3,16 +3,15 @@
 from contextlib import suppress
 
 import pytest
+from flwr_distill.links.records import Delivery, Introduction, Parcel, Route
+from flwr_distill.protocol.ensemble import EnsembleDistillation
+from flwr_distill.protocol.fedlgd import GlobalData, VirtualTraining
+from flwr_distill.protocol.hfldd import Distillation
+from flwr_distill.server.page.run_files import flat
+from flwr_distill.server.settings import RunSettings, default_settings
+from flwr_distill.task.settings import SettingsError, TaskSettings, TrainSettings
 from hypothesis import example, given
 from hypothesis import strategies as st
-
-from links.records import Delivery, Introduction, Parcel, Route
-from protocol.ensemble import EnsembleDistillation
-from protocol.fedlgd import GlobalData, VirtualTraining
-from protocol.hfldd import Distillation
-from server.page.run_files import flat
-from server.settings import RunSettings, default_settings
-from task.settings import SettingsError, TaskSettings, TrainSettings
 
 from .conftest import FUZZ
 

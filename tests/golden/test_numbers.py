@@ -7,16 +7,15 @@ from dataclasses import asdict
 import pytest
 import torch
 from flwr.app import Context, RecordDict
-
-from distill.augmentation import draw_augmentation
-from distill.kip import VARIANTS
-from distill.private_matching import distill_dm_privately
-from distill.registry import distiller
-from protocol.registry import built_in_methods
-from server.app import main
-from task.datasets import DataSpec
-from task.datasets.registry import _ENTRIES
-from task.models import create_model, model_names
+from flwr_distill.distill.augmentation import draw_augmentation
+from flwr_distill.distill.kip import VARIANTS
+from flwr_distill.distill.private_matching import distill_dm_privately
+from flwr_distill.distill.registry import distiller
+from flwr_distill.protocol.registry import built_in_methods
+from flwr_distill.server.app import main
+from flwr_distill.task.datasets import DataSpec
+from flwr_distill.task.datasets.registry import _ENTRIES
+from flwr_distill.task.models import create_model, model_names
 
 SLOW = {"efficientnet-lite0", "resnet18"}
 

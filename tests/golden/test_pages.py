@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import pytest
-
-from server.page.comparison_page import comparison_page
-from server.page.run_files import read_run
-from server.page.run_page import run_page
+from flwr_distill.server.page.comparison_page import comparison_page
+from flwr_distill.server.page.run_files import read_run
+from flwr_distill.server.page.run_page import run_page
 
 RUNS = Path(__file__).parent / "runs"
 

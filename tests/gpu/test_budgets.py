@@ -4,22 +4,22 @@ from functools import partial
 
 import pytest
 import torch
+from flwr_distill.client.cadis import Relational
+from flwr_distill.client.dp_sgd import PrivacyAccount, PrivateTraining
+from flwr_distill.client.fedlgd import Contrastive
+from flwr_distill.client.terms import Proximal
+from flwr_distill.client.training import train_round
+from flwr_distill.distill.distribution_matching import distill_dm
+from flwr_distill.distill.ensemble import distil_ensemble
+from flwr_distill.distill.gradient_matching import match_gradient
+from flwr_distill.distill.kip import distill_kip
+from flwr_distill.links.store import NodeStore
+from flwr_distill.task.datasets import Samples
+from flwr_distill.task.datasets.text import text_spec
+from flwr_distill.task.models import create_model
+from flwr_distill.task.settings import CHANGES, TrainSettings
 from torch import nn
 
-from client.cadis import Relational
-from client.dp_sgd import PrivacyAccount, PrivateTraining
-from client.fedlgd import Contrastive
-from client.terms import Proximal
-from client.training import train_round
-from distill.distribution_matching import distill_dm
-from distill.ensemble import distil_ensemble
-from distill.gradient_matching import match_gradient
-from distill.kip import distill_kip
-from links.store import NodeStore
-from task.datasets import Samples
-from task.datasets.text import text_spec
-from task.models import create_model
-from task.settings import CHANGES, TrainSettings
 from tests.gpu.work import GPU, SPEC, generator, samples
 
 

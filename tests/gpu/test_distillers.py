@@ -6,19 +6,19 @@ from dataclasses import astuple, replace
 import numpy as np
 import pytest
 import torch
+from flwr_distill.cli.judge import JUDGES, QUICK
+from flwr_distill.cli.main import app
+from flwr_distill.distill import VirtualData, distiller
+from flwr_distill.distill.augmentation import draw_augmentation
+from flwr_distill.distill.ensemble import distil_ensemble, teacher_probabilities
+from flwr_distill.distill.gradient_matching import match_gradient
+from flwr_distill.distill.kip import distill_kip_many
+from flwr_distill.distill.private_matching import distill_dm_privately
+from flwr_distill.distill.registry import _DISTILLERS
+from flwr_distill.distill.starts import smoothed
 from torch import nn
 from typer.testing import CliRunner
 
-from cli.judge import JUDGES, QUICK
-from cli.main import app
-from distill import VirtualData, distiller
-from distill.augmentation import draw_augmentation
-from distill.ensemble import distil_ensemble, teacher_probabilities
-from distill.gradient_matching import match_gradient
-from distill.kip import distill_kip_many
-from distill.private_matching import distill_dm_privately
-from distill.registry import _DISTILLERS
-from distill.starts import smoothed
 from tests.gpu.work import ACCURACY, ADAM, ONE_PASS, SGD, generator
 
 IMAGES = torch.randn(18, 1, 8, 8, generator=generator())

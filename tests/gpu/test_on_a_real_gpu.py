@@ -2,25 +2,25 @@
 
 import logging
 
+import flwr_distill.client.training
+import flwr_distill.distill.distribution_matching
+import flwr_distill.distill.kip
 import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
+from flwr_distill.client.session import Session
+from flwr_distill.client.training import epoch_batches, fit, train_round
+from flwr_distill.client.training_together import train_together
+from flwr_distill.distill import distiller
+from flwr_distill.task.augmentation import Augment
+from flwr_distill.task.compute import device as compute_device
+from flwr_distill.task.compute.cuda_graph import graphed
+from flwr_distill.task.compute.device import place
+from flwr_distill.task.compute.precision import products_in
+from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.models import create_model
+from flwr_distill.task.settings import CHANGES, TrainSettings
 
-import client.training
-import distill.distribution_matching
-import distill.kip
-from client.session import Session
-from client.training import epoch_batches, fit, train_round
-from client.training_together import train_together
-from distill import distiller
-from task.augmentation import Augment
-from task.compute import device as compute_device
-from task.compute.cuda_graph import graphed
-from task.compute.device import place
-from task.compute.precision import products_in
-from task.datasets import load_dataset
-from task.models import create_model
-from task.settings import CHANGES, TrainSettings
 from tests.gpu.work import ADAM, ONE_PASS, REAL_GPU, SGD, SPEC, Place, generator, samples
 from tests.node.workers import notes_of_worker
 
@@ -105,7 +105,11 @@ def test_steps_are_recorded_and_replayed_and_give_what_they_give_one_by_one(
     losses, result = do()
     assert len(replayed) >= fewest
     number = len(replayed)
-    for module in (client.training, distill.kip, distill.distribution_matching):
+    for module in (
+        flwr_distill.client.training,
+        flwr_distill.distill.kip,
+        flwr_distill.distill.distribution_matching,
+    ):
         monkeypatch.setattr(module, "graphed", lambda step, device: step)
     expected_losses, expected = do()
     assert len(replayed) == number

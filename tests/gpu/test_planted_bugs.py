@@ -3,20 +3,20 @@
 import copy
 from types import SimpleNamespace
 
+import flwr_distill.client.feddyn
+import flwr_distill.client.local_round
+import flwr_distill.client.moon
+import flwr_distill.client.scaffold
+import flwr_distill.client.session
+import flwr_distill.client.training
+import flwr_distill.server.evaluation
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord
+from flwr_distill.client.terms.proximal import Proximal
+from flwr_distill.distill import distiller
+from flwr_distill.distill.augmentation import Augmentation
 
-import client.feddyn
-import client.local_round
-import client.moon
-import client.scaffold
-import client.session
-import client.training
-import server.evaluation
-from client.terms.proximal import Proximal
-from distill import distiller
-from distill.augmentation import Augmentation
 from tests.gpu.work import GPU, generator, samples
 
 
@@ -51,13 +51,17 @@ def test_a_mask_left_on_the_cpu(gpus, plant):
 
 def test_a_second_model_left_on_the_cpu(gpus, federation, plant):
     on_cpu = SimpleNamespace(deepcopy=lambda model: copy.deepcopy(model).cpu())
-    plant(client.moon, "copy", on_cpu)
+    plant(flwr_distill.client.moon, "copy", on_cpu)
     with found("same device"):
         federation(GPU, strategy="moon")
 
 
 def test_state_made_on_the_cpu(gpus, federation, plant):
-    plant(client.scaffold, "zeros", lambda like: {k: torch.zeros(v.shape) for k, v in like.items()})
+    plant(
+        flwr_distill.client.scaffold,
+        "zeros",
+        lambda like: {k: torch.zeros(v.shape) for k, v in like.items()},
+    )
     with found("same device"):
         federation(GPU, strategy="scaffold")
 
@@ -66,14 +70,14 @@ def test_state_made_on_the_first_gpu_instead_of_the_models(gpus, federation, pla
     def zeros(like):
         return {name: torch.zeros(value.shape, device="cuda") for name, value in like.items()}
 
-    plant(client.feddyn, "zeros", zeros)
+    plant(flwr_distill.client.feddyn, "zeros", zeros)
     with found("cuda:0 and cuda:1"):
         federation(GPU, strategy="feddyn")
 
 
 def test_a_generator_of_the_gpu_where_one_of_the_cpu_is_needed(gpus, federation, plant):
     make = torch.Generator
-    plant(client.session, "_generator", lambda *words: make(GPU))
+    plant(flwr_distill.client.session, "_generator", lambda *words: make(GPU))
     with found("Expected a 'cpu' device type for generator but found 'cuda'"):
         federation(GPU, strategy="fedavg")
 
@@ -83,7 +87,7 @@ def test_an_array_of_numpy_from_the_gpu(gpus, federation, plant):
         state = self.model.state_dict()
         return ArrayRecord({name: Array(value.numpy()) for name, value in state.items()})
 
-    plant(client.local_round.LocalRound, "trained_model", arrays)
+    plant(flwr_distill.client.local_round.LocalRound, "trained_model", arrays)
     with found("can't convert cuda:1 device type tensor to numpy"):
         federation(GPU, strategy="fedavg")
 
@@ -101,20 +105,20 @@ def test_a_result_added_to_a_sum_on_the_cpu(gpus, federation, plant):
 
 
 def test_a_gpu_beyond_the_last(gpus, federation, plant):
-    plant(client.session, "choose_device", lambda *given: torch.device("cuda:2"))
+    plant(flwr_distill.client.session, "choose_device", lambda *given: torch.device("cuda:2"))
     with found("invalid device ordinal"):
         federation(GPU, strategy="fedavg")
 
 
 def test_a_model_moved_in_inference_mode_and_loaded_again(gpus, federation, plant):
-    predict = server.evaluation.predict
+    predict = flwr_distill.server.evaluation.predict
 
     @torch.inference_mode()
     def moving(model, samples, device="cpu"):
         model.to(device)
         return predict(model, samples, device)
 
-    plant(server.evaluation, "predict", moving)
+    plant(flwr_distill.server.evaluation, "predict", moving)
     with found("Inplace update to inference tensor"):
         federation(GPU, strategy="fedavg", model="resnet8", train__batch_size=64)
 
@@ -128,15 +132,15 @@ def test_a_number_read_in_each_step(training_step, plant):
 
 
 def test_a_boolean_index_in_each_step(training_step, plant):
-    plant(client.training, "hard_labels", lambda labels: labels[labels >= 0])
+    plant(flwr_distill.client.training, "hard_labels", lambda labels: labels[labels >= 0])
     assert training_step().waits == 1
 
 
 def test_minibatches_drawn_on_the_cpu_and_left_there(training_step, plant):
-    draw = client.training.epoch_batches
+    draw = flwr_distill.client.training.epoch_batches
 
     def on_cpu(labels, *given, **options):
         return draw(labels.cpu(), *given, **options)
 
-    plant(client.training, "epoch_batches", on_cpu)
+    plant(flwr_distill.client.training, "epoch_batches", on_cpu)
     assert training_step().copies == 2

@@ -3,25 +3,25 @@
 from pathlib import Path
 from types import SimpleNamespace
 
+import flwr_distill.client.dp_sgd
 import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+from flwr_distill.client.dp_sgd import PrivacyAccount, PrivateTraining, secret_generator
+from flwr_distill.client.session import Session
+from flwr_distill.client.terms import loss_terms
+from flwr_distill.client.training import soft_labels, train_round
+from flwr_distill.links.store import NodeStore
+from flwr_distill.protocol.class_means import record_of_means
+from flwr_distill.protocol.fedhkd import FedHKDSettings
+from flwr_distill.protocol.registry import all_methods
+from flwr_distill.protocol.vhl import VHLSettings
+from flwr_distill.task.datasets import Samples
+from flwr_distill.task.evaluation import evaluate_model
+from flwr_distill.task.models import create_model
+from flwr_distill.task.settings import CHANGES
 
-import client.dp_sgd
-from client.dp_sgd import PrivacyAccount, PrivateTraining, secret_generator
-from client.session import Session
-from client.terms import loss_terms
-from client.training import soft_labels, train_round
-from links.store import NodeStore
-from protocol.class_means import record_of_means
-from protocol.fedhkd import FedHKDSettings
-from protocol.registry import all_methods
-from protocol.vhl import VHLSettings
-from task.datasets import Samples
-from task.evaluation import evaluate_model
-from task.models import create_model
-from task.settings import CHANGES
 from tests.gpu.work import ADAM, ONE_PASS, SGD, SPEC, generator
 
 MEANS = {c: np.full(64, 0.1 * c, np.float32) for c in (1, 2)}
@@ -151,7 +151,7 @@ def test_private_training_is_that_of_the_cpu_but_for_its_noise(gpu, node, monkey
     def noise_generator(device, generator):
         return torch.Generator(device).manual_seed(0)
 
-    monkeypatch.setattr(client.dp_sgd, "_on", noise_generator)
+    monkeypatch.setattr(flwr_distill.client.dp_sgd, "_on", noise_generator)
 
     def run(device):
         session, model = node(device, **terms)

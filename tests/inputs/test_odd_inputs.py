@@ -19,17 +19,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flwr_distill.cli.main import app
+from flwr_distill.fleet.run_config import read_run_config
+from flwr_distill.node.settings import load_settings
+from flwr_distill.task.datasets import DataSpec, labels_of, load_dataset, load_private_data
+from flwr_distill.task.datasets.text import token_ids
+from flwr_distill.task.labels import LabelMap
+from flwr_distill.task.partition import partition_indices
+from flwr_distill.task.settings import TaskSettings
 from PIL import Image
 from typer.testing import CliRunner
-
-from cli.main import app
-from fleet.run_config import read_run_config
-from node.settings import load_settings
-from task.datasets import DataSpec, labels_of, load_dataset, load_private_data
-from task.datasets.text import token_ids
-from task.labels import LabelMap
-from task.partition import partition_indices
-from task.settings import TaskSettings
 
 CAFE, SPLIT_CAFE = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
 GREY = DataSpec("own", (1, 2, 2), 2, (0.5,), (0.5,))

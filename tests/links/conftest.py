@@ -15,16 +15,15 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-
-from client.session import RunSource
-from fleet.local_federation import free_ports
-from links.mailbox import Mailbox, start_server
-from links.records import Introduction
-from links.routes import Links
-from links.store import NodeStore
-from links.transfer import introduce
-from node.notes import Notes
-from node.supervisor import MAILBOX_ENVIRONMENT
+from flwr_distill.client.session import RunSource
+from flwr_distill.fleet.local_federation import free_ports
+from flwr_distill.links.mailbox import Mailbox, start_server
+from flwr_distill.links.records import Introduction
+from flwr_distill.links.routes import Links
+from flwr_distill.links.store import NodeStore
+from flwr_distill.links.transfer import introduce
+from flwr_distill.node.notes import Notes
+from flwr_distill.node.supervisor import MAILBOX_ENVIRONMENT
 
 RUN = 2**63 + 5
 SENDER, RECEIVER, STRANGER = 2**64 - 17, 2**64 - 18, 2**64 - 19
@@ -50,8 +49,8 @@ links = "direct"
 from dataclasses import dataclass
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from links import introduce, receive, send
-from links.store import NodeStore
+from flwr_distill.links import introduce, receive, send
+from flwr_distill.links.store import NodeStore
 
 app = ClientApp()
 
@@ -81,8 +80,8 @@ def take(message: Message, context: Context) -> Message:
     "sending/server.py": """
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
-from links.routes import Links
-from strategies.common.directory import Directory
+from flwr_distill.links.routes import Links
+from flwr_distill.strategies.common.directory import Directory
 
 app = ServerApp()
 
@@ -233,7 +232,7 @@ def mailbox_process(party, tmp_path):
             with theirs, log_file.open("w") as stderr:
                 process = subprocess.Popen(
                     [
-                        *(sys.executable, "-m", "node.mailbox"),
+                        *(sys.executable, "-m", "flwr_distill.node.mailbox"),
                         *(str(theirs.fileno()), str(config)),
                     ],
                     env={**os.environ, **MAILBOX_ENVIRONMENT},

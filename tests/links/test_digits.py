@@ -4,9 +4,8 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-
-from links.digits import LARGEST_EXACT, digits_of, number_of
-from links.masks import LARGEST_VALUE, MOST, dequantised, quantised
+from flwr_distill.links.digits import LARGEST_EXACT, digits_of, number_of
+from flwr_distill.links.masks import LARGEST_VALUE, MOST, dequantised, quantised
 
 NUMBERS = [
     *(0, 1, -1, 255, 256, -256, 0.1, -1e-6, 1.75e12, 3e24, 2.0**-512, -(2.0**-512)),

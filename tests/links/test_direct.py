@@ -8,14 +8,13 @@ from pathlib import Path
 
 import grpc
 import pytest
-
-from links import LinkError, direct, introduce
-from links.credentials import Credentials
-from links.folder import LinkFolder, remove_expired
-from links.links_pb2 import Header, Part
-from links.links_pb2_grpc import MailboxStub
-from links.mailbox import Mailbox, start_server
-from links.records import Route, Waybill
+from flwr_distill.links import LinkError, direct, introduce
+from flwr_distill.links.credentials import Credentials
+from flwr_distill.links.folder import LinkFolder, remove_expired
+from flwr_distill.links.links_pb2 import Header, Part
+from flwr_distill.links.links_pb2_grpc import MailboxStub
+from flwr_distill.links.mailbox import Mailbox, start_server
+from flwr_distill.links.records import Route, Waybill
 
 from .conftest import RECEIVER, RUN, SENDER, STRANGER
 

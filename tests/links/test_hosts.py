@@ -9,10 +9,9 @@ import time
 import pytest
 import yaml
 from cryptography.x509.oid import ExtendedKeyUsageOID
-
-from fleet.local_federation import LocalFederation
-from node.processes import start_bound, stop
-from node.supervisor import status_file
+from flwr_distill.fleet.local_federation import LocalFederation
+from flwr_distill.node.processes import start_bound, stop
+from flwr_distill.node.supervisor import status_file
 
 pytestmark = [
     pytest.mark.slow,

@@ -9,15 +9,18 @@ from contextlib import contextmanager
 
 import grpc
 import pytest
-
-from links import LinkError, direct, mailbox, receive, send, streams
-from links.credentials import Credentials
-from links.folder import LinkFolder
-from links.links_pb2 import Part
-from links.links_pb2_grpc import MailboxServicer, MailboxStub, add_MailboxServicer_to_server
-from links.records import Route
-from links.streams import STREAMS_OF_A_CERTIFICATE, Admission, Peer, time_for
-from links.transfer import introduce
+from flwr_distill.links import LinkError, direct, mailbox, receive, send, streams
+from flwr_distill.links.credentials import Credentials
+from flwr_distill.links.folder import LinkFolder
+from flwr_distill.links.links_pb2 import Part
+from flwr_distill.links.links_pb2_grpc import (
+    MailboxServicer,
+    MailboxStub,
+    add_MailboxServicer_to_server,
+)
+from flwr_distill.links.records import Route
+from flwr_distill.links.streams import STREAMS_OF_A_CERTIFICATE, Admission, Peer, time_for
+from flwr_distill.links.transfer import introduce
 
 from .conftest import RECEIVER, RUN, SENDER
 from .test_direct import SEALED, header_of, route_to, wait_until

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 from flwr.app import ConfigRecord
-
-from fleet.certificates import CertificateFolder
-from fleet.node_request import request_node
-from links import LinkError, receive, send
-from links.credentials import Credentials
+from flwr_distill.fleet.certificates import CertificateFolder
+from flwr_distill.fleet.node_request import request_node
+from flwr_distill.links import LinkError, receive, send
+from flwr_distill.links.credentials import Credentials
 
 from .conftest import RECEIVER, SENDER, STRANGER
 

@@ -3,10 +3,7 @@
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from links.masks import (
+from flwr_distill.links.masks import (
     LARGEST_VALUE,
     MOST_WEIGHT,
     dequantised,
@@ -17,7 +14,9 @@ from links.masks import (
     stream,
     threshold,
 )
-from links.shares import create_shares
+from flwr_distill.links.shares import create_shares
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 SEED = bytes(range(32))
 

@@ -6,9 +6,8 @@ import signal
 import time
 
 import pytest
-
-from fleet.local_federation import LocalFederation
-from node.supervisor import status_file
+from flwr_distill.fleet.local_federation import LocalFederation
+from flwr_distill.node.supervisor import status_file
 
 
 @pytest.fixture(scope="module")

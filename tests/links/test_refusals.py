@@ -4,14 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-
-from client.hfldd import keep_parcel
-from distill import VirtualData
-from links import send
-from links.records import VIRTUAL_DATA
-from protocol.hfldd import ParcelBounds
-from task.datasets import DataSpec
-from task.settings import TaskSettings
+from flwr_distill.client.hfldd import keep_parcel
+from flwr_distill.distill import VirtualData
+from flwr_distill.links import send
+from flwr_distill.links.records import VIRTUAL_DATA
+from flwr_distill.protocol.hfldd import ParcelBounds
+from flwr_distill.task.datasets import DataSpec
+from flwr_distill.task.settings import TaskSettings
 
 from .conftest import RECEIVER, SENDER, STRANGER
 

@@ -3,12 +3,11 @@
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from flwr_distill.links.errors import LinkError
+from flwr_distill.links.records import LARGEST_PARCEL, VIRTUAL_DATA, Peered
+from flwr_distill.links.seal import seal, sealed_size, unseal
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from links.errors import LinkError
-from links.records import LARGEST_PARCEL, VIRTUAL_DATA, Peered
-from links.seal import seal, sealed_size, unseal
 
 ALICE, BOB, EVE = (X25519PrivateKey.generate() for _ in range(3))
 RUN = 7
@@ -71,7 +70,7 @@ def test_what_is_padded_in_another_way_is_refused(content, monkeypatch):
     """It could say something that nobody sees."""
     virtual = waybill(BOB, purpose=VIRTUAL_DATA)
     with monkeypatch.context() as patch:
-        patch.setattr("links.seal._padded", lambda payload, purpose: content)
+        patch.setattr("flwr_distill.links.seal._padded", lambda payload, purpose: content)
         sealed = seal(b"", virtual, RUN, ALICE)
     with pytest.raises(LinkError, match="not padded as it must be"):
         unseal(sealed, waybill(ALICE, purpose=VIRTUAL_DATA), RUN, BOB)

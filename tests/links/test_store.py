@@ -7,8 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-
-from links.store import (
+from flwr_distill.links.store import (
     CONTINUES,
     SECRET,
     SECRET_BYTES,

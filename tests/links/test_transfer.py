@@ -7,12 +7,11 @@ import stat
 import pytest
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from flwr.app import ConfigRecord
-
-from links import LinkError, receive, send
-from links.credentials import key_of
-from links.records import Introduction
-from links.transfer import introduce
-from task.settings import SettingsError
+from flwr_distill.links import LinkError, receive, send
+from flwr_distill.links.credentials import key_of
+from flwr_distill.links.records import Introduction
+from flwr_distill.links.transfer import introduce
+from flwr_distill.task.settings import SettingsError
 
 from .conftest import RECEIVER, RUN, SENDER, STRANGER
 

@@ -14,10 +14,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-
-from fleet.local_federation import LocalFederation
-from fleet.submission import RunOutcome
-from node.supervisor import status_file
+from flwr_distill.fleet.local_federation import LocalFederation
+from flwr_distill.fleet.submission import RunOutcome
+from flwr_distill.node.supervisor import status_file
 
 PYPROJECT = """
 [project]

@@ -21,8 +21,7 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.run import Run
 from flwr.supernode.nodestate import NodeStateFactory
 from flwr.supernode.start_client_internal import _insert_message
-
-from node import stock
+from flwr_distill.node import stock
 
 NODE_ID = 5
 ROOT = Path(__file__).resolve().parents[2]
@@ -162,7 +161,7 @@ def running_executor(
     paths = filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)])  # it may not be installed
     process = subprocess.Popen(
         [
-            *(sys.executable, "-P", "-m", "node.flower.executor"),
+            *(sys.executable, "-P", "-m", "flwr_distill.node.flower.executor"),
             *("--appio-address", node.address),
             *arguments,
         ],

@@ -4,8 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-
-from node.account import LifetimeAccount
+from flwr_distill.node.account import LifetimeAccount
 
 
 def test_a_booking_that_a_power_cut_breaks_off_leaves_what_was_spent_before(

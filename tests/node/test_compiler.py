@@ -10,7 +10,7 @@ import pytest
 BEGIN = """
 import inspect, json, sys
 import torch
-from node.compiler import COMPILER, put_off_compiler
+from flwr_distill.node.compiler import COMPILER, put_off_compiler
 
 put_off_compiler()
 put_off_compiler()

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 import torch
 from flwr.common.logger import FLOWER_LOGGER
-
-from node import gpu_claims
-from node.device import UnfitError, take_device
-from node.gpu_claims import claim
-from node.settings import load_settings
-from node.supervisor import Node
+from flwr_distill.node import gpu_claims
+from flwr_distill.node.device import UnfitError, take_device
+from flwr_distill.node.gpu_claims import claim
+from flwr_distill.node.settings import load_settings
+from flwr_distill.node.supervisor import Node
 
 OLD_DRIVER = "The NVIDIA driver on your system is too old (found version 12040). Please update ..."
 OLD_GPU = "CUDA error: no kernel image is available for execution on the device\nCUDA kernel ..."
@@ -25,7 +24,7 @@ OLD_GPU = "CUDA error: no kernel image is available for execution on the device\
 HOLD = """
 import sys, time
 from pathlib import Path
-from node.gpu_claims import claim
+from flwr_distill.node.gpu_claims import claim
 chosen, held = claim(sys.argv[2:], Path(sys.argv[1]))
 print(chosen, flush=True)
 time.sleep(60)

@@ -5,13 +5,12 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-
-from fleet.edge_runs import MOST_RUNS, EdgeRuns
-from fleet.flower_1_32.superlink import RunStatus, SuperLinkError
-from protocol.edge import DOOR, END, GREET, OPEN, Opened, Opening
-from protocol.edge_calls import EdgeError, call, listen
-from protocol.meeting import Continuation
-from server.settings import default_settings
+from flwr_distill.fleet.edge_runs import MOST_RUNS, EdgeRuns
+from flwr_distill.fleet.flower_1_32.superlink import RunStatus, SuperLinkError
+from flwr_distill.protocol.edge import DOOR, END, GREET, OPEN, Opened, Opening
+from flwr_distill.protocol.edge_calls import EdgeError, call, listen
+from flwr_distill.protocol.meeting import Continuation
+from flwr_distill.server.settings import default_settings
 
 ABOVE = {"num-rounds": 5, "phase-timeout": 60.0, "fraction-evaluate": 0.0, "dataset": "digits"}
 IDS = count(100)

@@ -17,17 +17,16 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.run import Run, RunNotRunningException
 from flwr.supernode import start_client_internal as flower_supernode
 from flwr.supernode.nodestate import NodeStateFactory
-
-from node.flower import timing
-from node.flower.timing import (
+from flwr_distill.node.flower import timing
+from flwr_distill.node.flower.timing import (
     patch_intake,
     patch_pull_backoff,
     patch_supernode_sleep,
 )
-from node.flower_1_32.retries import LONGEST_CALL, patch_retries
-from node.flower_1_32.spacing import patch_spacing
-from node.pace import Pace
-from protocol.messages import PACE, POLL_EVERY
+from flwr_distill.node.flower_1_32.retries import LONGEST_CALL, patch_retries
+from flwr_distill.node.flower_1_32.spacing import patch_spacing
+from flwr_distill.node.pace import Pace
+from flwr_distill.protocol.messages import PACE, POLL_EVERY
 
 start_client_internal: Any = flower_supernode  # mypy: Flower does not export its `time`
 PULLERS = (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree)

@@ -41,30 +41,29 @@ from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign,
 from flwr.supercore.run import Run
 from flwr.supernode import start_client_internal as loop
 from flwr.supernode.nodestate import NodeStateFactory
+from flwr_distill.cli.main import app
+from flwr_distill.distill.packing import packed, unpacked
+from flwr_distill.distill.virtual_data import VirtualData
+from flwr_distill.links.errors import LinkError
+from flwr_distill.links.records import VIRTUAL_DATA, Introduction
+from flwr_distill.links.routes import Links
+from flwr_distill.links.seal import sealed_size
+from flwr_distill.links.store import CONTINUES, NodeStore
+from flwr_distill.links.transfer import introduce, send
+from flwr_distill.node.flower.app_config import run_config_of
+from flwr_distill.node.flower.timing import patch_intake
+from flwr_distill.node.flower_1_32.guard import Guard, patch_guard
+from flwr_distill.node.outbox import FOLDER, entries, virtual_data_file
+from flwr_distill.node.policy import HOSPITAL, OPEN, STANDARD, Policy
+from flwr_distill.protocol.fedlgd import TRAIN_VIRTUAL, VirtualTraining
+from flwr_distill.protocol.fedseq import PASSED_MODEL, TRAIN_IN_TURN
+from flwr_distill.protocol.method import Method
+from flwr_distill.protocol.registry import find_method
+from flwr_distill.protocol.replies import REFUSED
 from PIL import Image
 from safetensors.numpy import save
 from safetensors.torch import save as save_tensors
 from typer.testing import CliRunner
-
-from cli.main import app
-from distill.packing import packed, unpacked
-from distill.virtual_data import VirtualData
-from links.errors import LinkError
-from links.records import VIRTUAL_DATA, Introduction
-from links.routes import Links
-from links.seal import sealed_size
-from links.store import CONTINUES, NodeStore
-from links.transfer import introduce, send
-from node.flower.app_config import run_config_of
-from node.flower.timing import patch_intake
-from node.flower_1_32.guard import Guard, patch_guard
-from node.outbox import FOLDER, entries, virtual_data_file
-from node.policy import HOSPITAL, OPEN, STANDARD, Policy
-from protocol.fedlgd import TRAIN_VIRTUAL, VirtualTraining
-from protocol.fedseq import PASSED_MODEL, TRAIN_IN_TURN
-from protocol.method import Method
-from protocol.registry import find_method
-from protocol.replies import REFUSED
 
 SERVER, NODE, OTHER = 1, 5, 6
 NODE_CONFIG: dict[str, Any] = {"data": "/data/ward-3", "name": "ward-3"}
@@ -629,7 +628,7 @@ def test_what_the_outbox_keeps_is_bounded_and_beyond_it_nothing_leaves(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = virtual()
-    monkeypatch.setattr("node.outbox.MOST_KEPT", len(first) + 1)
+    monkeypatch.setattr("flwr_distill.node.outbox.MOST_KEPT", len(first) + 1)
     node = make_node(SEALED, **HFLDD)
     for payload, leaves in ((first, True), (first, True), (virtual(), False)):
         message, reply = parcel_of(node, payload)
@@ -822,7 +821,7 @@ def test_virtual_data_are_no_larger_than_their_route_says(
     """Neither sealed nor unpacked."""
     node = make_node(UNCOUNTED, **HFLDD)
     with monkeypatch.context() as changed_app:
-        changed_app.setattr("links.records.Waybill.check_size", lambda *_: None)
+        changed_app.setattr("flwr_distill.links.records.Waybill.check_size", lambda *_: None)
         message, reply = parcel_of(node, of_zeros(2**22), largest=largest)
     answer = node.answers(message, "train.distill", reply)
     assert answer.has_content() if leaves else refused(answer, "replies")
@@ -891,7 +890,9 @@ def test_a_parcel_for_a_key_that_no_authority_signed_does_not_leave(
 
     node = make_node(SEALED, **HFLDD)
     message, reply = parcel_of(node, virtual())
-    monkeypatch.setattr("node.flower_1_32.guard.Credentials.of", lambda node_config: Strict())
+    monkeypatch.setattr(
+        "flwr_distill.node.flower_1_32.guard.Credentials.of", lambda node_config: Strict()
+    )
     assert refused(node.answers(message, "train.distill", reply), "replies")
 
 
@@ -987,8 +988,8 @@ def test_a_run_is_read_once_and_its_method_looked_up_once_a_message(
         read.append(node.run_id)
         return run_config_of(content, overrides)
 
-    monkeypatch.setattr("node.asked.find_method", find)
-    monkeypatch.setattr("node.flower_1_32.guard.run_config_of", read_config)
+    monkeypatch.setattr("flwr_distill.node.asked.find_method", find)
+    monkeypatch.setattr("flwr_distill.node.flower_1_32.guard.run_config_of", read_config)
     node = make_node(SEALED, **PRIVATE)
     for run_id in (7, 7, 8):
         if run_id != node.run_id:

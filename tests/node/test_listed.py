@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
-
-from node.asked import Asked, Refusal
-from node.list_page import PAGE, page
-from node.listed import (
+from flwr_distill.node.asked import Asked, Refusal
+from flwr_distill.node.list_page import PAGE, page
+from flwr_distill.node.listed import (
     BOUNDS,
     CODE,
     EXACT,
@@ -21,14 +20,14 @@ from node.listed import (
     SETTINGS,
     bound_of,
 )
-from node.policy import HOSPITAL, Policy
-from node.replies import OwnWords, judge_reply
-from node.rules import judge_message, judge_request
-from protocol.method import Method, Phase
-from protocol.registry import built_in_methods, phases_of
-from server.app import main
-from server.settings_catalogue import settings_tables
-from task.settings import Block
+from flwr_distill.node.policy import HOSPITAL, Policy
+from flwr_distill.node.replies import OwnWords, judge_reply
+from flwr_distill.node.rules import judge_message, judge_request
+from flwr_distill.protocol.method import Method, Phase
+from flwr_distill.protocol.registry import built_in_methods, phases_of
+from flwr_distill.server.app import main
+from flwr_distill.server.settings_catalogue import settings_tables
+from flwr_distill.task.settings import Block
 
 NOON = datetime.datetime(2026, 1, 5, 12)
 LISTED = Policy(replies="declared", settings="listed")
@@ -188,7 +187,9 @@ def test_a_message_with_a_record_or_a_key_that_is_not_on_the_list_is_refused(
 
 def test_a_message_without_a_request_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     phase = Phase("query.ask", "nodes answer", ())
-    monkeypatch.setattr("node.asked.find_method", lambda name: Method("fedavg", phases=(phase,)))
+    monkeypatch.setattr(
+        "flwr_distill.node.asked.find_method", lambda name: Method("fedavg", phases=(phase,))
+    )
     refusal = judged(RecordDict(), "query.ask", {**DEFAULTS, **PRIVATE})
     assert refusal is not None
     assert str(refusal).endswith("settings: listed, and no request 'query.ask' is on the list")

@@ -17,12 +17,15 @@ from flwr.supercore.interceptors import (
     SuperExecAuthClientInterceptor,
 )
 from flwr.supercore.interceptors.superexec_auth_interceptor import SERVERAPPIO_SUPEREXEC_METHODS
-
-from fleet.federation_record import FederationFile, FederationRecord, FederationRunsError
-from fleet.local_federation import LocalFederation, LocalNode
-from fleet.servers import Addresses, serverapps_command
-from fleet.submission import RunError
-from node.secret import appio_secret
+from flwr_distill.fleet.federation_record import (
+    FederationFile,
+    FederationRecord,
+    FederationRunsError,
+)
+from flwr_distill.fleet.local_federation import LocalFederation, LocalNode
+from flwr_distill.fleet.servers import Addresses, serverapps_command
+from flwr_distill.fleet.submission import RunError
+from flwr_distill.node.secret import appio_secret
 
 
 def test_a_federation_needs_a_node(tmp_path: Path) -> None:

@@ -9,9 +9,8 @@ from collections.abc import Callable
 
 import pytest
 from flwr.common.logger import ConsoleHandler
-
-from node import log_lines
-from node.log_lines import OutputQuota, escape_records, escaped, titled_output
+from flwr_distill.node import log_lines
+from flwr_distill.node.log_lines import OutputQuota, escape_records, escaped, titled_output
 
 FORGED = "1\nINFO : SuperNode ID: 7\r\x1b[2K\x9b1A\u2028\u202e"
 

@@ -9,7 +9,7 @@ import pytest
 CODE = """
 import resource, sys
 import psutil, torch
-from node.memory import give_freed_back, keep_freed
+from flwr_distill.node.memory import give_freed_back, keep_freed
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

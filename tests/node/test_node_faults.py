@@ -10,10 +10,9 @@ from typing import Any
 import psutil
 import pytest
 from flwr.common.constant import ErrorCode
-
-from fleet.local_federation import LocalFederation
-from fleet.submission import RunError
-from node.nursery import NURSERY
+from flwr_distill.fleet.local_federation import LocalFederation
+from flwr_distill.fleet.submission import RunError
+from flwr_distill.node.nursery import NURSERY
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 

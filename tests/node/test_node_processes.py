@@ -9,14 +9,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-
-from node.kernel import die_with
-from node.processes import start_bound, stop
+from flwr_distill.node.kernel import die_with
+from flwr_distill.node.processes import start_bound, stop
 
 PARENT = """
 import sys, time
 from pathlib import Path
-from node.processes import start_bound
+from flwr_distill.node.processes import start_bound
 child = start_bound([sys.executable, "-c", "import time; time.sleep(60)"])
 Path(sys.argv[1]).write_text(str(child.pid))
 time.sleep(60)

@@ -11,9 +11,8 @@ from typing import Any
 
 import grpc
 import pytest
-
-from node.reachability import check_superlink
-from node.settings import NodeError
+from flwr_distill.node.reachability import check_superlink
+from flwr_distill.node.settings import NodeError
 
 
 @pytest.fixture

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-
-from fleet.local_federation import LocalFederation, free_ports
-from node.processes import start_bound, stop
-from node.supervisor import status_file
+from flwr_distill.fleet.local_federation import LocalFederation, free_ports
+from flwr_distill.node.processes import start_bound, stop
+from flwr_distill.node.supervisor import status_file
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 

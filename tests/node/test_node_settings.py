@@ -4,12 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from client.session import own_file
-from node.policy import HOSPITAL, OPEN, STANDARD, Policy
-from node.settings import NodeError, NodeSettings, load_settings
-from node.supervisor import app_config
-from task.settings import SettingsError
+from flwr_distill.client.session import own_file
+from flwr_distill.node.policy import HOSPITAL, OPEN, STANDARD, Policy
+from flwr_distill.node.settings import NodeError, NodeSettings, load_settings
+from flwr_distill.node.supervisor import app_config
+from flwr_distill.task.settings import SettingsError
 
 
 def test_options_come_before_the_file_and_the_file_before_defaults(tmp_path: Path) -> None:

@@ -10,20 +10,19 @@ import numpy as np
 import pytest
 import yaml
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from flwr_distill.node.asked import Asked
+from flwr_distill.node.policy import HOSPITAL, OPEN, PRESETS, Policy, in_words, read_policy
+from flwr_distill.node.replies import OwnWords, judge_reply
+from flwr_distill.node.rules import judge_message, judge_spending
+from flwr_distill.node.settings import NodeError, NodeSettings, load_settings
+from flwr_distill.node.supervisor import _log_data
+from flwr_distill.protocol.arrays import as_record
+from flwr_distill.protocol.fedlgd import TRAIN_VIRTUAL
+from flwr_distill.protocol.meeting import DESCRIBE_COLUMNS
+from flwr_distill.task.settings import SettingsError
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-
-from node.asked import Asked
-from node.policy import HOSPITAL, OPEN, PRESETS, Policy, in_words, read_policy
-from node.replies import OwnWords, judge_reply
-from node.rules import judge_message, judge_spending
-from node.settings import NodeError, NodeSettings, load_settings
-from node.supervisor import _log_data
-from protocol.arrays import as_record
-from protocol.fedlgd import TRAIN_VIRTUAL
-from protocol.meeting import DESCRIBE_COLUMNS
-from task.settings import SettingsError
 
 HUB = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDtqJ7zOtqQtYqOo0CpvDXNlMhV3HeJDpjrASKGLWdop"
 NOBODY = OwnWords({}, [], b"", "")

@@ -10,12 +10,18 @@ from pathlib import Path
 
 import grpc
 import pytest
+from flwr_distill.fleet.flower_1_32.superlink import Control
+from flwr_distill.node.processes import start_bound
+from flwr_distill.node.proxies import (
+    exempt_loopback,
+    proxies_named,
+    proxy_hint,
+    proxy_of,
+    why_unused,
+)
+from flwr_distill.node.reachability import check_superlink
+from flwr_distill.node.settings import NodeError
 
-from fleet.flower_1_32.superlink import Control
-from node.processes import start_bound
-from node.proxies import exempt_loopback, proxies_named, proxy_hint, proxy_of, why_unused
-from node.reachability import check_superlink
-from node.settings import NodeError
 from tests.proxies import VARIABLES, Proxy, proxy
 
 REMOTE = "superlink.example:9092"

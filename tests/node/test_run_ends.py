@@ -14,14 +14,18 @@ from flwr.common.constant import SubStatus
 from flwr.supercore.constant import TaskType
 from flwr.supercore.run import Run, RunNotRunningException
 from flwr.supernode import start_client_internal
+from flwr_distill.links.folder import LinkFolder
+from flwr_distill.links.store import NodeStore
+from flwr_distill.node.flower_1_32.run_ends import (
+    patch_run_ends,
+    patch_stopped_runs,
+    remove_links_of_ended_runs,
+)
+from flwr_distill.node.notes import Notes
+from flwr_distill.node.secret import appio_secret
+from flwr_distill.node.settings import NodeSettings
+from flwr_distill.node.supervisor import Node
 
-from links.folder import LinkFolder
-from links.store import NodeStore
-from node.flower_1_32.run_ends import patch_run_ends, patch_stopped_runs, remove_links_of_ended_runs
-from node.notes import Notes
-from node.secret import appio_secret
-from node.settings import NodeSettings
-from node.supervisor import Node
 from tests.node.supernodes import SuperNode
 
 ENDED, RUNNING, UNKNOWN = 2**63 + 1, 2, 3

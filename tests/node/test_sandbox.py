@@ -8,16 +8,15 @@ import sys
 import threading
 
 import pytest
-
-from node.door import DOOR, INSIDE, open_door
-from node.nursery import NURSERY
-from node.run_sandbox import RunSandboxes
-from node.sandbox import sandbox_command, why_no_sandbox
-from node.settings import NodeError, NodeSettings, load_settings
-from node.supervisor import Node
-from protocol.edge import DOOR as DOOR_OF_EDGE
-from protocol.edge import OPEN
-from protocol.edge_calls import listen
+from flwr_distill.node.door import DOOR, INSIDE, open_door
+from flwr_distill.node.nursery import NURSERY
+from flwr_distill.node.run_sandbox import RunSandboxes
+from flwr_distill.node.sandbox import sandbox_command, why_no_sandbox
+from flwr_distill.node.settings import NodeError, NodeSettings, load_settings
+from flwr_distill.node.supervisor import Node
+from flwr_distill.protocol.edge import DOOR as DOOR_OF_EDGE
+from flwr_distill.protocol.edge import OPEN
+from flwr_distill.protocol.edge_calls import listen
 
 needs_sandbox = pytest.mark.skipif(
     bool(why_no_sandbox()), reason=f"no sandbox here: {why_no_sandbox()}"
@@ -184,7 +183,7 @@ def test_the_app_of_an_edges_node_can_call_the_edge_and_see_nothing_else_of_it(s
     server = listen(edge / DOOR_OF_EDGE, {OPEN: lambda request, seconds: b"pong"}, threads=1)
     settings = NodeSettings(edge=edge, state_dir=settings.state_dir, policy=SANDBOXED)
     code = (
-        "import sys; from pathlib import Path; from protocol.edge_calls import call; "
+        "import sys; from pathlib import Path; from flwr_distill.protocol.edge_calls import call; "
         "print(call(Path(sys.argv[1]), sys.argv[2], b'', 60), Path(sys.argv[3]).exists())"
     )
     names = [str(edge / DOOR_OF_EDGE), OPEN, str(tmp_path / "below")]
@@ -199,7 +198,7 @@ def test_the_app_of_an_edges_node_can_call_the_edge_and_see_nothing_else_of_it(s
 
 
 def test_a_node_that_must_box_in_does_not_start_where_it_cannot(settings, monkeypatch, capsys):
-    monkeypatch.setattr("node.supervisor.why_no_sandbox", lambda: "bwrap is forbidden")
+    monkeypatch.setattr("flwr_distill.node.supervisor.why_no_sandbox", lambda: "bwrap is forbidden")
     with pytest.raises(NodeError, match=r"sandbox: required.*bwrap is forbidden"):
         Node(settings)._decide_on_sandbox()
     policy = settings.policy.model_copy(update={"sandbox": "where-possible"})
@@ -208,7 +207,7 @@ def test_a_node_that_must_box_in_does_not_start_where_it_cannot(settings, monkey
     said = capsys.readouterr().err
     assert "Not enforced: no sandbox, bwrap is forbidden. The app has this user's files" in said
     assert not node._sandboxed
-    monkeypatch.setattr("node.supervisor.why_no_sandbox", str)
+    monkeypatch.setattr("flwr_distill.node.supervisor.why_no_sandbox", str)
     for each in (settings.policy, policy):
         node = Node(settings.model_copy(update={"policy": each}))
         node._decide_on_sandbox()

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from fleet.flower_1_32.serverapp import NAME, program
-from node.nursery import NURSERY, SERVER_APPS, can_fork
-from node.processes import start_bound, stop
+from flwr_distill.fleet.flower_1_32.serverapp import NAME, program
+from flwr_distill.node.nursery import NURSERY, SERVER_APPS, can_fork
+from flwr_distill.node.processes import start_bound, stop
 
 
 @pytest.fixture
@@ -20,7 +19,14 @@ def nursery(tmp_path: Path) -> Iterator[Path]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(tmp_path / SERVER_APPS))
         listener.listen()
-        command = [sys.executable, "-P", "-m", "node.nursery", SERVER_APPS, str(listener.fileno())]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "flwr_distill.node.nursery",
+            SERVER_APPS,
+            str(listener.fileno()),
+        ]
         process = start_bound(
             command, pass_fds=[listener.fileno()], log=tmp_path / "nursery.log", cwd=tmp_path
         )

@@ -4,14 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
-
-from fleet import line as fleet_line
-from fleet.flower_1_32.superlink import Control, SuperLinkError
-from fleet.local_federation import LocalFederation
-from node import line, stock
-from node.policy import HOSPITAL, OPEN
-from node.settings import NodeError, NodeSettings
-from node.stock import check_another, is_another, is_stock, supernode_command
+from flwr_distill.fleet import line as fleet_line
+from flwr_distill.fleet.flower_1_32.superlink import Control, SuperLinkError
+from flwr_distill.fleet.local_federation import LocalFederation
+from flwr_distill.node import line, stock
+from flwr_distill.node.policy import HOSPITAL, OPEN
+from flwr_distill.node.settings import NodeError, NodeSettings
+from flwr_distill.node.stock import check_another, is_another, is_stock, supernode_command
 
 
 def install(number: str, monkeypatch: pytest.MonkeyPatch) -> None:

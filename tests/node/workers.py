@@ -3,12 +3,11 @@
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+import flwr_distill.node.flower.worker
 import pytest
 from flwr.app import Context, Message, RecordDict
-
-import node.flower.worker
-from node.flower.worker import Note, Worker
-from node.flower_1_32.appio import AppIo
+from flwr_distill.node.flower.worker import Note, Worker
+from flwr_distill.node.flower_1_32.appio import AppIo
 
 
 class Executor:
@@ -40,9 +39,9 @@ def notes_of_worker(
         context = Context(1, 5, {"device": "auto"}, RecordDict(), dict(run_config), 1)
         return Message(RecordDict(), 5, "train"), context, None, None
 
-    monkeypatch.setattr(node.flower.worker, "_pull", pull)
+    monkeypatch.setattr(flwr_distill.node.flower.worker, "_pull", pull)
     for name in ("push_message", "push_task_output"):
-        monkeypatch.setattr(node.flower.worker, name, lambda *_, **__: None)
+        monkeypatch.setattr(flwr_distill.node.flower.worker, name, lambda *_, **__: None)
     executor: Any = Executor()
     worker = Worker(AppIo("127.0.0.1:1", None), executor, device)
     monkeypatch.setattr(worker, "_load", lambda *_: app)

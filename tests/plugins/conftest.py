@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from flwr.app import Context, RecordDict
-
-from server.app import main
+from flwr_distill.server.app import main
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "class-anchors"
 

@@ -4,20 +4,19 @@ import re
 
 import pytest
 from flwr.app import Context, Message, RecordDict
+from flwr_distill.client.app import app
+from flwr_distill.protocol.registry import all_methods, find_method, handlers
+from flwr_distill.server.settings import composed_settings
+from flwr_distill.strategies.common.registry import find_strategy
+from flwr_distill.strategies.common.waiting import TooFewNodesError
+from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.models import ModelError, create_model
+from flwr_distill.task.plugin import PluginError
+from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.survey import survey
 from PIL import Image
 
-from client.app import app
-from protocol.registry import all_methods, find_method, handlers
-from server.settings import composed_settings
-from strategies.common.registry import find_strategy
-from strategies.common.waiting import TooFewNodesError
-from task.datasets import load_dataset
-from task.models import ModelError, create_model
-from task.plugin import PluginError
-from task.settings import SettingsError
-from task.survey import survey
-
-METHOD = "from protocol.method import Method, Phase\nfrom task.settings import Block\n"
+METHOD = "from flwr_distill.protocol.method import Method, Phase\nfrom task.settings import Block\n"
 STRATEGY = "from flwr.serverapp.strategy import FedAvg\nclass Mine(FedAvg): pass\n"
 
 
@@ -114,7 +113,7 @@ def test_an_entry_point_to_a_class_that_is_no_strategy_is_refused(install):
 def test_a_name_that_is_taken_by_one_of_ours_is_refused_and_ours_is_not_replaced(install, caplog):
     install("mine", STRATEGY, moon="mine:Mine")
     assert "the name is taken by a method of flwr-distill (rename it)" in refused("moon")
-    assert all_methods()["moon"].strategy == "strategies.moon:MOON"
+    assert all_methods()["moon"].strategy == "flwr_distill.strategies.moon:MOON"
     assert "method 'moon' of someones==1.0" in caplog.text
 
 
@@ -247,7 +246,7 @@ def test_a_handler_that_fails_on_a_node_is_named_with_file_and_line(install):
 
 def test_a_package_may_use_our_phases_and_terms_as_they_are(install):
     source = METHOD + (
-        "from protocol.scaffold import METHODS\n"
+        "from flwr_distill.protocol.scaffold import METHODS\n"
         "(ours,) = METHODS\n"
         "METHOD = Method('mine', 'mine:X', phases=ours.phases, terms=ours.terms)\n"
     )
@@ -276,7 +275,10 @@ def test_runs_of_other_methods_go_on_beside_a_broken_package_which_is_named_once
 
 
 def test_a_broken_reader_is_logged_and_others_read_on(install, tmp_path, caplog):
-    source = "from protocol.method import Method\nMETHOD = Method('r', readers=('mine:LOST',))\n"
+    source = (
+        "from flwr_distill.protocol.method import Method\n"
+        "METHOD = Method('r', readers=('mine:LOST',))\n"
+    )
     install("mine", source, r="mine:METHOD")
     for name in "ab":
         (tmp_path / "own" / name).mkdir(parents=True)

@@ -2,14 +2,13 @@
 
 import sys
 
+import flwr_distill.client
+import flwr_distill.protocol
+import flwr_distill.strategies
 import pytest
-
-import client
-import protocol
-import strategies
-from protocol.registry import all_methods, built_in_methods
-from server.settings import RunSettings
-from task.settings import SettingsError
+from flwr_distill.protocol.registry import all_methods, built_in_methods
+from flwr_distill.server.settings import RunSettings
+from flwr_distill.task.settings import SettingsError
 
 DECLARATION = '''
 """Nudge: its setting, phase, loss term and declaration."""
@@ -18,9 +17,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from protocol.method import Method, Phase, all_protected
-from protocol.schema import Count, Reply
-from task.settings import Block
+from flwr_distill.protocol.method import Method, Phase, all_protected
+from flwr_distill.protocol.schema import Count, Reply
+from flwr_distill.task.settings import Block
 
 COUNT = "query.count"
 NUDGE = "nudge"
@@ -63,8 +62,8 @@ STRATEGY = '''
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from protocol.nudge import COUNT, NUDGE
-from strategies.common.checked import CheckedFedAvg
+from flwr_distill.protocol.nudge import COUNT, NUDGE
+from flwr_distill.strategies.common.checked import CheckedFedAvg
 
 
 class Nudge(CheckedFedAvg):
@@ -89,9 +88,9 @@ CLIENT = '''
 
 from flwr.app import Message, MetricRecord, RecordDict
 
-from client.session import Session
-from client.terms import LossTerm
-from protocol.nudge import NUDGE
+from flwr_distill.client.session import Session
+from flwr_distill.client.terms import LossTerm
+from flwr_distill.protocol.nudge import NUDGE
 
 NUDGES = []
 
@@ -122,7 +121,11 @@ class Term(LossTerm):
 @pytest.fixture
 def nudge(tmp_path, monkeypatch):
     """The three files, as if they lay in the rooms."""
-    rooms = {protocol: DECLARATION, strategies: STRATEGY, client: CLIENT}
+    rooms = {
+        flwr_distill.protocol: DECLARATION,
+        flwr_distill.strategies: STRATEGY,
+        flwr_distill.client: CLIENT,
+    }
     for room, source in rooms.items():
         folder = tmp_path / room.__name__
         folder.mkdir()
@@ -141,7 +144,7 @@ def nudge(tmp_path, monkeypatch):
 
 def test_its_setting_phase_handler_and_loss_term_take_part(nudge, run, sent):
     folder = run(strategy="nudge", num_rounds=1, nudge__weight=0.25)
-    from client.nudge import NUDGES
+    from flwr_distill.client.nudge import NUDGES
 
     samples = sum(reply["samples"] for reply in NUDGES) // len(NUDGES)
     assert [{"weight": 0.25, "samples": samples}] * 3 == NUDGES

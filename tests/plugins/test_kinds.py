@@ -4,20 +4,19 @@ import json
 import unicodedata
 
 import pytest
-
-from cli.source import load_source
-from distill.registry import distiller
-from protocol.method import Method
-from protocol.registry import all_methods, find_method, method_of, phases_of
-from server.settings import RunSettings, composed_settings
-from strategies.common.registry import find_strategy
-from task.datasets import DatasetError, DataSpec, load_dataset, load_private_data
-from task.datasets.images import read_image
-from task.image_files import class_names
-from task.labels import LabelMap
-from task.models import create_model
-from task.settings import SettingsError
-from task.survey import survey
+from flwr_distill.cli.source import load_source
+from flwr_distill.distill.registry import distiller
+from flwr_distill.protocol.method import Method
+from flwr_distill.protocol.registry import all_methods, find_method, method_of, phases_of
+from flwr_distill.server.settings import RunSettings, composed_settings
+from flwr_distill.strategies.common.registry import find_strategy
+from flwr_distill.task.datasets import DatasetError, DataSpec, load_dataset, load_private_data
+from flwr_distill.task.datasets.images import read_image
+from flwr_distill.task.image_files import class_names
+from flwr_distill.task.labels import LabelMap
+from flwr_distill.task.models import create_model
+from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.survey import survey
 
 STRATEGY = '''
 from flwr.serverapp.strategy import FedAvg
@@ -61,7 +60,8 @@ def test_a_strategy_class_gets_strategy_args_and_no_other_settings(install, run)
 
 def test_a_method_is_known_by_name_and_by_class_and_says_which_package_brings_it(install):
     source = STRATEGY + (
-        "from protocol.method import Method\nMETHOD = Method('decay', 'mine:Decay', 'It decays.')\n"
+        "from flwr_distill.protocol.method import Method\n"
+        "METHOD = Method('decay', 'mine:Decay', 'It decays.')\n"
     )
     install("mine", source, decay="mine:METHOD")
     method = find_method("decay")
@@ -77,8 +77,8 @@ SETTINGS = (
     + '''
 from typing import Annotated
 from pydantic import Field
-from protocol.method import Method
-from task.settings import Block
+from flwr_distill.protocol.method import Method
+from flwr_distill.task.settings import Block
 
 class FallSettings(Block):
     """How it falls."""
@@ -118,9 +118,9 @@ HANDLER = (
     + '''
 from dataclasses import replace
 from flwr.app import Message, MetricRecord, RecordDict
-from protocol.method import TRAIN_PHASE, Method, Phase
-from protocol.schema import Reply, Request, TrainRequest
-from task.settings import Block
+from flwr_distill.protocol.method import TRAIN_PHASE, Method, Phase
+from flwr_distill.protocol.schema import Reply, Request, TrainRequest
+from flwr_distill.task.settings import Block
 
 class Answer(Block):
     """The answer."""
@@ -204,9 +204,9 @@ def test_replies_that_its_schema_refuses_never_reach_the_strategy(install, run, 
 TERM = (
     STRATEGY
     + '''
-from client.terms import LossTerm
+from flwr_distill.client.terms import LossTerm
 from flwr.app import ConfigRecord
-from protocol.method import Method, all_protected
+from flwr_distill.protocol.method import Method, all_protected
 
 class Calm(LossTerm):
     """Keeps logits small."""
@@ -261,9 +261,9 @@ THINGS = """
 import numpy as np
 import torch
 from torch import nn
-from distill.virtual_data import VirtualData
-from protocol.method import Method
-from task.datasets import Dataset, DataSpec, RawSamples
+from flwr_distill.distill.virtual_data import VirtualData
+from flwr_distill.protocol.method import Method
+from flwr_distill.task.datasets import Dataset, DataSpec, RawSamples
 
 class Wide(nn.Sequential):
     def __init__(self, spec):
@@ -331,8 +331,8 @@ def test_a_package_may_bring_things_without_a_strategy(install):
 PANEL = (
     STRATEGY
     + """
-from protocol.method import Method
-from strategies.common.sections import Section
+from flwr_distill.protocol.method import Method
+from flwr_distill.strategies.common.sections import Section
 
 def note(run):
     return Section("A note", [f"It was {run.settings['strategy']}."])
@@ -368,8 +368,8 @@ def test_a_panel_that_is_not_there_is_named_in_its_place_and_the_report_is_whole
 
 
 def test_the_report_of_a_run_can_be_made_where_its_package_is_not_installed(install, run):
-    from server.page.method import panels
-    from server.page.run_files import read_run
+    from flwr_distill.server.page.method import panels
+    from flwr_distill.server.page.run_files import read_run
 
     site = install("mine", PANEL, noted="mine:METHOD")
     folder = run(strategy="noted", num_rounds=1)
@@ -379,10 +379,11 @@ def test_the_report_of_a_run_can_be_made_where_its_package_is_not_installed(inst
 
 
 def test_a_class_that_a_package_declares_too_stays_its_owners(install):
-    from strategies.moon import MOON
+    from flwr_distill.strategies.moon import MOON
 
     source = (
-        "from protocol.method import Method\nMETHOD = Method('my-moon', 'strategies.moon:MOON')\n"
+        "from flwr_distill.protocol.method import Method\n"
+        "METHOD = Method('my-moon', 'flwr_distill.strategies.moon:MOON')\n"
     )
     install("mine", source, my_moon="mine:METHOD")
     assert isinstance(find_method("my-moon"), Method)
@@ -396,7 +397,7 @@ def test_composed_settings_hold_a_table_for_every_method_with_settings(install):
 
 
 def test_handlers_of_a_package_join_ours(install):
-    from protocol.registry import handlers
+    from flwr_distill.protocol.registry import handlers
 
     before = handlers()
     install("mine", HANDLER, asking="mine:METHOD")
@@ -407,9 +408,9 @@ READERS = '''
 import json
 
 import numpy as np
-from protocol.method import Method
-from task.image_files import Picture, Stored
-from task.readers import DataReader, ImageReader, StoredImage, UnreadableImageError
+from flwr_distill.protocol.method import Method
+from flwr_distill.task.image_files import Picture, Stored
+from flwr_distill.task.readers import DataReader, ImageReader, StoredImage, UnreadableImageError
 
 
 class Raw(ImageReader):

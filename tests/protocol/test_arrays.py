@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, RecordDict
-
-from benchmarks.in_process import InProcessGrid
-from protocol.arrays import (
+from flwr_distill.protocol.arrays import (
     as_arrays,
     as_record,
     check_arrays,
@@ -14,7 +12,9 @@ from protocol.arrays import (
     model_arrays,
     sent_arrays,
 )
-from protocol.averages import summed_change, weighted_mean
+from flwr_distill.protocol.averages import summed_change, weighted_mean
+
+from benchmarks.in_process import InProcessGrid
 
 
 def model(seed):

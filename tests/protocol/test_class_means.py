@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-
-from protocol.arrays import as_record
-from protocol.class_means import class_means, mean_by_class, record_of_means
+from flwr_distill.protocol.arrays import as_record
+from flwr_distill.protocol.class_means import class_means, mean_by_class, record_of_means
 
 HONEST = {
     "classes": np.array([1, 4]),

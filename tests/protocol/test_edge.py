@@ -6,11 +6,10 @@ import time
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-
-from protocol.arrays import as_arrays, as_record
-from protocol.edge import check_plain, from_bytes, task_of, to_bytes, why_not_above
-from protocol.edge_calls import EdgeError, NobodyThereError, call, listen
-from task.settings import SettingsError
+from flwr_distill.protocol.arrays import as_arrays, as_record
+from flwr_distill.protocol.edge import check_plain, from_bytes, task_of, to_bytes, why_not_above
+from flwr_distill.protocol.edge_calls import EdgeError, NobodyThereError, call, listen
+from flwr_distill.task.settings import SettingsError
 
 
 @pytest.fixture

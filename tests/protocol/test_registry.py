@@ -6,12 +6,11 @@ import sys
 
 import pytest
 from flwr.serverapp.strategy import Strategy
-
-from client.terms import LossTerm
-from protocol.hfldd import TRAIN_POOL
-from protocol.meeting import DESCRIBE, requirement_of
-from protocol.method import EVALUATE_PHASE, TRAIN_PHASE
-from protocol.registry import (
+from flwr_distill.client.terms import LossTerm
+from flwr_distill.protocol.hfldd import TRAIN_POOL
+from flwr_distill.protocol.meeting import DESCRIBE, requirement_of
+from flwr_distill.protocol.method import EVALUATE_PHASE, TRAIN_PHASE
+from flwr_distill.protocol.registry import (
     all_methods,
     built_in_methods,
     find_method,
@@ -20,8 +19,8 @@ from protocol.registry import (
     phase_titles,
     phases_of,
 )
-from task.plugin import import_object
-from task.settings import Block
+from flwr_distill.task.plugin import import_object
+from flwr_distill.task.settings import Block
 
 
 def test_our_methods_have_their_names():
@@ -97,8 +96,8 @@ def test_a_message_type_is_of_one_handler():
 
 def test_reading_declarations_imports_neither_server_nor_nodes_nor_pytorch():
     code = (
-        "import sys; from protocol.registry import built_in_methods; built_in_methods();"
-        "rooms = {name.partition('.')[0] for name in sys.modules};"
+        "import sys; from flwr_distill.protocol import registry; registry.built_in_methods();"
+        "rooms = {name.removeprefix('flwr_distill.').partition('.')[0] for name in sys.modules};"
         "print(sorted(rooms & {'server', 'client', 'strategies', 'node', 'fleet', 'cli', 'torch'}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

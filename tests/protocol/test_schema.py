@@ -6,14 +6,12 @@ from typing import Annotated
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from pydantic import Field
-
-from protocol.arrays import as_record
-from protocol.fedhead import AGGREGATE_SECTOR
-from protocol.hfldd import LABEL_KNOWLEDGE, RECEIVE
-from protocol.meeting import DESCRIBE
-from protocol.registry import built_in_methods, phases_of
-from protocol.schema import (
+from flwr_distill.protocol.arrays import as_record
+from flwr_distill.protocol.fedhead import AGGREGATE_SECTOR
+from flwr_distill.protocol.hfldd import LABEL_KNOWLEDGE, RECEIVE
+from flwr_distill.protocol.meeting import DESCRIBE
+from flwr_distill.protocol.registry import built_in_methods, phases_of
+from flwr_distill.protocol.schema import (
     EVALUATE,
     TRAIN,
     NoMetrics,
@@ -22,7 +20,8 @@ from protocol.schema import (
     like_the_model,
     part_of_the_model,
 )
-from task.settings import Block
+from flwr_distill.task.settings import Block
+from pydantic import Field
 
 MODEL = {"w": np.zeros((2, 3), np.float32), "n": np.array(0)}
 

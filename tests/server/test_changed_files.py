@@ -5,14 +5,13 @@ import json
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
-
-from client.session import Session
-from server.app import main
-from server.export.card import model_card
-from server.page.run_files import read_run
-from server.page.run_page import run_page
-from server.record.checkpoint import CheckpointError
-from task.file_state import FilesChangedError
+from flwr_distill.client.session import Session
+from flwr_distill.server.app import main
+from flwr_distill.server.export.card import model_card
+from flwr_distill.server.page.run_files import read_run
+from flwr_distill.server.page.run_page import run_page
+from flwr_distill.server.record.checkpoint import CheckpointError
+from flwr_distill.task.file_state import FilesChangedError
 
 NODES = 2
 

@@ -4,8 +4,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-
-from server.columns import _ask_for_sums
+from flwr_distill.server.columns import _ask_for_sums
 
 
 def test_sums_in_which_nobody_answers_share_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:

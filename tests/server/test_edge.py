@@ -6,13 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
-
-from protocol.edge import ASK, END, GREET, from_bytes, to_bytes
-from protocol.edge_calls import EdgeError, NobodyThereError, call
-from server.edge import Commands, check_below, commands_from_above
-from server.settings import RunSettings
-from strategies.common.registry import find_strategy
-from task.settings import SettingsError
+from flwr_distill.protocol.edge import ASK, END, GREET, from_bytes, to_bytes
+from flwr_distill.protocol.edge_calls import EdgeError, NobodyThereError, call
+from flwr_distill.server.edge import Commands, check_below, commands_from_above
+from flwr_distill.server.settings import RunSettings
+from flwr_distill.strategies.common.registry import find_strategy
+from flwr_distill.task.settings import SettingsError
 
 MESSAGE = Message(RecordDict({"config": ConfigRecord({"n": 1})}), 1, "train")
 

@@ -7,14 +7,13 @@ from logging import ERROR
 import numpy as np
 import pytest
 from flwr.app import Array, Context, RecordDict
+from flwr_distill.protocol.hfldd import DISTILL
+from flwr_distill.server.app import main
+from flwr_distill.server.grid.failures import reason_of
+from flwr_distill.server.record.checkpoint import checkpoints, load_checkpoint
+from flwr_distill.server.rounds import NothingLearntError
+from flwr_distill.strategies.flower import FedAdam
 from safetensors.numpy import load_file
-
-from protocol.hfldd import DISTILL
-from server.app import main
-from server.grid.failures import reason_of
-from server.record.checkpoint import checkpoints, load_checkpoint
-from server.rounds import NothingLearntError
-from strategies.flower import FedAdam
 
 NODES = 3
 QUICK = {
@@ -148,7 +147,7 @@ def test_a_round_whose_only_superclient_rejects_its_model_has_failed(
     def unreadable(*parcel):
         raise ValueError("no model of this run")
 
-    monkeypatch.setattr("client.fedseq.receive", unreadable)
+    monkeypatch.setattr("flwr_distill.client.fedseq.receive", unreadable)
     own = {"strategy": "fedseq", "min-nodes": 2, "runs-dir": str(tmp_path)}
     config = {**QUICK, **little_distillation, **own}
     with pytest.raises(NothingLearntError, match="2 failed rounds"):
@@ -160,7 +159,9 @@ def test_a_round_whose_only_superclient_rejects_its_model_has_failed(
 def test_a_round_whose_replies_the_strategy_sets_aside_has_failed_and_says_why(
     play, monkeypatch, caplog
 ):
-    monkeypatch.setattr("distill.virtual_data.VirtualData.to_bytes", lambda data: b"junk")
+    monkeypatch.setattr(
+        "flwr_distill.distill.virtual_data.VirtualData.to_bytes", lambda data: b"junk"
+    )
     with pytest.raises(NothingLearntError):
         play(strategy="feddm", **{"num-rounds": 1})
     (said,) = red(caplog)
@@ -173,7 +174,10 @@ SHARED = "RuntimeError: Some tensors share memory"
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        ("<class 'task.settings.SettingsError'>:<'no such file'>", "SettingsError: no such file"),
+        (
+            "<class 'flwr_distill.task.settings.SettingsError'>:<'no such file'>",
+            "SettingsError: no such file",
+        ),
         ("<class 'ValueError'>:<'one\ntwo'>", "ValueError: one two"),
         ("<class 'RuntimeError'>:<'\n    Some tensors share memory'>", SHARED),
         ("out of memory\nTraceback", "out of memory Traceback"),

@@ -8,25 +8,25 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
+from flwr_distill.links.records import Introduction
+from flwr_distill.protocol.arrays import as_record, model_arrays
+from flwr_distill.protocol.fedhead import AGGREGATE_SECTOR, HAND_OUT
+from flwr_distill.protocol.hfldd import LABEL_KNOWLEDGE, RECEIVE, LabelKnowledge
+from flwr_distill.protocol.meeting import DescribeConfig
+from flwr_distill.protocol.registry import built_in_methods, phases_of
+from flwr_distill.server.grid.failures import reason_of
+from flwr_distill.server.grid.screening import ScreeningGrid
+from flwr_distill.server.record.journal import Journal
+from flwr_distill.server.rounds import Rounds
+from flwr_distill.strategies.common.directory import Directory
+from flwr_distill.strategies.fednova import FedNova
+from flwr_distill.strategies.flower import QFedAvg
+from flwr_distill.strategies.hfldd import HFLDD
+from flwr_distill.strategies.scaffold import SCAFFOLD
+from flwr_distill.task.settings import SettingsError
 from torch import nn
 
 from benchmarks.in_process import FIRST_NODE, InProcessGrid
-from links.records import Introduction
-from protocol.arrays import as_record, model_arrays
-from protocol.fedhead import AGGREGATE_SECTOR, HAND_OUT
-from protocol.hfldd import LABEL_KNOWLEDGE, RECEIVE, LabelKnowledge
-from protocol.meeting import DescribeConfig
-from protocol.registry import built_in_methods, phases_of
-from server.grid.failures import reason_of
-from server.grid.screening import ScreeningGrid
-from server.record.journal import Journal
-from server.rounds import Rounds
-from strategies.common.directory import Directory
-from strategies.fednova import FedNova
-from strategies.flower import QFedAvg
-from strategies.hfldd import HFLDD
-from strategies.scaffold import SCAFFOLD
-from task.settings import SettingsError
 
 START = {"weight": np.zeros((1, 2), np.float32), "bias": np.zeros(1, np.float32)}
 NODES = range(FIRST_NODE, FIRST_NODE + 5)

@@ -7,17 +7,16 @@ from itertools import pairwise
 import pytest
 from flwr.app import ConfigRecord, Context, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg, FedProx, Result
+from flwr_distill.protocol.meeting import DESCRIBE
+from flwr_distill.server.app import main
+from flwr_distill.server.export.model import export_model, run_to_export
+from flwr_distill.server.page.run_files import read_run
+from flwr_distill.server.record.checkpoint import checkpoints
+from flwr_distill.server.record.writing import ResultsError
+from flwr_distill.server.roster import TooFewNodesError
+from flwr_distill.server.rounds import NothingLearntError
+from flwr_distill.task.settings import SettingsError
 from safetensors.numpy import load_file
-
-from protocol.meeting import DESCRIBE
-from server.app import main
-from server.export.model import export_model, run_to_export
-from server.page.run_files import read_run
-from server.record.checkpoint import checkpoints
-from server.record.writing import ResultsError
-from server.roster import TooFewNodesError
-from server.rounds import NothingLearntError
-from task.settings import SettingsError
 
 NODES, ROUNDS = 3, 3
 QUICK = {
@@ -183,7 +182,7 @@ def test_a_full_disk_offers_no_resumption_of_a_loop_of_its_own(play, monkeypatch
     def full(*rest):
         raise OSError(errno.ENOSPC, "no space")
 
-    monkeypatch.setattr("server.rounds.save_checkpoint", full)
+    monkeypatch.setattr("flwr_distill.server.rounds.save_checkpoint", full)
     with pytest.raises(ResultsError, match="make room") as error:
         play(OwnLoop)
     assert "resume" not in str(error.value)

@@ -3,17 +3,16 @@
 import json
 
 import pytest
-
-from protocol.method import TRAIN_PHASE, Method, all_protected
-from protocol.registry import built_in_methods
-from server.export.card import model_card
-from server.page.privacy import privacy, spent
-from server.page.run_files import read_run
-from server.privacy import check_privacy, check_secure_sums
-from server.settings import RunSettings
-from strategies.common.panels import virtual_data
-from strategies.common.registry import find_strategy
-from task.settings import SettingsError
+from flwr_distill.protocol.method import TRAIN_PHASE, Method, all_protected
+from flwr_distill.protocol.registry import built_in_methods
+from flwr_distill.server.export.card import model_card
+from flwr_distill.server.page.privacy import privacy, spent
+from flwr_distill.server.page.run_files import read_run
+from flwr_distill.server.privacy import check_privacy, check_secure_sums
+from flwr_distill.server.settings import RunSettings
+from flwr_distill.strategies.common.panels import virtual_data
+from flwr_distill.strategies.common.registry import find_strategy
+from flwr_distill.task.settings import SettingsError
 
 NOISE = {"train.dp-noise": 1.0}
 HFLDD = {"hfldd.dp-epsilon": 10.0, "hfldd.start": "noise", "hfldd.balanced": False}
@@ -45,7 +44,10 @@ def test_settings_that_go_together_pass(settings):
     [
         ({"strategy": "fedhead"}, "strategy = 'fedhead': leaders distil.*take another strategy"),
         ({"strategy": "fedhead-plus"}, "leaders distil"),
-        ({"strategy": "strategies.fedhead.strategy:FedHEAD"}, "FedHEAD': leaders distil"),
+        (
+            {"strategy": "flwr_distill.strategies.fedhead.strategy:FedHEAD"},
+            "FedHEAD': leaders distil",
+        ),
         ({"strategy": "fedlgd"}, "set train.dp-noise to 0, .* fedlgd.dp-epsilon to 1.0"),
         ({"strategy": "fedfa"}, "accuracy"),
         ({"strategy": "cadis"}, r"set cadis.kd-lambda to 0"),

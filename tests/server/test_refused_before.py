@@ -2,15 +2,14 @@
 
 import re
 
+import flwr_distill.server.task
 import pytest
 from flwr.app import Context, RecordDict
-
-import server.task
-from server.app import main
-from server.settings import RunSettings
-from server.task import Task
-from task.datasets.text import text_spec
-from task.settings import SettingsError
+from flwr_distill.server.app import main
+from flwr_distill.server.settings import RunSettings
+from flwr_distill.server.task import Task
+from flwr_distill.task.datasets.text import text_spec
+from flwr_distill.task.settings import SettingsError
 
 
 @pytest.mark.parametrize(
@@ -101,8 +100,10 @@ def test_a_bad_setting_ends_the_run_before_any_node_is_asked(client_grid, tmp_pa
 
 
 def test_changes_that_only_images_can_have_are_refused_for_other_data(monkeypatch):
-    monkeypatch.setattr(server.task, "data_spec", lambda settings: text_spec("some-texts", 4))
-    monkeypatch.setattr(server.task, "check_partition_settings", lambda settings: None)
+    monkeypatch.setattr(
+        flwr_distill.server.task, "data_spec", lambda settings: text_spec("some-texts", 4)
+    )
+    monkeypatch.setattr(flwr_distill.server.task, "check_partition_settings", lambda settings: None)
     settings = RunSettings.from_run_config({"train.augment": "shift"})
     with pytest.raises(SettingsError, match=r"train\.augment = .shift.: some-texts is a text"):
         Task.of(settings)

@@ -4,12 +4,11 @@ import logging
 
 import pytest
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
-
-from protocol.meeting import DESCRIBE
-from server.roster import Roster, meet_nodes
-from strategies.common.directory import Directory
-from strategies.common.waiting import TooFewNodesError
-from task.settings import SettingsError
+from flwr_distill.protocol.meeting import DESCRIBE
+from flwr_distill.server.roster import Roster, meet_nodes
+from flwr_distill.strategies.common.directory import Directory
+from flwr_distill.strategies.common.waiting import TooFewNodesError
+from flwr_distill.task.settings import SettingsError
 
 
 @pytest.fixture

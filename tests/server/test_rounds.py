@@ -2,22 +2,21 @@
 
 import json
 
+import flwr_distill.server.task
 import pytest
 from flwr.app import ConfigRecord, Context, MetricRecord, RecordDict
-
-import server.task
-from protocol.meeting import DESCRIBE
-from server import rounds
-from server.app import main
-from server.grid.metered import QuorumError
-from server.grid.screening import ScreeningGrid
-from server.record import resume
-from server.record.checkpoint import CheckpointError, checkpoints, load_checkpoint
-from server.record.recorder import RunRecorder
-from server.record.resume import lock_run_folder
-from server.roster import Roster
-from strategies.common.waiting import TooFewNodesError
-from task.settings import SettingsError, TrainSettings
+from flwr_distill.protocol.meeting import DESCRIBE
+from flwr_distill.server import rounds
+from flwr_distill.server.app import main
+from flwr_distill.server.grid.metered import QuorumError
+from flwr_distill.server.grid.screening import ScreeningGrid
+from flwr_distill.server.record import resume
+from flwr_distill.server.record.checkpoint import CheckpointError, checkpoints, load_checkpoint
+from flwr_distill.server.record.recorder import RunRecorder
+from flwr_distill.server.record.resume import lock_run_folder
+from flwr_distill.server.roster import Roster
+from flwr_distill.strategies.common.waiting import TooFewNodesError
+from flwr_distill.task.settings import SettingsError, TrainSettings
 
 NODES = 3
 QUICK = {"strategy": "fedavg", "num-rounds": 2, "min-nodes": NODES, "train.local-epochs": 1}
@@ -53,8 +52,8 @@ def noted(monkeypatch):
         evaluate = made(*args)
         return lambda *model: calls.append("evaluate") or evaluate(*model)
 
-    made = server.task.server_evaluation
-    monkeypatch.setattr(server.task, "server_evaluation", evaluation)
+    made = flwr_distill.server.task.server_evaluation
+    monkeypatch.setattr(flwr_distill.server.task, "server_evaluation", evaluation)
     note(RunRecorder, "record_round", "record")
     note(Roster, "meet_new", "meet")
     note(rounds, "save_checkpoint", "checkpoint")

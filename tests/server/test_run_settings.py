@@ -1,10 +1,9 @@
 """Settings of a run: a table for each method, and what strategy-args change of the run's own."""
 
 import pytest
-
-from protocol.registry import built_in_methods, find_method
-from server.settings import RunSettings
-from task.settings import SettingsError
+from flwr_distill.protocol.registry import built_in_methods, find_method
+from flwr_distill.server.settings import RunSettings
+from flwr_distill.task.settings import SettingsError
 
 
 def settings(**config):

@@ -4,12 +4,10 @@ import tomllib
 from typing import Annotated, Literal
 
 import pytest
-from pydantic import Field
-
-from protocol.method import Method
-from protocol.registry import built_in_methods
-from server.settings import RunSettings, composed_settings
-from server.settings_catalogue import (
+from flwr_distill.protocol.method import Method
+from flwr_distill.protocol.registry import built_in_methods
+from flwr_distill.server.settings import RunSettings, composed_settings
+from flwr_distill.server.settings_catalogue import (
     PAGE,
     PYPROJECT,
     declared_in,
@@ -17,7 +15,8 @@ from server.settings_catalogue import (
     preset,
     settings_tables,
 )
-from task.settings import Block, nested
+from flwr_distill.task.settings import Block, nested
+from pydantic import Field
 
 TABLES = {table.name: table for table in settings_tables(built_in_methods())}
 SETTINGS = {setting.key: setting for table in TABLES.values() for setting in table.settings}

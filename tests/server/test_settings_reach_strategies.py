@@ -5,12 +5,11 @@ import logging
 
 import pytest
 from flwr.app import Context, RecordDict
-
-from links.records import Introduction
-from links.routes import Links
-from server.app import main
-from strategies.fedhead import FedHEAD
-from task.settings import SettingsError
+from flwr_distill.links.records import Introduction
+from flwr_distill.links.routes import Links
+from flwr_distill.server.app import main
+from flwr_distill.strategies.fedhead import FedHEAD
+from flwr_distill.task.settings import SettingsError
 
 
 @pytest.fixture

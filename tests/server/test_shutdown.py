@@ -12,7 +12,7 @@ PROCESS = """
 import time
 from flwr.supercore.exit import register_signal_handlers
 from flwr.supercore.telemetry import EventType
-from server.flower_1_32.shutdown import ignore_signals_at_the_end
+from flwr_distill.server.flower_1_32.shutdown import ignore_signals_at_the_end
 
 def finish():
     print("ending", flush=True)
@@ -49,8 +49,8 @@ from pathlib import Path
 from flwr.common import log
 from flwr.supercore.exit import register_signal_handlers
 from flwr.supercore.telemetry import EventType
-from server.flower_1_32.shutdown import at_the_end
-from server.record.journal import Journal
+from flwr_distill.server.flower_1_32.shutdown import at_the_end
+from flwr_distill.server.record.journal import Journal
 
 handlers = [lambda: log(ERROR, "Failed to push task output")]  # as Flower's ServerApp
 register_signal_handlers(EventType.FLWR_SERVERAPP_RUN_LEAVE, exit_handlers=handlers)
@@ -81,7 +81,7 @@ from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_grp
 from flwr.supercore.telemetry import EventType
 from flwr.superlink.grid import GrpcGrid
 from flwr.proto.appio_pb2 import PullTaskInputRequest
-from server.flower_1_32.exchange import SuperLinkExchange
+from flwr_distill.server.flower_1_32.exchange import SuperLinkExchange
 
 grid = GrpcGrid("127.0.0.1:9", insecure=True, token="token")
 sender = HeartbeatSender(make_task_heartbeat_fn_grpc(grid._stub))

@@ -6,17 +6,16 @@ import hashlib
 import pytest
 import torch
 from flwr.app import Context, RecordDict
-
-from client.session import Session
-from client.training import train_round
-from distill.ensemble import distil_ensemble, teacher_probabilities
-from links.folder import LinkFolder
-from links.store import NodeStore
-from strategies.common.directory import Directory
-from strategies.common.run import Run
-from task.datasets import load_dataset
-from task.models import create_model
-from task.settings import TrainSettings
+from flwr_distill.client.session import Session
+from flwr_distill.client.training import train_round
+from flwr_distill.distill.ensemble import distil_ensemble, teacher_probabilities
+from flwr_distill.links.folder import LinkFolder
+from flwr_distill.links.store import NodeStore
+from flwr_distill.strategies.common.directory import Directory
+from flwr_distill.strategies.common.run import Run
+from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.models import create_model
+from flwr_distill.task.settings import TrainSettings
 
 FIRST_NODE = 2**64 - 1000  # as in the conftest above
 
@@ -90,18 +89,18 @@ def by_hand(tmp_path):
 @pytest.fixture
 def direct(tmp_path, monkeypatch):
     """Direct links without the wire: a parcel goes straight into the receiver's mailbox."""
-    import links.transfer
+    import flwr_distill.links.transfer
 
     unreachable = []
 
     def deliver(sealed, to, run_id, credentials, timeout):
         if int(to.receiver) in unreachable:
-            raise links.transfer.LinkError("no connection")
+            raise flwr_distill.links.transfer.LinkError("no connection")
         store = NodeStore.open(str(tmp_path / "state"), run_id, int(to.receiver))
         checksum = hashlib.sha256(sealed).hexdigest()
         LinkFolder(store).put(to.token, [sealed], len(sealed), checksum)
 
-    monkeypatch.setattr(links.transfer, "deliver", deliver)
+    monkeypatch.setattr(flwr_distill.links.transfer, "deliver", deliver)
     return unreachable
 
 

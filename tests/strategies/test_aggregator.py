@@ -4,17 +4,20 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedMedian, FedTrimmedAvg, Krum, Strategy
-
-from protocol.arrays import as_record
-from protocol.registry import built_in_methods
-from protocol.robust import robust_mean
-from strategies.agreement import UNCLEAR, Agreement
-from strategies.common.checked import RobustFedAvg
-from strategies.common.registry import create_aggregator, create_strategy, find_strategy
-from strategies.fedlgd import FedLGD
-from strategies.hfldd import HFLDD
-from strategies.moon import MOON
-from task.settings import SettingsError
+from flwr_distill.protocol.arrays import as_record
+from flwr_distill.protocol.registry import built_in_methods
+from flwr_distill.protocol.robust import robust_mean
+from flwr_distill.strategies.agreement import UNCLEAR, Agreement
+from flwr_distill.strategies.common.checked import RobustFedAvg
+from flwr_distill.strategies.common.registry import (
+    create_aggregator,
+    create_strategy,
+    find_strategy,
+)
+from flwr_distill.strategies.fedlgd import FedLGD
+from flwr_distill.strategies.hfldd import HFLDD
+from flwr_distill.strategies.moon import MOON
+from flwr_distill.task.settings import SettingsError
 
 NODES = 7
 START = {"w": np.zeros((2, 3), np.float32), "n": np.array(0)}

@@ -8,11 +8,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord
-from numpy.testing import assert_allclose
-from scipy.special import softmax
-from sklearn.metrics import log_loss
-
-from distill.analytic import (
+from flwr_distill.distill.analytic import (
     STRENGTHS,
     Sums,
     best_penalty,
@@ -23,7 +19,7 @@ from distill.analytic import (
     noisy_penalty,
     ridge,
 )
-from protocol.analytic import (
+from flwr_distill.protocol.analytic import (
     BY_CLASS,
     COUNTS,
     EVALUATE_OWN,
@@ -34,17 +30,20 @@ from protocol.analytic import (
     means_of,
     sums_of,
 )
-from protocol.arrays import as_arrays, as_record
-from protocol.registry import find_method, phases_of
-from server.grid.secure_sums import SecureSumGrid
-from strategies.analytic import Analytic
-from strategies.common.directory import Directory
-from task.backbones import Frozen
-from task.backbones.random_features import RandomFourier
-from task.datasets import load_dataset
-from task.models import create_model
-from task.settings import SettingsError, TaskSettings
-from task.source import partition_samples
+from flwr_distill.protocol.arrays import as_arrays, as_record
+from flwr_distill.protocol.registry import find_method, phases_of
+from flwr_distill.server.grid.secure_sums import SecureSumGrid
+from flwr_distill.strategies.analytic import Analytic
+from flwr_distill.strategies.common.directory import Directory
+from flwr_distill.task.backbones import Frozen
+from flwr_distill.task.backbones.random_features import RandomFourier
+from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.models import create_model
+from flwr_distill.task.settings import SettingsError, TaskSettings
+from flwr_distill.task.source import partition_samples
+from numpy.testing import assert_allclose
+from scipy.special import softmax
+from sklearn.metrics import log_loss
 
 from .naive import FIRST, play, sessions, spoil, start
 
@@ -283,7 +282,7 @@ def test_a_secure_sum_that_no_samples_have_changes_nothing(client_grid, monkeypa
     def negative(sums, *others):
         return means_of(Sums(-sums.gram, sums.by_class, sums.counts), *others)
 
-    monkeypatch.setattr("client.analytic.means_of", negative)
+    monkeypatch.setattr("flwr_distill.client.analytic.means_of", negative)
     config, strategy = {**IID, **SECURE}, strategy_of()
     arrays = play(strategy, masked(client_grid(3, config), config), 1, start(MODEL))
     assert not strategy.sums
@@ -366,7 +365,9 @@ def test_samples_that_a_node_has_beyond_what_counts_are_scaled_down(client_grid)
 
 def test_features_are_computed_once(client_grid, monkeypatch):
     play(strategy_of(), client_grid(2, IID), 1, start(MODEL))
-    monkeypatch.setattr("client.features._features", None)  # whoever computes them fails
+    monkeypatch.setattr(
+        "flwr_distill.client.features._features", None
+    )  # whoever computes them fails
     arrays = play(strategy_of(), client_grid(2, IID), 1, start(MODEL))
     assert_head(arrays, pooled(IID, 2))
 

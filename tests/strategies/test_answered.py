@@ -4,19 +4,18 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-
-from protocol.arrays import as_record
-from protocol.replies import NothingUsableError
-from server.grid.screening import ScreeningGrid
-from strategies.cadis import CADIS
-from strategies.common.answered import MissingHandlerError, UnansweredError
-from strategies.common.checked import CheckedFedAvg
-from strategies.common.directory import Directory
-from strategies.fedhead import FedHEAD
-from strategies.flower import FedAdam
-from strategies.hfldd import HFLDD
-from strategies.moon import MOON
-from strategies.scaffold import SCAFFOLD
+from flwr_distill.protocol.arrays import as_record
+from flwr_distill.protocol.replies import NothingUsableError
+from flwr_distill.server.grid.screening import ScreeningGrid
+from flwr_distill.strategies.cadis import CADIS
+from flwr_distill.strategies.common.answered import MissingHandlerError, UnansweredError
+from flwr_distill.strategies.common.checked import CheckedFedAvg
+from flwr_distill.strategies.common.directory import Directory
+from flwr_distill.strategies.fedhead import FedHEAD
+from flwr_distill.strategies.flower import FedAdam
+from flwr_distill.strategies.hfldd import HFLDD
+from flwr_distill.strategies.moon import MOON
+from flwr_distill.strategies.scaffold import SCAFFOLD
 
 START = {"last.weight": np.zeros((4, 5), np.float32)}
 NODES = 4

@@ -8,18 +8,17 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
+from flwr_distill.protocol.auto import CHOICE
+from flwr_distill.protocol.hfldd import LABEL_KNOWLEDGE, Distillation, LabelKnowledge
+from flwr_distill.protocol.messages import ARRAYS
+from flwr_distill.protocol.replies import NothingUsableError
+from flwr_distill.strategies.auto import Auto, panel, strategy
+from flwr_distill.strategies.auto.rule import Choice, choose
+from flwr_distill.strategies.auto.skew import label_skew, one_class_labels
+from flwr_distill.strategies.hfldd import HFLDD
+from flwr_distill.task.datasets import auxiliary_images, load_dataset
+from flwr_distill.task.models import create_model
 from scipy.special import softmax
-
-from protocol.auto import CHOICE
-from protocol.hfldd import LABEL_KNOWLEDGE, Distillation, LabelKnowledge
-from protocol.messages import ARRAYS
-from protocol.replies import NothingUsableError
-from strategies.auto import Auto, panel, strategy
-from strategies.auto.rule import Choice, choose
-from strategies.auto.skew import label_skew, one_class_labels
-from strategies.hfldd import HFLDD
-from task.datasets import auxiliary_images, load_dataset
-from task.models import create_model
 
 SPEC = load_dataset("digits").spec
 MODEL = create_model("auto", SPEC, seed=0)

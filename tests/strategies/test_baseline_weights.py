@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-
-from strategies.fedfa import information_weights
-from strategies.fednova import normalised_average
+from flwr_distill.strategies.fedfa import information_weights
+from flwr_distill.strategies.fednova import normalised_average
 
 
 def test_fednova_with_equal_steps_is_fedavg():

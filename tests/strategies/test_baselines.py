@@ -8,22 +8,21 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr_distill.client.session import Session
+from flwr_distill.client.training import epoch_batches
+from flwr_distill.protocol.arrays import as_record
+from flwr_distill.protocol.scaffold import CONTROL_VARIATE
+from flwr_distill.strategies.common.checked import CheckedFedAvg
+from flwr_distill.strategies.feddyn import FedDyn
+from flwr_distill.strategies.fedfa import FedFA
+from flwr_distill.strategies.fednova import FedNova
+from flwr_distill.strategies.moon import MOON
+from flwr_distill.strategies.scaffold import SCAFFOLD
+from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.models import create_model
+from flwr_distill.task.settings import SettingsError
 from torch import nn
 from torch.nn import functional
-
-from client.session import Session
-from client.training import epoch_batches
-from protocol.arrays import as_record
-from protocol.scaffold import CONTROL_VARIATE
-from strategies.common.checked import CheckedFedAvg
-from strategies.feddyn import FedDyn
-from strategies.fedfa import FedFA
-from strategies.fednova import FedNova
-from strategies.moon import MOON
-from strategies.scaffold import SCAFFOLD
-from task.datasets import load_dataset
-from task.models import create_model
-from task.settings import SettingsError
 
 FIRST = 2**64 - 1000  # as in conftest.py
 NODES = 3

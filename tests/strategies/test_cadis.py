@@ -8,16 +8,19 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
-
-from protocol.arrays import as_arrays, as_record
-from server.app import main
-from strategies.cadis import CADIS
-from strategies.cadis.similarity import estimated_links, similarity_of_a_cluster, threshold
-from strategies.fednova import FedNova
-from task.datasets import load_dataset
-from task.models import create_model
-from task.partition import partition_indices
-from task.settings import SettingsError
+from flwr_distill.protocol.arrays import as_arrays, as_record
+from flwr_distill.server.app import main
+from flwr_distill.strategies.cadis import CADIS
+from flwr_distill.strategies.cadis.similarity import (
+    estimated_links,
+    similarity_of_a_cluster,
+    threshold,
+)
+from flwr_distill.strategies.fednova import FedNova
+from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.models import create_model
+from flwr_distill.task.partition import partition_indices
+from flwr_distill.task.settings import SettingsError
 
 FIRST = 2**64 - 1000  # as in conftest.py
 CLASSES = (range(4), range(4, 7), range(7, 10))

@@ -4,10 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from strategies.hfldd.clustering import (
+from flwr_distill.strategies.hfldd.clustering import (
     cluster_to_join,
     heterogeneous_clusters,
     homogeneous_groups,
@@ -15,6 +12,8 @@ from strategies.hfldd.clustering import (
     nearest_group,
     silhouette_above_noise,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 def soft_labels_of(generator, clients, samples, classes):

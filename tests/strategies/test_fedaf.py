@@ -8,20 +8,19 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr_distill.distill.peer_matching import distill_with_peers
+from flwr_distill.distill.virtual_data import VirtualData
+from flwr_distill.links.records import VIRTUAL_DATA
+from flwr_distill.protocol.arrays import as_arrays, as_record
+from flwr_distill.protocol.fedaf import CLASS_KNOWLEDGE, DISTILL_WITH_PEERS
+from flwr_distill.protocol.registry import built_in_methods, phases_of
+from flwr_distill.server.app import main
+from flwr_distill.server.grid.screening import ScreeningGrid
+from flwr_distill.strategies.fedaf import FedAF, knowledge_matching
+from flwr_distill.task.datasets import DataSpec, load_dataset
+from flwr_distill.task.models import create_model
+from flwr_distill.task.settings import SettingsError
 from torch.nn import functional
-
-from distill.peer_matching import distill_with_peers
-from distill.virtual_data import VirtualData
-from links.records import VIRTUAL_DATA
-from protocol.arrays import as_arrays, as_record
-from protocol.fedaf import CLASS_KNOWLEDGE, DISTILL_WITH_PEERS
-from protocol.registry import built_in_methods, phases_of
-from server.app import main
-from server.grid.screening import ScreeningGrid
-from strategies.fedaf import FedAF, knowledge_matching
-from task.datasets import DataSpec, load_dataset
-from task.models import create_model
-from task.settings import SettingsError
 
 from .naive import FIRST, UNEQUAL, assert_by_class, by_class, mean_over_nodes, sessions, start
 

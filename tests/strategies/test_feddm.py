@@ -9,20 +9,19 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr_distill.client.session import Session
+from flwr_distill.distill.perturbed_matching import distill_around
+from flwr_distill.distill.virtual_data import VirtualData
+from flwr_distill.links.records import VIRTUAL_DATA
+from flwr_distill.protocol.feddm import DISTILL_AROUND
+from flwr_distill.protocol.registry import built_in_methods, phases_of
+from flwr_distill.server.app import main
+from flwr_distill.server.grid.screening import ScreeningGrid
+from flwr_distill.strategies.feddm import FedDM, stay_within
+from flwr_distill.task.datasets import DataSpec, load_dataset
+from flwr_distill.task.models import create_model
+from flwr_distill.task.settings import SettingsError
 from torch.nn import functional
-
-from client.session import Session
-from distill.perturbed_matching import distill_around
-from distill.virtual_data import VirtualData
-from links.records import VIRTUAL_DATA
-from protocol.feddm import DISTILL_AROUND
-from protocol.registry import built_in_methods, phases_of
-from server.app import main
-from server.grid.screening import ScreeningGrid
-from strategies.feddm import FedDM, stay_within
-from task.datasets import DataSpec, load_dataset
-from task.models import create_model
-from task.settings import SettingsError
 
 FIRST = 2**64 - 1000  # as in conftest.py
 RUN_CONFIG = {"partition.classes": 5}  # each node misses half of the classes

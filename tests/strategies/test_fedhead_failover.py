@@ -5,16 +5,15 @@ import copy
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord
-
-from protocol.ensemble import EnsembleDistillation
-from protocol.fedhead import AGGREGATE_SECTOR, DISTILL_SECTOR, HAND_IN, TRAIN_SECTOR
-from protocol.messages import DELIVERY
-from strategies.common.directory import Directory
-from strategies.common.topology import Cluster
-from strategies.fedhead import FedHEAD
-from strategies.fedhead_plus import FedHEADPlus
-from task.datasets import auxiliary_images, load_dataset
-from task.models import create_model
+from flwr_distill.protocol.ensemble import EnsembleDistillation
+from flwr_distill.protocol.fedhead import AGGREGATE_SECTOR, DISTILL_SECTOR, HAND_IN, TRAIN_SECTOR
+from flwr_distill.protocol.messages import DELIVERY
+from flwr_distill.strategies.common.directory import Directory
+from flwr_distill.strategies.common.topology import Cluster
+from flwr_distill.strategies.fedhead import FedHEAD
+from flwr_distill.strategies.fedhead_plus import FedHEADPlus
+from flwr_distill.task.datasets import auxiliary_images, load_dataset
+from flwr_distill.task.models import create_model
 
 FIRST = 2**64 - 1000  # as in conftest.py
 RUN_CONFIG = {"partition.classes": 3, "train.local-epochs": 1}  # nodes of unequal size

@@ -2,18 +2,17 @@
 
 import json
 
+import flwr_distill.client.fedhead
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord
+from flwr_distill.protocol.fedhead import DISTILL_SECTOR
+from flwr_distill.server.grid.screening import ScreeningGrid
+from flwr_distill.server.record.journal import Journal
+from flwr_distill.strategies.fedhead import FedHEAD
+from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.models import create_model
 from safetensors.numpy import load, save
-
-import client.fedhead
-from protocol.fedhead import DISTILL_SECTOR
-from server.grid.screening import ScreeningGrid
-from server.record.journal import Journal
-from strategies.fedhead import FedHEAD
-from task.datasets import load_dataset
-from task.models import create_model
 
 NODES = 6
 RUN_CONFIG = {"partition.scheme": "iid", "train.local-epochs": 1, "train.batch-size": 64}
@@ -38,7 +37,7 @@ def away(payload):
 @pytest.fixture
 def mean_of_a_round(client_grid, monkeypatch, tmp_path):
     """Mean of a sector of six in the first round, where two members spoil what they send."""
-    send = client.fedhead.send
+    send = flwr_distill.client.fedhead.send
 
     def play(spoil, **run_config):
         def without_distillation(node, message):
@@ -58,7 +57,7 @@ def mean_of_a_round(client_grid, monkeypatch, tmp_path):
             hostile = session.node_id in cluster.members[:2]
             return send(session, route, spoil(payload) if hostile else payload)
 
-        monkeypatch.setattr(client.fedhead, "send", spoiled)
+        monkeypatch.setattr(flwr_distill.client.fedhead, "send", spoiled)
         arrays, _ = strategy.aggregate_train(1, grid.send_and_receive(messages))
         entries = map(json.loads, (tmp_path / "journal.jsonl").read_text().splitlines())
         booked = [entry for entry in entries if "set_aside" in entry]

@@ -4,32 +4,31 @@ import copy
 from dataclasses import replace
 from datetime import datetime
 
+import flwr_distill.strategies.fedlgd
 import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+from flwr_distill.client.session import Session
+from flwr_distill.client.training import epoch_batches
+from flwr_distill.distill.contrastive import supervised_contrastive_loss
+from flwr_distill.distill.distribution_matching import distill_dm
+from flwr_distill.distill.gradient_matching import match_gradient
+from flwr_distill.distill.virtual_data import VirtualData
+from flwr_distill.links.store import NodeStore
+from flwr_distill.node.account import LifetimeAccount
+from flwr_distill.node.asked import Asked
+from flwr_distill.node.policy import HOSPITAL
+from flwr_distill.node.replies import OwnWords, claimed_epsilon, judge_reply
+from flwr_distill.node.rules import judge_message, judge_spending
+from flwr_distill.protocol.fedlgd import GLOBAL_DATA, GRADIENT, VIRTUAL
+from flwr_distill.strategies.agreement import Agreement
+from flwr_distill.strategies.fedlgd import FedLGD
+from flwr_distill.task.backbones import seen_spec
+from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.models import create_model
+from flwr_distill.task.settings import TrainSettings
 from torch.nn import functional
-
-import strategies.fedlgd
-from client.session import Session
-from client.training import epoch_batches
-from distill.contrastive import supervised_contrastive_loss
-from distill.distribution_matching import distill_dm
-from distill.gradient_matching import match_gradient
-from distill.virtual_data import VirtualData
-from links.store import NodeStore
-from node.account import LifetimeAccount
-from node.asked import Asked
-from node.policy import HOSPITAL
-from node.replies import OwnWords, claimed_epsilon, judge_reply
-from node.rules import judge_message, judge_spending
-from protocol.fedlgd import GLOBAL_DATA, GRADIENT, VIRTUAL
-from strategies.agreement import Agreement
-from strategies.fedlgd import FedLGD
-from task.backbones import seen_spec
-from task.datasets import load_dataset
-from task.models import create_model
-from task.settings import TrainSettings
 
 from .naive import spoil
 
@@ -305,7 +304,7 @@ def test_a_gradient_that_is_out_of_line_does_not_move_the_servers_data(
         targets.append(torch.cat([array.flatten() for array in target.values()]))
         return images
 
-    monkeypatch.setattr(strategies.fedlgd, "match_gradient", noted)
+    monkeypatch.setattr(flwr_distill.strategies.fedlgd, "match_gradient", noted)
     grid = client_grid(6, {**RUN_CONFIG, "partition.scheme": "iid"})
     play(strategy_of(), grid)
     spoil(grid, FIRST, longer_and_reversed)

@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
+from flwr_distill.links.store import NodeStore
+from flwr_distill.protocol.arrays import as_record
+from flwr_distill.protocol.fedmd import EVALUATE_OWN, LOGITS
+from flwr_distill.server.app import main
+from flwr_distill.strategies.fedmd import FedMD
+from flwr_distill.task.datasets import auxiliary_images, load_dataset
+from flwr_distill.task.models import create_model
+from flwr_distill.task.settings import SettingsError
 from safetensors.torch import load
-
-from links.store import NodeStore
-from protocol.arrays import as_record
-from protocol.fedmd import EVALUATE_OWN, LOGITS
-from server.app import main
-from strategies.fedmd import FedMD
-from task.datasets import auxiliary_images, load_dataset
-from task.models import create_model
-from task.settings import SettingsError
 
 from .naive import FIRST, LR, play, sessions, spoil, start, trained
 

@@ -4,10 +4,13 @@ import math
 
 import numpy as np
 import pytest
+from flwr_distill.strategies.fedseq.grouping import (
+    evenness,
+    greedy_superclients,
+    superclient_to_join,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from strategies.fedseq.grouping import evenness, greedy_superclients, superclient_to_join
 
 
 def naive_evenness(p, q):

@@ -5,15 +5,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord
-
-from protocol.ensemble import EnsembleDistillation
-from protocol.hfldd import Distillation
-from strategies.cadis import CADIS
-from strategies.fedhead import FedHEAD
-from strategies.fedlgd import FedLGD
-from strategies.hfldd import HFLDD
-from task.datasets import load_dataset
-from task.models import create_model
+from flwr_distill.protocol.ensemble import EnsembleDistillation
+from flwr_distill.protocol.hfldd import Distillation
+from flwr_distill.strategies.cadis import CADIS
+from flwr_distill.strategies.fedhead import FedHEAD
+from flwr_distill.strategies.fedlgd import FedLGD
+from flwr_distill.strategies.hfldd import HFLDD
+from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.models import create_model
 
 NODES, ROUNDS = 4, 3
 SPEC = load_dataset("digits").spec

@@ -8,17 +8,21 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg, Strategy
+from flwr_distill.client.app import app
+from flwr_distill.protocol.arrays import as_arrays, as_record
+from flwr_distill.protocol.registry import built_in_methods
+from flwr_distill.server.settings import RunSettings
+from flwr_distill.strategies import flower as fitted
+from flwr_distill.strategies.common.registry import (
+    create_aggregator,
+    create_strategy,
+    find_strategy,
+)
+from flwr_distill.task.models import create_model
+from flwr_distill.task.plugin import import_object
+from flwr_distill.task.settings import SettingsError
 
 from benchmarks.in_process import run_in_process
-from client.app import app
-from protocol.arrays import as_arrays, as_record
-from protocol.registry import built_in_methods
-from server.settings import RunSettings
-from strategies import flower as fitted
-from strategies.common.registry import create_aggregator, create_strategy, find_strategy
-from task.models import create_model
-from task.plugin import import_object
-from task.settings import SettingsError
 
 FLOWERS = {
     name: cls

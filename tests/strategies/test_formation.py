@@ -3,17 +3,16 @@
 import math
 
 import pytest
-
-from distill.formation import LARGEST
-from protocol.hfldd import Distillation
-from strategies.common.directory import Directory
-from strategies.common.formation import chosen_formation
-from strategies.fedlgd import FedLGD
-from strategies.hfldd import HFLDD
-from strategies.hfldd.limits import Limits
-from task.datasets import DataSpec
-from task.models import create_model
-from task.settings import SettingsError
+from flwr_distill.distill.formation import LARGEST
+from flwr_distill.protocol.hfldd import Distillation
+from flwr_distill.strategies.common.directory import Directory
+from flwr_distill.strategies.common.formation import chosen_formation
+from flwr_distill.strategies.fedlgd import FedLGD
+from flwr_distill.strategies.hfldd import HFLDD
+from flwr_distill.strategies.hfldd.limits import Limits
+from flwr_distill.task.datasets import DataSpec
+from flwr_distill.task.models import create_model
+from flwr_distill.task.settings import SettingsError
 
 
 def limits(formation, shape, **rest):

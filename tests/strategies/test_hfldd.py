@@ -7,8 +7,7 @@ import re
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-
-from protocol.hfldd import (
+from flwr_distill.protocol.hfldd import (
     DISTILL,
     LABEL_KNOWLEDGE,
     RECEIVE,
@@ -16,12 +15,12 @@ from protocol.hfldd import (
     Distillation,
     LabelKnowledge,
 )
-from protocol.replies import NothingUsableError
-from strategies.hfldd import HFLDD
-from strategies.hfldd.clusters import Clusters
-from task.datasets import load_dataset
-from task.models import create_model
-from task.partition import partition_indices
+from flwr_distill.protocol.replies import NothingUsableError
+from flwr_distill.strategies.hfldd import HFLDD
+from flwr_distill.strategies.hfldd.clusters import Clusters
+from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.models import create_model
+from flwr_distill.task.partition import partition_indices
 
 FIRST = 2**64 - 1000  # as in conftest.py
 RUN_CONFIG = {"partition.classes": 2, "train.local-epochs": 1}

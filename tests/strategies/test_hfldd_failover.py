@@ -7,14 +7,19 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord
-
-from distill import VirtualData
-from protocol.hfldd import DISTILL, LABEL_KNOWLEDGE, NUM_PARCELS, TRAIN_POOL, Distillation
-from strategies.common.retries import Retries
-from strategies.hfldd import HFLDD
-from strategies.hfldd.clusters import Clusters
-from task.datasets import load_dataset
-from task.models import create_model
+from flwr_distill.distill import VirtualData
+from flwr_distill.protocol.hfldd import (
+    DISTILL,
+    LABEL_KNOWLEDGE,
+    NUM_PARCELS,
+    TRAIN_POOL,
+    Distillation,
+)
+from flwr_distill.strategies.common.retries import Retries
+from flwr_distill.strategies.hfldd import HFLDD
+from flwr_distill.strategies.hfldd.clusters import Clusters
+from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.models import create_model
 
 RUN_CONFIG = {"partition.classes": 2, "train.local-epochs": 1}
 PER_NODE = 6
@@ -36,7 +41,7 @@ def distillations(monkeypatch):
         drawn = labels[:1].expand(PER_NODE).clone()
         return VirtualData(pixels, drawn, method="dm", steps=1, seed=0, init="noise")
 
-    monkeypatch.setattr("distill.many.distiller", lambda name: distil)
+    monkeypatch.setattr("flwr_distill.distill.many.distiller", lambda name: distil)
     return count
 
 

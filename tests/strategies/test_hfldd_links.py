@@ -3,22 +3,21 @@
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord
-
-from client.hfldd import pooled_samples
-from client.session import Session
-from distill import VirtualData
-from distill.packing import unpacked
-from distill.virtual_data import Bounds
-from links.mailbox import Mailbox, start_server
-from links.records import VIRTUAL_DATA
-from links.seal import sealed_size
-from protocol.hfldd import DISTILL, RECEIVE, Distillation
-from protocol.meeting import DESCRIBE
-from server.grid.ledger import DIRECT, RELAYED
-from server.grid.metered import MeteredGrid
-from strategies.hfldd import HFLDD
-from task.datasets import load_dataset
-from task.models import create_model
+from flwr_distill.client.hfldd import pooled_samples
+from flwr_distill.client.session import Session
+from flwr_distill.distill import VirtualData
+from flwr_distill.distill.packing import unpacked
+from flwr_distill.distill.virtual_data import Bounds
+from flwr_distill.links.mailbox import Mailbox, start_server
+from flwr_distill.links.records import VIRTUAL_DATA
+from flwr_distill.links.seal import sealed_size
+from flwr_distill.protocol.hfldd import DISTILL, RECEIVE, Distillation
+from flwr_distill.protocol.meeting import DESCRIBE
+from flwr_distill.server.grid.ledger import DIRECT, RELAYED
+from flwr_distill.server.grid.metered import MeteredGrid
+from flwr_distill.strategies.hfldd import HFLDD
+from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.models import create_model
 
 RUN_CONFIG = {"partition.classes": 2, "train.local-epochs": 1}
 PER_NODE, SHAPE = 8, (1, 8, 8)
@@ -47,7 +46,7 @@ def planted(monkeypatch):
             init="noise",
         )
 
-    monkeypatch.setattr("distill.many.distiller", lambda name: distil)
+    monkeypatch.setattr("flwr_distill.distill.many.distiller", lambda name: distil)
     return pixels
 
 

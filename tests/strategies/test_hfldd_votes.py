@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr_distill.client.hfldd import knows
+from flwr_distill.distill.virtual_data import VirtualData
+from flwr_distill.protocol.hfldd import VOTE, VOTES, Distillation
+from flwr_distill.strategies.hfldd import HFLDD
+from flwr_distill.strategies.hfldd.clusters import LiveCluster
+from flwr_distill.strategies.hfldd.votes import contradicted, verdicts, voters
+from flwr_distill.strategies.hfldd.voting import note_verdicts
+from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.models import create_model
 
 from benchmarks.hostile import Attack, Ring
-from client.hfldd import knows
-from distill.virtual_data import VirtualData
-from protocol.hfldd import VOTE, VOTES, Distillation
-from strategies.hfldd import HFLDD
-from strategies.hfldd.clusters import LiveCluster
-from strategies.hfldd.votes import contradicted, verdicts, voters
-from strategies.hfldd.voting import note_verdicts
-from task.datasets import load_dataset
-from task.models import create_model
 
 MODEL = create_model("auto", load_dataset("digits").spec, seed=0)
 RUN_CONFIG = {

@@ -3,8 +3,7 @@
 import logging
 
 import pytest
-
-from strategies.common.leaders import successor
+from flwr_distill.strategies.common.leaders import successor
 
 
 @pytest.fixture

@@ -2,17 +2,20 @@
 
 import pytest
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, Krum
-
-from protocol.arguments import read_arguments
-from protocol.fedhead import FedHEADSettings
-from protocol.hfldd import HFLDDSettings
-from protocol.registry import built_in_methods
-from strategies.common.registry import create_aggregator, create_strategy, find_strategy
-from strategies.fedhead import FedHEAD
-from strategies.fedprox import FedProx
-from strategies.hfldd import HFLDD
-from strategies.moon import MOON
-from task.settings import Block, SettingsError
+from flwr_distill.protocol.arguments import read_arguments
+from flwr_distill.protocol.fedhead import FedHEADSettings
+from flwr_distill.protocol.hfldd import HFLDDSettings
+from flwr_distill.protocol.registry import built_in_methods
+from flwr_distill.strategies.common.registry import (
+    create_aggregator,
+    create_strategy,
+    find_strategy,
+)
+from flwr_distill.strategies.fedhead import FedHEAD
+from flwr_distill.strategies.fedprox import FedProx
+from flwr_distill.strategies.hfldd import HFLDD
+from flwr_distill.strategies.moon import MOON
+from flwr_distill.task.settings import Block, SettingsError
 
 
 class MyMOON(MOON):
@@ -102,8 +105,13 @@ def test_a_class_that_takes_less_than_all_of_the_sampling_gets_what_it_takes(a_r
 
 def test_a_class_named_by_its_path_belongs_to_the_method_of_its_nearest_base():
     assert find_strategy(f"{__name__}:MyMOON") == (MyMOON, built_in_methods()["moon"])
-    assert find_strategy("strategies.hfldd:HFLDD") == (HFLDD, built_in_methods()["hfldd"])
-    assert find_strategy("strategies.fedhead_plus:FedHEADPlus")[1].name == "fedhead-plus"
+    assert find_strategy("flwr_distill.strategies.hfldd:HFLDD") == (
+        HFLDD,
+        built_in_methods()["hfldd"],
+    )
+    assert (
+        find_strategy("flwr_distill.strategies.fedhead_plus:FedHEADPlus")[1].name == "fedhead-plus"
+    )
     assert find_strategy("flwr.serverapp.strategy:FedAdam")[1].name == "fedavg"
     assert find_strategy("flwr.serverapp.strategy.strategy:Strategy")[1] is None
 

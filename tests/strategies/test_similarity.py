@@ -4,10 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from strategies.cadis.similarity import (
+from flwr_distill.strategies.cadis.similarity import (
     KnownPairs,
     aggregation_weights,
     clusters,
@@ -16,6 +13,8 @@ from strategies.cadis.similarity import (
     threshold,
     transitive_similarity,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 def meetings(generator, num_clients, rounds):

@@ -4,9 +4,8 @@ import logging
 import time
 
 import pytest
-
-from strategies.common import waiting
-from strategies.common.waiting import TooFewNodesError, connected_nodes
+from flwr_distill.strategies.common import waiting
+from flwr_distill.strategies.common.waiting import TooFewNodesError, connected_nodes
 
 
 def test_it_waits_for_the_last_node_says_so_and_returns_all(memory_grid, monkeypatch, caplog):

@@ -5,16 +5,15 @@ import math
 import numpy as np
 import pytest
 import torch
+from flwr_distill.task import augmentation
+from flwr_distill.task.augmentation import Augment, augmented, chosen_changes
+from flwr_distill.task.datasets import DataSpec, load_dataset
+from flwr_distill.task.datasets.registry import _ENTRIES
+from flwr_distill.task.datasets.text import text_spec
+from flwr_distill.task.settings import CHANGES, SettingsError, TrainSettings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.ndimage import affine_transform
-
-from task import augmentation
-from task.augmentation import Augment, augmented, chosen_changes
-from task.datasets import DataSpec, load_dataset
-from task.datasets.registry import _ENTRIES
-from task.datasets.text import text_spec
-from task.settings import CHANGES, SettingsError, TrainSettings
 
 SPEC = load_dataset("digits").spec
 TEXTS = text_spec("some-texts", 4)

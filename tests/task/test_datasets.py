@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
-from task.datasets import (
+from flwr_distill.task.datasets import (
     Dataset,
     DatasetError,
     DataSpec,
@@ -312,7 +311,7 @@ def test_a_file_that_is_no_npz_is_refused(tmp_path, content):
 def plugin(tmp_path, monkeypatch):
     (tmp_path / "my_data.py").write_text(
         "import numpy as np\n"
-        "from task.datasets import Dataset, DataSpec, RawSamples\n"
+        "from flwr_distill.task.datasets import Dataset, DataSpec, RawSamples\n"
         "def tiny(root, download, top=1):\n"
         "    spec = DataSpec('tiny', (1, 2, 2), 2, (.5,), (.5,))\n"
         "    part = RawSamples(np.zeros((2, 1, 2, 2), np.uint8), np.array([0, top]))\n"

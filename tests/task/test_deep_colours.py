@@ -9,10 +9,9 @@ import imagecodecs
 import numpy as np
 import pytest
 import tifffile
+from flwr_distill.task.datasets import DatasetError, DataSpec, load_private_data
+from flwr_distill.task.image_files import UnusableFileError, inspect_image, open_image
 from PIL import Image
-
-from task.datasets import DatasetError, DataSpec, load_private_data
-from task.image_files import UnusableFileError, inspect_image, open_image
 
 RNG = np.random.default_rng(0)
 DEEP = RNG.integers(0, 65536, (6, 8, 3), dtype=np.uint16)
@@ -199,7 +198,7 @@ def test_a_damaged_file_is_one_line_with_its_name(tmp_path, suffix):
 
 
 def test_a_file_beyond_the_bound_is_refused_unread(tmp_path, monkeypatch):
-    monkeypatch.setattr("task.image_files.MAX_BYTES", 100)
+    monkeypatch.setattr("flwr_distill.task.image_files.MAX_BYTES", 100)
     png(tmp_path / "a.png", DEEP)
     with pytest.raises(UnusableFileError, match=r"a\.png: .*100 bytes"):
         open_image(tmp_path / "a.png")

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-
-from task.compute.device import choose_device, describe_device, place
-from task.compute.precision import forward_in, products_in
-from task.datasets import Samples
-from task.settings import SettingsError
+from flwr_distill.task.compute.device import choose_device, describe_device, place
+from flwr_distill.task.compute.precision import forward_in, products_in
+from flwr_distill.task.datasets import Samples
+from flwr_distill.task.settings import SettingsError
 
 CPU = torch.device("cpu")
 

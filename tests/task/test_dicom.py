@@ -8,6 +8,13 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from flwr_distill.cli.main import app
+from flwr_distill.cli.source import load_source
+from flwr_distill.server.export.description import Description
+from flwr_distill.server.export.prediction import ExportedModel
+from flwr_distill.task.datasets import DatasetError, DataSpec, auxiliary_images, load_private_data
+from flwr_distill.task.image_files import UnusableFileError, inspect_image, open_image
+from flwr_distill.task.survey import survey
 from PIL import Image
 from pydicom import dcmread
 from pydicom.dataset import Dataset, FileDataset, FileMetaDataset
@@ -24,14 +31,6 @@ from pydicom.uid import (
     RLELossless,
 )
 from typer.testing import CliRunner
-
-from cli.main import app
-from cli.source import load_source
-from server.export.description import Description
-from server.export.prediction import ExportedModel
-from task.datasets import DatasetError, DataSpec, auxiliary_images, load_private_data
-from task.image_files import UnusableFileError, inspect_image, open_image
-from task.survey import survey
 
 RNG = np.random.default_rng(0)
 GREY = DataSpec("grey", (1, 6, 8), 2, (0.0,), (1.0,))

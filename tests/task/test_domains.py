@@ -4,12 +4,17 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
-
-from client.session import Session
-from task.datasets import Dataset, DatasetError, DataSpec, RawSamples, load_private_data
-from task.datasets.images import fit_samples
-from task.settings import TaskSettings
-from task.source import domain
+from flwr_distill.client.session import Session
+from flwr_distill.task.datasets import (
+    Dataset,
+    DatasetError,
+    DataSpec,
+    RawSamples,
+    load_private_data,
+)
+from flwr_distill.task.datasets.images import fit_samples
+from flwr_distill.task.settings import TaskSettings
+from flwr_distill.task.source import domain
 
 RUN = {"dataset": "private", "private.shape": "3x16x12"}
 SPEC = DataSpec("run", (3, 16, 12), 10, (0.5,) * 3, (0.5,) * 3)
@@ -67,7 +72,9 @@ def too_many_classes(root, download):
 
 
 def test_a_domain_with_labels_beyond_the_runs_is_refused(monkeypatch):
-    monkeypatch.setattr("task.datasets.registry.import_object", lambda name: too_many_classes)
+    monkeypatch.setattr(
+        "flwr_distill.task.datasets.registry.import_object", lambda name: too_many_classes
+    )
     with pytest.raises(DatasetError, match="labels run from 0 to 11"):
         domain(PRIVATE, "mine:odd", None)
 

@@ -10,8 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 import torchvision
-
-from task.datasets import load_dataset
+from flwr_distill.task.datasets import load_dataset
 
 NODES = 3
 PARTS = {"train": 200, "t10k": 10}

@@ -2,17 +2,16 @@
 
 import pytest
 import torch
+from flwr_distill.client.fedmd import logits_on
+from flwr_distill.client.fedproto import nearest_prototype
+from flwr_distill.client.hfldd import knows
+from flwr_distill.client.training import soft_labels
+from flwr_distill.distill.ensemble import distil_ensemble
+from flwr_distill.distill.virtual_data import VirtualData
+from flwr_distill.task.datasets import Samples
+from flwr_distill.task.evaluation import BATCH, evaluate_model, outputs, predict
 from torch import nn
 from torch.nn import functional
-
-from client.fedmd import logits_on
-from client.fedproto import nearest_prototype
-from client.hfldd import knows
-from client.training import soft_labels
-from distill.ensemble import distil_ensemble
-from distill.virtual_data import VirtualData
-from task.datasets import Samples
-from task.evaluation import BATCH, evaluate_model, outputs, predict
 
 
 @pytest.mark.parametrize("n", [1, BATCH, BATCH + 1, 2 * BATCH + 7])

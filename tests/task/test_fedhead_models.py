@@ -2,11 +2,10 @@
 
 import pytest
 import torch
+from flwr_distill.task.datasets import DataSpec
+from flwr_distill.task.datasets.text import text_spec
+from flwr_distill.task.models import ModelError, create_model, model_names
 from torch.nn import functional as F
-
-from task.datasets import DataSpec
-from task.datasets.text import text_spec
-from task.models import ModelError, create_model, model_names
 
 CIFAR = DataSpec("some-set", (3, 32, 32), 10, (0.5,) * 3, (0.5,) * 3)
 TEXT = text_spec("some-texts", 4)

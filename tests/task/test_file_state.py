@@ -4,11 +4,10 @@ import os
 import shutil
 
 import pytest
-
-from task import file_state
-from task.datasets import auxiliary_files, dataset_files
-from task.datasets.registry import dataset_names
-from task.file_state import FilesChangedError, read_once, state_of
+from flwr_distill.task import file_state
+from flwr_distill.task.datasets import auxiliary_files, dataset_files
+from flwr_distill.task.datasets.registry import dataset_names
+from flwr_distill.task.file_state import FilesChangedError, read_once, state_of
 
 
 @pytest.fixture

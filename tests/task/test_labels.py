@@ -1,11 +1,10 @@
 """The label map: names in an order that is the same everywhere, told apart, and compared."""
 
 import pytest
-
-from task.datasets import DatasetError, DataSpec
-from task.labels import LabelError, LabelMap, in_order
-from task.settings import SettingsError, TaskSettings
-from task.source import data_spec
+from flwr_distill.task.datasets import DatasetError, DataSpec
+from flwr_distill.task.labels import LabelError, LabelMap, in_order
+from flwr_distill.task.settings import SettingsError, TaskSettings
+from flwr_distill.task.source import data_spec
 
 
 def test_numbers_are_ordered_by_value_and_come_before_texts():

@@ -9,11 +9,10 @@ import sys
 import numpy as np
 import pytest
 import torch
+from flwr_distill.task import large_arrays
+from flwr_distill.task.datasets import DatasetError
+from flwr_distill.task.large_arrays import empty, joined, stacked
 from PIL import Image
-
-from task import large_arrays
-from task.datasets import DatasetError
-from task.large_arrays import empty, joined, stacked
 
 
 @pytest.fixture(params=["in memory", "in a file"])
@@ -59,10 +58,10 @@ def test_no_room_on_the_disk_names_the_folder_and_the_remedy(monkeypatch):
 LIMITED = """
 import resource, sys
 import torch
-from client.training import train_round
-from task import large_arrays
-from task.datasets import DataSpec, load_private_data
-from task.settings import TrainSettings
+from flwr_distill.client.training import train_round
+from flwr_distill.task import large_arrays
+from flwr_distill.task.datasets import DataSpec, load_private_data
+from flwr_distill.task.settings import TrainSettings
 
 large_arrays.memory = lambda: 400_000_000
 kept = [int(line.split()[1]) << 10 for line in open("/proc/self/status") if "VmData" in line]

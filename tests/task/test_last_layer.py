@@ -2,10 +2,9 @@
 
 import pytest
 import torch
+from flwr_distill.task.datasets import DataSpec
+from flwr_distill.task.models import ModelError, create_model, last_dense, model_names
 from torch import nn
-
-from task.datasets import DataSpec
-from task.models import ModelError, create_model, last_dense, model_names
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28)])

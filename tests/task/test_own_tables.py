@@ -4,14 +4,13 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-
-from protocol.arrays import as_arrays
-from protocol.meeting import SUMS, record_of_sums, scale_in
-from task.columns import Columns, Moments, Scale, dwarfed, pooled, scale_of_sums
-from task.datasets import DatasetError, RawSamples, load_own_table, moments_of
-from task.settings import SettingsError, TaskSettings
-from task.source import check_columns, data_spec, open_columns
-from task.survey import survey
+from flwr_distill.protocol.arrays import as_arrays
+from flwr_distill.protocol.meeting import SUMS, record_of_sums, scale_in
+from flwr_distill.task.columns import Columns, Moments, Scale, dwarfed, pooled, scale_of_sums
+from flwr_distill.task.datasets import DatasetError, RawSamples, load_own_table, moments_of
+from flwr_distill.task.settings import SettingsError, TaskSettings
+from flwr_distill.task.source import check_columns, data_spec, open_columns
+from flwr_distill.task.survey import survey
 
 STATED = "age,sex:f|m,chol:200+-50"
 ROWS = [("61", "f", "240", "no"), ("47", "m", "210", "yes")]

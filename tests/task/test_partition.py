@@ -4,12 +4,11 @@ import time
 
 import numpy as np
 import pytest
+from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.partition import SCHEMES, PartitionError, partition_indices
+from flwr_distill.task.settings import PartitionSettings
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from task.datasets import load_dataset
-from task.partition import SCHEMES, PartitionError, partition_indices
-from task.settings import PartitionSettings
 
 LIBRARY_SCHEMES = ["iid", "dirichlet", "shards"]
 CLUSTER_SCHEMES = ["cluster-mc", "cluster-bc", "cluster-uc"]

@@ -3,10 +3,9 @@
 import tomllib
 
 import pytest
-
-from fleet.own_app import PRESETS
-from server.settings import RunSettings
-from strategies.common.registry import find_strategy
+from flwr_distill.fleet.own_app import PRESETS
+from flwr_distill.server.settings import RunSettings
+from flwr_distill.strategies.common.registry import find_strategy
 
 PRESET_FILES = sorted(PRESETS.glob("*.toml"))
 

@@ -4,10 +4,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-
-from protocol.registry import built_in_methods
-from server.settings import RunSettings, composed_settings
-from task.settings import SettingsError, TaskSettings
+from flwr_distill.protocol.registry import built_in_methods
+from flwr_distill.server.settings import RunSettings, composed_settings
+from flwr_distill.task.settings import SettingsError, TaskSettings
 
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 

@@ -5,10 +5,9 @@ import sys
 
 import numpy as np
 import pytest
+from flwr_distill.task.datasets import DatasetError
+from flwr_distill.task.survey import survey
 from PIL import Image
-
-from task.datasets import DatasetError
-from task.survey import survey
 
 
 def save(path, seed=0, size=(8, 6), mode="RGB"):
@@ -145,7 +144,7 @@ def test_names_that_would_write_to_the_terminal_are_escaped(tmp_path):
 
 def test_a_line_for_the_log_needs_headers_alone_and_neither_torch_nor_numpy(pets):
     code = (
-        "import sys; from pathlib import Path; from task.survey import survey\n"
+        "import sys; from pathlib import Path; from flwr_distill.task.survey import survey\n"
         "print(survey(Path(sys.argv[1]), decode=False).in_a_line())\n"
         "print({'torch', 'numpy'} & sys.modules.keys())"
     )

@@ -1,10 +1,9 @@
 """What a survey finds in the columns that a run reads of a node's own table."""
 
 import pytest
-
-from task.columns import Columns
-from task.datasets import DatasetError
-from task.table_survey import survey_table
+from flwr_distill.task.columns import Columns
+from flwr_distill.task.datasets import DatasetError
+from flwr_distill.task.table_survey import survey_table
 
 STATED = "age,sex:f|m|d,chol:200+-50"
 HEADER = "name,age,sex,chol,ill"

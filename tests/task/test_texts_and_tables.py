@@ -5,12 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from flwr_distill.task.datasets import DatasetError, load_dataset
+from flwr_distill.task.datasets.text import LENGTH, VOCABULARY, token_ids
+from flwr_distill.task.settings import TaskSettings
+from flwr_distill.task.source import partition_samples
 from sklearn.utils import murmurhash3_32
-
-from task.datasets import DatasetError, load_dataset
-from task.datasets.text import LENGTH, VOCABULARY, token_ids
-from task.settings import TaskSettings
-from task.source import partition_samples
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 

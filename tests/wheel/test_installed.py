@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from node.own_modules import PACKAGES
 from tests.docs.reader import Reader
 from tests.environments import shared_environment
 
 BUNDLE = """
-import json, sys, zipfile, task
+import json, sys, zipfile
 from io import BytesIO
-from fleet.flower_1_32.bundle import app_bundle
-from fleet.own_app import APP_DIR
+from flwr_distill.fleet.flower_1_32.bundle import app_bundle
+from flwr_distill import task
+from flwr_distill.fleet.own_app import APP_DIR
 files = zipfile.ZipFile(BytesIO(app_bundle(APP_DIR))).namelist()
 print(json.dumps([task.__file__, sys.path, sorted({name.partition("/")[0] for name in files})]))
 """
@@ -50,7 +50,7 @@ def test_an_installed_wheel_bundles_our_packages_and_nothing_else_of_site_packag
     task, path, tops = json.loads(said.splitlines()[-1])
     assert Path(task).is_relative_to(site.folder)
     assert str(Path(__file__).parents[2]) not in path
-    assert set(tops) == {*PACKAGES, "pyproject.toml", ".info"}
+    assert set(tops) == {"flwr_distill", "pyproject.toml", ".info"}
 
 
 @pytest.mark.slow

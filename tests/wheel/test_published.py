@@ -11,14 +11,14 @@ from importlib.metadata import packages_distributions
 from io import BytesIO
 
 import pytest
+from flwr_distill.fleet.flower_1_32.bundle import app_bundle
+from flwr_distill.fleet.own_app import APP_DIR
+from flwr_distill.server.settings_catalogue import packaged
 from markdown_it import MarkdownIt
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from fleet.flower_1_32.bundle import app_bundle
-from fleet.own_app import APP_DIR
-from node.own_modules import PACKAGES
-from server.settings_catalogue import packaged
+from flwr_distill import ROOMS
 
 from .conftest import ROOT
 
@@ -57,8 +57,8 @@ def imported():
                 yield from (f"{child.module}.{alias.name}" for alias in child.names)
             yield from walk(child)
 
-    ours = {*sys.stdlib_module_names, *PACKAGES}
-    for package in PACKAGES:
+    ours = {*sys.stdlib_module_names, "flwr_distill"}
+    for package in ("flwr_distill", *ROOMS):
         for file in (ROOT / package).rglob("*.py"):
             modules = walk(ast.parse(file.read_text()))
             yield from (name for name in modules if name.partition(".")[0] not in ours)
@@ -91,8 +91,12 @@ def test_dependencies_are_ranges_and_the_lock_is_within_them():
 def test_the_wheel_has_our_packages_alone_with_their_data_and_types(wheel):
     with zipfile.ZipFile(wheel) as archive:
         files = archive.namelist()
-    assert {name.partition("/")[0] for name in files if ".dist-info/" not in name} == set(PACKAGES)
-    assert {f"{package}/py.typed" for package in PACKAGES} <= set(files)
+    assert {name.partition("/")[0] for name in files if ".dist-info/" not in name} == {
+        "flwr_distill"
+    }
+    modules = {name for name in files if name.endswith(".py")}
+    assert {f"flwr_distill/{room}/__init__.py" for room in ROOMS} <= modules
+    assert "flwr_distill/py.typed" in files
     data = ROOT / "flwr_distill"
     presets = {file.relative_to(ROOT).as_posix() for file in data.glob("presets/*.toml")}
     assert len(presets) > 10
@@ -136,5 +140,10 @@ def test_the_packaged_app_is_the_projects_own():
 def test_the_bundle_of_a_run_holds_our_modules_alone():
     with zipfile.ZipFile(BytesIO(app_bundle(APP_DIR))) as archive:
         files = set(archive.namelist())
-    assert {name.partition("/")[0] for name in files} == {*PACKAGES, "pyproject.toml", ".info"}
+    assert {name.partition("/")[0] for name in files} == {
+        "flwr_distill",
+        *ROOMS,
+        "pyproject.toml",
+        ".info",
+    }
     assert {"server/app.py", "client/app.py", "flwr_distill/__init__.py"} <= files

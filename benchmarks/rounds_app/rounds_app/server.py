@@ -43,7 +43,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run FedAvg for some phases, with Flower's grid or ours."""
     config = context.run_config
     if config["fast"]:
-        from server.grid.metered import MeteredGrid
+        from flwr_distill.server.grid.metered import MeteredGrid
 
         grid = MeteredGrid(grid, deadline=900.0)
     nodes, share = int(config["nodes"]), float(config["share"])

@@ -4,16 +4,16 @@ from typing import Self
 
 import torch
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr_distill.client.dp_sgd import require_no_privacy
+from flwr_distill.client.local_round import build_model, received_arrays
+from flwr_distill.client.session import Session
+from flwr_distill.client.terms import Features, LossTerm
+from flwr_distill.protocol.arrays import as_arrays, as_tensors
+from flwr_distill.protocol.messages import ARRAYS, CONFIG, METRICS
+from flwr_distill.task.settings import TrainSettings
 from torch import Tensor, nn
 
 from class_anchors.method import ANCHORS, COUNTS, MEANS, PULL, Survey
-from client.dp_sgd import require_no_privacy
-from client.local_round import build_model, received_arrays
-from client.session import Session
-from client.terms import Features, LossTerm
-from protocol.arrays import as_arrays, as_tensors
-from protocol.messages import ARRAYS, CONFIG, METRICS
-from task.settings import TrainSettings
 
 BATCH_SIZE = 1024
 

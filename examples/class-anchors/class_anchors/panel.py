@@ -1,7 +1,8 @@
 """The report: a section on who told the server of how many classes."""
 
+from flwr_distill.strategies.common.sections import RunFiles, Section, Table
+
 from class_anchors.method import CLASS_MEANS
-from strategies.common.sections import RunFiles, Section, Table
 
 
 def survey(run: RunFiles) -> Section | None:

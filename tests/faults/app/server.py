@@ -4,8 +4,8 @@ import os
 import time
 from pathlib import Path
 
-import server.app
-import server.task
+import flwr_distill.server.app
+import flwr_distill.server.task
 
 FOLDER = Path(os.environ["FAULTS"])
 
@@ -26,6 +26,6 @@ def _waiting(evaluation):
     return made
 
 
-server.task.server_evaluation = _waiting(server.task.server_evaluation)
+flwr_distill.server.task.server_evaluation = _waiting(flwr_distill.server.task.server_evaluation)
 
-app = server.app.app
+app = flwr_distill.server.app.app

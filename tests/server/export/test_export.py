@@ -4,20 +4,19 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord
+from flwr_distill.server.export import student
+from flwr_distill.server.export.card import model_card
+from flwr_distill.server.export.model import ExportError, _checked, export_model, run_to_export
+from flwr_distill.server.export.prediction import read_model
+from flwr_distill.server.export.student import Student, distil, export_student
+from flwr_distill.server.page.run_files import read_run
+from flwr_distill.server.record.checkpoint import Checkpoint, save_checkpoint
+from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.models import create_model, last_dense
+from flwr_distill.task.settings import TaskSettings
+from flwr_distill.task.source import data_spec
 from onnx.reference import ReferenceEvaluator
 from safetensors.torch import load_file
-
-from server.export import student
-from server.export.card import model_card
-from server.export.model import ExportError, _checked, export_model, run_to_export
-from server.export.prediction import read_model
-from server.export.student import Student, distil, export_student
-from server.page.run_files import read_run
-from server.record.checkpoint import Checkpoint, save_checkpoint
-from task.datasets import load_dataset
-from task.models import create_model, last_dense
-from task.settings import TaskSettings
-from task.source import data_spec
 
 INPUTS = torch.randn(7, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-
-from server.flower_1_32.batches import BATCH
-from server.grid.exchange import exchange_over
+from flwr_distill.server.flower_1_32.batches import BATCH
+from flwr_distill.server.grid.exchange import exchange_over
 
 MODEL = ArrayRecord([np.arange(1000.0), np.arange(10.0)])
 

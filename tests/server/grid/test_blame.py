@@ -2,12 +2,11 @@
 
 from types import SimpleNamespace
 
+from flwr_distill.links.masks import threshold
+from flwr_distill.server.grid.blame import Blame
+from flwr_distill.server.grid.sums import liars, most_hostile
 from hypothesis import given
 from hypothesis import strategies as st
-
-from links.masks import threshold
-from server.grid.blame import Blame
-from server.grid.sums import liars, most_hostile
 
 
 @given(st.data())

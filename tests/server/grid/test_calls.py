@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, iterate_object_tree
-
-from protocol.flower_1_32.together import Together
-from server.flower_1_32 import batches
-from server.flower_1_32.batches import BATCH
-from server.grid.exchange import exchange_over
-from server.grid.metered import MeteredGrid
+from flwr_distill.protocol.flower_1_32.together import Together
+from flwr_distill.server.flower_1_32 import batches
+from flwr_distill.server.flower_1_32.batches import BATCH
+from flwr_distill.server.grid.exchange import exchange_over
+from flwr_distill.server.grid.metered import MeteredGrid
 
 NODES = 2 * BATCH + 5
 

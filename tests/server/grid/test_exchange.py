@@ -7,12 +7,11 @@ from importlib.metadata import version
 import grpc
 import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
-
-from server import line
-from server.grid import exchange as exchange_module
-from server.grid.exchange import Exchange, exchange_over
-from server.grid.inbox import ASKED, Most, OneByOneInbox
-from server.grid.metered import MeteredGrid
+from flwr_distill.server import line
+from flwr_distill.server.grid import exchange as exchange_module
+from flwr_distill.server.grid.exchange import Exchange, exchange_over
+from flwr_distill.server.grid.inbox import ASKED, Most, OneByOneInbox
+from flwr_distill.server.grid.metered import MeteredGrid
 
 END = 2.0**40
 

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy.strategy_utils import sample_nodes
-
-from protocol.registry import find_method, phases_of
-from server.grid.ledger import DIRECT, DOWN, RELAYED, UP
-from server.grid.metered import MeteredGrid, QuorumError
-from server.record.journal import Journal
-from strategies.common.waiting import TooFewNodesError
+from flwr_distill.protocol.registry import find_method, phases_of
+from flwr_distill.server.grid.ledger import DIRECT, DOWN, RELAYED, UP
+from flwr_distill.server.grid.metered import MeteredGrid, QuorumError
+from flwr_distill.server.record.journal import Journal
+from flwr_distill.strategies.common.waiting import TooFewNodesError
 
 
 def reply_with(**metrics):

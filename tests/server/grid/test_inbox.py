@@ -11,14 +11,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from flwr.common.constant import ErrorCode
 from flwr.supercore.inflatable import inflatable_utils
 from flwr.superlink.grid import GrpcGrid
-
-from server.flower_1_32 import inbox as inbox_module
-from server.flower_1_32.exchange import LONGEST_CALL
-from server.flower_1_32.inbox import PULLS
-from server.grid import metered
-from server.grid.exchange import exchange_over
-from server.grid.inbox import Most
-from server.grid.metered import MeteredGrid
+from flwr_distill.server.flower_1_32 import inbox as inbox_module
+from flwr_distill.server.flower_1_32.exchange import LONGEST_CALL
+from flwr_distill.server.flower_1_32.inbox import PULLS
+from flwr_distill.server.grid import metered
+from flwr_distill.server.grid.exchange import exchange_over
+from flwr_distill.server.grid.inbox import Most
+from flwr_distill.server.grid.metered import MeteredGrid
 
 PARTS = 10
 """Objects of a reply: three arrays of a chunk each, two records, what holds them, the message."""

@@ -3,8 +3,15 @@
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-
-from server.grid.ledger import DIRECT, DOWN, RELAYED, UP, Ledger, content_bytes, payload_bytes
+from flwr_distill.server.grid.ledger import (
+    DIRECT,
+    DOWN,
+    RELAYED,
+    UP,
+    Ledger,
+    content_bytes,
+    payload_bytes,
+)
 
 
 @pytest.mark.parametrize(

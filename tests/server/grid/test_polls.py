@@ -2,14 +2,13 @@
 
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
-
-from client.app import app
-from client.session import Session
-from protocol.messages import CLIPPING_NORM, PACE, POLL_EVERY
-from server.flower_1_32.polls import FEW, space_polls
-from server.grid.exchange import exchange_over
-from server.grid.metered import MeteredGrid
-from task.models import create_model
+from flwr_distill.client.app import app
+from flwr_distill.client.session import Session
+from flwr_distill.protocol.messages import CLIPPING_NORM, PACE, POLL_EVERY
+from flwr_distill.server.flower_1_32.polls import FEW, space_polls
+from flwr_distill.server.grid.exchange import exchange_over
+from flwr_distill.server.grid.metered import MeteredGrid
+from flwr_distill.task.models import create_model
 
 
 def messages_to(nodes, **records):

@@ -4,12 +4,11 @@ import logging
 
 import pytest
 from flwr.app import Message, MetricRecord, RecordDict
-
-from server.grid import progress
-from server.grid.metered import MeteredGrid
-from server.grid.progress import Progress
-from server.grid.screening import ScreeningGrid
-from strategies.common.directory import Directory
+from flwr_distill.server.grid import progress
+from flwr_distill.server.grid.metered import MeteredGrid
+from flwr_distill.server.grid.progress import Progress
+from flwr_distill.server.grid.screening import ScreeningGrid
+from flwr_distill.strategies.common.directory import Directory
 
 
 class Clock:

@@ -6,19 +6,17 @@ import math
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-
-from benchmarks.in_process import InProcessGrid
-from client.app import MethodApp
-from client.secure_sums import FOLDER, STATE
-from fleet.certificates import CertificateFolder
-from fleet.node_request import request_node
-from links.masks import digest, quantised
-from protocol.arrays import as_arrays, as_record
-from protocol.fedlgd import GRADIENT, NEEDS_GLOBAL_DATA, VIRTUAL, VirtualTraining
-from protocol.hfldd import NUM_PARCELS
-from protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES
-from protocol.registry import find_method, phases_of
-from protocol.secure_sums import (
+from flwr_distill.client.app import MethodApp
+from flwr_distill.client.secure_sums import FOLDER, STATE
+from flwr_distill.fleet.certificates import CertificateFolder
+from flwr_distill.fleet.node_request import request_node
+from flwr_distill.links.masks import digest, quantised
+from flwr_distill.protocol.arrays import as_arrays, as_record
+from flwr_distill.protocol.fedlgd import GRADIENT, NEEDS_GLOBAL_DATA, VIRTUAL, VirtualTraining
+from flwr_distill.protocol.hfldd import NUM_PARCELS
+from flwr_distill.protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES
+from flwr_distill.protocol.registry import find_method, phases_of
+from flwr_distill.protocol.secure_sums import (
     ANNOUNCE,
     MASKED,
     SECURE,
@@ -27,9 +25,11 @@ from protocol.secure_sums import (
     keys_digest,
     num_masked,
 )
-from server.grid.metered import QuorumError
-from server.grid.secure_sums import SecureSumGrid
-from server.record.journal import Journal
+from flwr_distill.server.grid.metered import QuorumError
+from flwr_distill.server.grid.secure_sums import SecureSumGrid
+from flwr_distill.server.record.journal import Journal
+
+from benchmarks.in_process import InProcessGrid
 
 RUN, FIRST = 7, 2**64 - 50
 CONFIG = {"strategy": "fedavg", "secure-sums": True}

@@ -8,13 +8,12 @@ from types import SimpleNamespace
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
-
-from server.flower_1_32.inbox import SuperLinkInbox
-from server.grid import metered
-from server.grid.exchange import Exchange
-from server.grid.inbox import SUPERLINK, Inbox, Most, OneByOneInbox
-from server.grid.metered import MeteredGrid
-from server.record.journal import Journal
+from flwr_distill.server.flower_1_32.inbox import SuperLinkInbox
+from flwr_distill.server.grid import metered
+from flwr_distill.server.grid.exchange import Exchange
+from flwr_distill.server.grid.inbox import SUPERLINK, Inbox, Most, OneByOneInbox
+from flwr_distill.server.grid.metered import MeteredGrid
+from flwr_distill.server.record.journal import Journal
 
 ASKED, LIAR = 2**63 + 7, 2**63 + 8
 

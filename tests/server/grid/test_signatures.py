@@ -9,11 +9,10 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.proto.message_pb2 import Metadata
-
-from protocol.signatures import is_signed, sign
-from server.flower_1_32 import signatures
-from server.flower_1_32.signatures import KEYS_VARIABLE, NodeKeys
-from server.grid.metered import MeteredGrid
+from flwr_distill.protocol.signatures import is_signed, sign
+from flwr_distill.server.flower_1_32 import signatures
+from flwr_distill.server.flower_1_32.signatures import KEYS_VARIABLE, NodeKeys
+from flwr_distill.server.grid.metered import MeteredGrid
 
 NODE = 2**64 - 17
 KEY, OTHER = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))

@@ -8,13 +8,12 @@ from io import BytesIO
 import numpy as np
 import pytest
 from flwr.app import Array, ConfigRecord, Message, MetricRecord, RecordDict
-
-from protocol.arrays import as_record
-from protocol.fedhead import TRAIN_SECTOR
-from protocol.fedlgd import TRAIN_VIRTUAL
-from protocol.registry import built_in_methods, phases_of
-from protocol.replies import SET_ASIDE
-from server.grid.screening import ScreeningGrid
+from flwr_distill.protocol.arrays import as_record
+from flwr_distill.protocol.fedhead import TRAIN_SECTOR
+from flwr_distill.protocol.fedlgd import TRAIN_VIRTUAL
+from flwr_distill.protocol.registry import built_in_methods, phases_of
+from flwr_distill.protocol.replies import SET_ASIDE
+from flwr_distill.server.grid.screening import ScreeningGrid
 
 START = {"w": np.zeros((2, 3), np.float32), "steps": np.array(7, np.int64)}
 FIRST = 2**64 - 1000

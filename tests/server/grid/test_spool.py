@@ -12,14 +12,13 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-
-from protocol.arrays import RecordArrays, as_record, sent_arrays
-from protocol.averages import weighted_mean
-from server.grid import metered as grid_module
-from server.grid.ledger import UP
-from server.grid.metered import MeteredGrid
-from server.grid.spool import IN_MEMORY, Spool, StoredArray
-from strategies.common.checked import CheckedFedAvg
+from flwr_distill.protocol.arrays import RecordArrays, as_record, sent_arrays
+from flwr_distill.protocol.averages import weighted_mean
+from flwr_distill.server.grid import metered as grid_module
+from flwr_distill.server.grid.ledger import UP
+from flwr_distill.server.grid.metered import MeteredGrid
+from flwr_distill.server.grid.spool import IN_MEMORY, Spool, StoredArray
+from flwr_distill.strategies.common.checked import CheckedFedAvg
 
 
 def model(seed, size=1000):

@@ -2,10 +2,9 @@
 
 import pytest
 from flwr.app import Message, MetricRecord, RecordDict
-
-from server.grid import metered
-from server.grid.metered import MeteredGrid
-from server.roster import TooFewNodesError
+from flwr_distill.server.grid import metered
+from flwr_distill.server.grid.metered import MeteredGrid
+from flwr_distill.server.roster import TooFewNodesError
 
 DEADLINE = 100.0
 

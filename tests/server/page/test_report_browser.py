@@ -3,9 +3,8 @@
 import shutil
 
 import pytest
-
-from server.page.comparison_page import comparison_page
-from server.page.run_files import read_run
+from flwr_distill.server.page.comparison_page import comparison_page
+from flwr_distill.server.page.run_files import read_run
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 FLAGS = (

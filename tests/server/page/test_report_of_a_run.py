@@ -5,14 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 from flwr.app import Context, RecordDict
-
-from distill.privacy import Closeness, PrivacyCard, Yardstick
-from server.app import main
-from server.page.privacy import privacy
-from server.page.run_files import read_run
-from server.page.run_page import run_page
-from task.settings import TaskSettings
-from task.source import partition_samples
+from flwr_distill.distill.privacy import Closeness, PrivacyCard, Yardstick
+from flwr_distill.server.app import main
+from flwr_distill.server.page.privacy import privacy
+from flwr_distill.server.page.run_files import read_run
+from flwr_distill.server.page.run_page import run_page
+from flwr_distill.task.settings import TaskSettings
+from flwr_distill.task.source import partition_samples
 
 
 @pytest.fixture

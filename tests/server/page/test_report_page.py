@@ -6,11 +6,10 @@ from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import pytest
-
-from server.page.curves import Series, line_chart
-from server.page.drawings import cluster_star, dot_plot, leader_grid
-from server.page.run_files import RunFilesError, read_run
-from server.page.run_page import run_page
+from flwr_distill.server.page.curves import Series, line_chart
+from flwr_distill.server.page.drawings import cluster_star, dot_plot, leader_grid
+from flwr_distill.server.page.run_files import RunFilesError, read_run
+from flwr_distill.server.page.run_page import run_page
 
 TOPOLOGY = {
     "clusters": [{"head": "10", "members": ["2"]}, {"head": "3", "members": []}],

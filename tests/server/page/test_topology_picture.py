@@ -2,10 +2,9 @@
 
 from io import BytesIO
 
+from flwr_distill.server.page.topology_picture import topology_picture
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
-
-from server.page.topology_picture import topology_picture
 
 TOPOLOGY = {
     "clusters": [{"head": "10", "members": ["2"]}, {"head": "3", "members": []}],

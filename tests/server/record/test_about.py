@@ -4,13 +4,12 @@ import json
 
 import numpy as np
 import pytest
-
-from server.record.about import about_run, class_counts
-from server.roster import Roster
-from server.settings import RunSettings
-from strategies.common.directory import Description, Directory
-from task.datasets import DataSpec
-from task.source import data_spec, partition_samples
+from flwr_distill.server.record.about import about_run, class_counts
+from flwr_distill.server.roster import Roster
+from flwr_distill.server.settings import RunSettings
+from flwr_distill.strategies.common.directory import Description, Directory
+from flwr_distill.task.datasets import DataSpec
+from flwr_distill.task.source import data_spec, partition_samples
 
 NODES = 4
 

@@ -10,8 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-
-from fleet.local_federation import LocalFederation
+from flwr_distill.fleet.local_federation import LocalFederation
 
 APP = Path(__file__).resolve().parents[3] / "benchmarks" / "rounds_app"
 MEGABYTES = 400.0
@@ -23,7 +22,7 @@ NODES = """
 """
 SERVER = """
 from pathlib import Path
-from server.flower_1_32.inbox import SuperLinkInbox
+from flwr_distill.server.flower_1_32.inbox import SuperLinkInbox
 
 def telling(pull):
     def pull_and_tell(self, tree, most):

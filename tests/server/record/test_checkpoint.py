@@ -8,13 +8,8 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import array_shapes, arrays
-from safetensors.numpy import save, save_file
-
-from server.record import checkpoint as module
-from server.record.checkpoint import (
+from flwr_distill.server.record import checkpoint as module
+from flwr_distill.server.record.checkpoint import (
     FORMAT,
     Checkpoint,
     CheckpointError,
@@ -22,7 +17,11 @@ from server.record.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from server.record.packing import PackingError, pack, renamed, unpack
+from flwr_distill.server.record.packing import PackingError, pack, renamed, unpack
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+from safetensors.numpy import save, save_file
 
 NODE = 2**64 - 1000
 

@@ -5,9 +5,8 @@ import logging
 
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
-
-from server.grid.metered import MeteredGrid
-from server.record.journal import Journal
+from flwr_distill.server.grid.metered import MeteredGrid
+from flwr_distill.server.record.journal import Journal
 
 
 def lines(file):

@@ -1,10 +1,9 @@
 """A node that merely claims a partition does not take another's place in a resumed run."""
 
 import pytest
-
-from links.store import SECRET
-from server.record.places import returned_nodes
-from server.roster import Roster
+from flwr_distill.links.store import SECRET
+from flwr_distill.server.record.places import returned_nodes
+from flwr_distill.server.roster import Roster
 
 FIRST = 2**64 - 1000  # as in conftest.py
 BEFORE = {11: "0", 12: "1"}

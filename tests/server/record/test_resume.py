@@ -9,25 +9,25 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 from flwr.serverapp.strategy import FedAvg
+from flwr_distill.protocol.fedaf import DISTILL_WITH_PEERS
+from flwr_distill.protocol.feddm import DISTILL_AROUND
+from flwr_distill.protocol.fedhead import TRAIN_SECTOR
+from flwr_distill.protocol.fedhkd import TRAIN_KNOWLEDGE
+from flwr_distill.protocol.fedlgd import TRAIN_VIRTUAL
+from flwr_distill.protocol.fedmd import TRAIN_CONSENSUS
+from flwr_distill.protocol.fedproto import TRAIN_PROTOTYPES
+from flwr_distill.protocol.fedseq import TRAIN_LAST
+from flwr_distill.protocol.hfldd import TRAIN_POOL
+from flwr_distill.protocol.registry import built_in_methods
+from flwr_distill.server import app as server_app
+from flwr_distill.server.app import main
+from flwr_distill.server.record import resume
+from flwr_distill.server.record.checkpoint import CheckpointError, checkpoints, load_checkpoint
+from flwr_distill.server.record.resume import OffsetRounds, lock_run_folder
+from flwr_distill.server.roster import meet_nodes
+from flwr_distill.strategies.common.registry import find_strategy
 from safetensors.numpy import load_file
 
-from protocol.fedaf import DISTILL_WITH_PEERS
-from protocol.feddm import DISTILL_AROUND
-from protocol.fedhead import TRAIN_SECTOR
-from protocol.fedhkd import TRAIN_KNOWLEDGE
-from protocol.fedlgd import TRAIN_VIRTUAL
-from protocol.fedmd import TRAIN_CONSENSUS
-from protocol.fedproto import TRAIN_PROTOTYPES
-from protocol.fedseq import TRAIN_LAST
-from protocol.hfldd import TRAIN_POOL
-from protocol.registry import built_in_methods
-from server import app as server_app
-from server.app import main
-from server.record import resume
-from server.record.checkpoint import CheckpointError, checkpoints, load_checkpoint
-from server.record.resume import OffsetRounds, lock_run_folder
-from server.roster import meet_nodes
-from strategies.common.registry import find_strategy
 from tests.matrix import strategies
 
 pytestmark = pytest.mark.usefixtures("without_pictures")

@@ -5,15 +5,19 @@ import logging
 import numpy as np
 from flwr.app import ArrayRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
-
-from protocol.meeting import CONTINUE
-from protocol.messages import CONFIG
-from server.record.checkpoint import Checkpoint
-from server.record.resume import OffsetRounds, continue_on_nodes, offset_evaluate, restore
-from server.roster import Roster
-from strategies.cadis import CADIS
-from strategies.cadis.similarity import KnownPairs
-from strategies.common.directory import Description
+from flwr_distill.protocol.meeting import CONTINUE
+from flwr_distill.protocol.messages import CONFIG
+from flwr_distill.server.record.checkpoint import Checkpoint
+from flwr_distill.server.record.resume import (
+    OffsetRounds,
+    continue_on_nodes,
+    offset_evaluate,
+    restore,
+)
+from flwr_distill.server.roster import Roster
+from flwr_distill.strategies.cadis import CADIS
+from flwr_distill.strategies.cadis.similarity import KnownPairs
+from flwr_distill.strategies.common.directory import Description
 
 
 def met(partitions):

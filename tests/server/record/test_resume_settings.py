@@ -6,11 +6,10 @@ import re
 
 import pytest
 from flwr.app import ArrayRecord
-
-from server.page.run_files import flat
-from server.record.checkpoint import Checkpoint, CheckpointError, save_checkpoint
-from server.record.resume import checkpoint_to_resume, find_run_to_resume
-from server.settings import RunSettings
+from flwr_distill.server.page.run_files import flat
+from flwr_distill.server.record.checkpoint import Checkpoint, CheckpointError, save_checkpoint
+from flwr_distill.server.record.resume import checkpoint_to_resume, find_run_to_resume
+from flwr_distill.server.settings import RunSettings
 
 MAY_CHANGE = {
     "data-root": "elsewhere",

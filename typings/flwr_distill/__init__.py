@@ -1,0 +1,1 @@
+../../flwr_distill/__init__.py

@@ -1,0 +1,1 @@
+../../flwr_distill/command.py
