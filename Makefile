@@ -178,8 +178,8 @@ lock: $(READY)
 	echo flwr==$(FLOWER) | $(COMPILE) --upgrade --constraint - --output-file requirements.lock
 
 proto: $(READY)
-	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. \
-		links/links.proto
+	$(BIN)/python -m grpc_tools.protoc -Itypings --python_out=typings --pyi_out=typings \
+		--grpc_python_out=typings flwr_distill/links/links.proto
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .mutants mutants.json

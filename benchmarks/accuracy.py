@@ -31,13 +31,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
 from flwr_distill.cli.judge import JUDGES, LENET, QUICK, Judge, judges, train_and_score
 from flwr_distill.distill import VirtualData, distiller
 from flwr_distill.distill.registry import Progress, formation_arguments
 from flwr_distill.task.datasets import DataSpec, Samples, load_dataset
-from rich.console import Console
-from rich.table import Table
-from torch import Tensor
 
 METHODS = ("kip", "kip-negatives", "dm")
 CLASSES_A_NODE = ("all", "1")

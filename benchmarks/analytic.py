@@ -39,6 +39,12 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import Context, RecordDict
+from numpy.typing import NDArray
+from rich.console import Console
+from safetensors.numpy import load_file
+from torch import nn
+
+from benchmarks.in_process import run_in_process
 from flwr_distill.client.features import kept_features
 from flwr_distill.client.session import Session
 from flwr_distill.distill.analytic import (
@@ -57,12 +63,6 @@ from flwr_distill.task.backbones.efficientnet import at_size
 from flwr_distill.task.datasets import Dataset, DataSpec, RawSamples, load_dataset
 from flwr_distill.task.datasets.npz import read_npz
 from flwr_distill.task.source import server_data
-from numpy.typing import NDArray
-from rich.console import Console
-from safetensors.numpy import load_file
-from torch import nn
-
-from benchmarks.in_process import run_in_process
 
 NODES = 20
 ROWS = ("cifar10", "mnist", "mnist_m", "fashion")

@@ -5,12 +5,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flwr_distill.server.page.layout import page
-from flwr_distill.strategies.common.sections import Figure, Section, Table
 from matplotlib.figure import Figure as Picture
 from rich.console import Console
 
 from benchmarks.shown import printed, svg_of
+from flwr_distill.server.page.layout import page
+from flwr_distill.strategies.common.sections import Figure, Section, Table
 
 GOAL = 0.8
 """Accuracy to which rounds are counted."""

@@ -31,9 +31,6 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import torch
-from flwr_distill.task.datasets import load_dataset
-from flwr_distill.task.evaluation import predict
-from flwr_distill.task.models import create_model
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -42,6 +39,9 @@ from safetensors.torch import load_file
 from benchmarks.hostile import TARGET, Attack, Ring, is_possible, with_trigger
 from benchmarks.in_process import Node, Settings, run_in_process
 from benchmarks.remembering import distilling_once
+from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.evaluation import predict
+from flwr_distill.task.models import create_model
 
 NODES = 10
 LAST_ROUNDS = 3

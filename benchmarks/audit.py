@@ -26,6 +26,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure as Picture
+from rich.console import Console
+from sklearn.metrics import roc_curve
+
+from benchmarks.dp import DELTA, virtual_accuracy
+from benchmarks.shown import printed, svg_of
 from flwr_distill.cli.distillation import at_most
 from flwr_distill.cli.judge import QUICK, trained
 from flwr_distill.client.terms import extractor
@@ -55,12 +61,6 @@ from flwr_distill.distill.private_matching import (
 from flwr_distill.server.page.layout import page
 from flwr_distill.strategies.common.sections import Figure, Section, Table
 from flwr_distill.task.datasets import Dataset, load_dataset
-from matplotlib.figure import Figure as Picture
-from rich.console import Console
-from sklearn.metrics import roc_curve
-
-from benchmarks.dp import DELTA, virtual_accuracy
-from benchmarks.shown import printed, svg_of
 
 STARTS = ("class-stats", "pixel-stats", "noise", "real")
 BUDGETS = (1, 10, 50)

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Message, RecordDict
-from flwr_distill.protocol.messages import CONFIG, SERVER_ROUND
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.in_process import Node, Settings, run_in_process
+from flwr_distill.protocol.messages import CONFIG, SERVER_ROUND
 
 LATE = 4
 TRAINING = ("train", "train.pool", "train.virtual")

@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr_distill.cli.judge import LENET, train_and_score
-from flwr_distill.distill import VirtualData, distiller
-from flwr_distill.distill.registry import formation_arguments
-from flwr_distill.task.datasets import Dataset, Samples, load_dataset
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.accuracy import random_real
+from flwr_distill.cli.judge import LENET, train_and_score
+from flwr_distill.distill import VirtualData, distiller
+from flwr_distill.distill.registry import formation_arguments
+from flwr_distill.task.datasets import Dataset, Samples, load_dataset
 
 METHODS = ("dm", "kip", "kip-negatives")
 SENT_BITS = 4

@@ -20,6 +20,9 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from rich.console import Console
+from rich.table import Table
+
 from flwr_distill.strategies.cadis.similarity import (
     KnownPairs,
     aggregation_weights,
@@ -30,8 +33,6 @@ from flwr_distill.strategies.cadis.similarity import (
     threshold,
 )
 from flwr_distill.strategies.hfldd.clustering import homogeneous_groups, kl_matrix
-from rich.console import Console
-from rich.table import Table
 
 CLIENTS = 10_000
 PARTICIPANTS = 100

@@ -7,6 +7,10 @@ steps; the same small network is trained on each set.
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
+from torch.nn import functional
+
+from benchmarks import distill_reference
 from flwr_distill.distill import distill_dm
 from flwr_distill.distill.augmentation import draw_augmentation
 from flwr_distill.distill.distribution_matching import LEARNING_RATE
@@ -14,10 +18,6 @@ from flwr_distill.distill.starts import start
 from flwr_distill.task.datasets import DataSpec, Samples, load_dataset
 from flwr_distill.task.evaluation import evaluate_model
 from flwr_distill.task.models.papers import digits_cnn
-from torch import Tensor
-from torch.nn import functional
-
-from benchmarks import distill_reference
 
 PER_CLASS = 10
 BLOCKS = 2

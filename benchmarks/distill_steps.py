@@ -9,6 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
+from benchmarks import distill_reference
+from benchmarks.distill_cost import Step
 from flwr_distill.distill.augmentation import draw_augmentation
 from flwr_distill.distill.distribution_matching import Probe, real_means
 from flwr_distill.distill.features import RandomConvNet
@@ -17,10 +21,6 @@ from flwr_distill.distill.kip import kip_gradient
 from flwr_distill.distill.ntk import DEPTH
 from flwr_distill.task.datasets import DataSpec, Samples
 from flwr_distill.task.models import create_model
-from torch import Tensor
-
-from benchmarks import distill_reference
-from benchmarks.distill_cost import Step
 
 CLASSES = 10
 KipProblem = tuple[Tensor, Tensor, Tensor, Tensor]

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+
 from flwr_distill.task.datasets import Dataset, RawSamples, load_dataset
 
 TRAIN = 3000

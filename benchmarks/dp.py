@@ -27,6 +27,11 @@ from statistics import fmean
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
+from opacus.accountants.utils import get_noise_multiplier
+from torch import Generator, Tensor
+
+from benchmarks.in_process import Settings, run_in_process
 from flwr_distill.cli.judge import LENET, QUICK, judges, train_and_score
 from flwr_distill.distill.distribution_matching import distill_dm
 from flwr_distill.distill.private_matching import distill_dm_privately
@@ -34,11 +39,6 @@ from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.task.datasets import Dataset, Samples, load_dataset
 from flwr_distill.task.settings import TrainSettings
 from flwr_distill.task.words import counted
-from matplotlib.figure import Figure
-from opacus.accountants.utils import get_noise_multiplier
-from torch import Generator, Tensor
-
-from benchmarks.in_process import Settings, run_in_process
 
 NODES = 10
 ROUNDS = 10

@@ -20,9 +20,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from flwr.app import Context, RecordDict
-from flwr_distill.server.app import main as server_app
-from flwr_distill.server.page.run_files import flat
-from flwr_distill.server.settings import RunSettings
 
 from benchmarks.edges_in_process import (
     ThreadControl,
@@ -31,6 +28,9 @@ from benchmarks.edges_in_process import (
     partition_nodes,
 )
 from benchmarks.in_process import FIRST_NODE, InProcessGrid, Settings, only_errors
+from flwr_distill.server.app import main as server_app
+from flwr_distill.server.page.run_files import flat
+from flwr_distill.server.settings import RunSettings
 
 STRATEGIES = ("fedavg", "fedhead")
 COMMON: dict[str, bool | int | float | str] = {

@@ -9,12 +9,12 @@ from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 from flwr.app import Context, RecordDict
+
+from benchmarks.in_process import FIRST_NODE, InProcessGrid, Node, Settings
 from flwr_distill.client.app import app as client_app
 from flwr_distill.fleet.edge_runs import EdgeRuns
 from flwr_distill.fleet.flower_1_32.superlink import RunStatus
 from flwr_distill.server.app import main as server_app
-
-from benchmarks.in_process import FIRST_NODE, InProcessGrid, Node, Settings
 
 RUN_IDS = count(1000)
 

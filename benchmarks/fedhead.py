@@ -16,13 +16,13 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
-from flwr_distill.cli.demo import FEDHEAD_TASK
-from flwr_distill.task.datasets import Dataset, DataSpec, load_dataset
 from rich.console import Console
 from rich.table import Table
 from torch import nn
 
 from benchmarks.in_process import Settings, run_in_process
+from flwr_distill.cli.demo import FEDHEAD_TASK
+from flwr_distill.task.datasets import Dataset, DataSpec, load_dataset
 
 NODES = 10
 SHOWN = (1, 2, 3, 5, 10, 20)

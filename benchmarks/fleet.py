@@ -37,6 +37,11 @@ from typing import Any
 import psutil
 from cryptography.hazmat.primitives import serialization
 from flwr.supercore.primitives.asymmetric import generate_key_pairs
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.light_nodes import Door, Told, serve
+from benchmarks.rounds import APP_DIR
 from flwr_distill.fleet.authority import new_key
 from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.fleet.flower_1_32.registration import SecureControl
@@ -44,11 +49,6 @@ from flwr_distill.fleet.local_federation import free_ports
 from flwr_distill.fleet.submission import RunError, RunOutcome, submit
 from flwr_distill.node.pace import LONGEST_WAIT
 from flwr_distill.node.processes import Process, kill_group, start_bound, stop
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.light_nodes import Door, Told, serve
-from benchmarks.rounds import APP_DIR
 
 PER_PROCESS = 250
 """Light nodes in a process."""

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 import yaml
+
 from flwr_distill.fleet.local_federation import LocalNode, free_ports
 from flwr_distill.fleet.submission import RunOutcome
 from flwr_distill.node.processes import Process, stop

@@ -16,13 +16,14 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from rich.console import Console
+from rich.table import Table
+
 from flwr_distill.client.training import train_round
 from flwr_distill.node.memory import keep_freed
 from flwr_distill.task.datasets import DataSpec, Samples
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import TrainSettings
-from rich.console import Console
-from rich.table import Table
 
 CASES = (("digits-cnn", 16), ("resnet8", 32), ("convnet3-gn", 64))
 SPEC = DataSpec("images", (3, 32, 32), 10, (0.5,) * 3, (0.5,) * 3)

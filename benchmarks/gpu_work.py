@@ -11,6 +11,11 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch import Tensor
+
+from benchmarks import distill_steps
+from benchmarks.distill_steps import CLASSES, Comparison, Setting
+from benchmarks.in_process import Node, Settings, run_in_process
 from flwr_distill.client.dp_sgd import PrivacyAccount, PrivateTraining
 from flwr_distill.client.training import fit
 from flwr_distill.distill import VirtualData, distill_dm
@@ -24,11 +29,6 @@ from flwr_distill.task.compute.precision import products_in
 from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import Precision
-from torch import Tensor
-
-from benchmarks import distill_steps
-from benchmarks.distill_steps import CLASSES, Comparison, Setting
-from benchmarks.in_process import Node, Settings, run_in_process
 
 PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bf16")
 PRIVATE_BATCH = ENSEMBLE_BATCH = 128

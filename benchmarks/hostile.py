@@ -9,6 +9,11 @@ from unittest.mock import patch
 
 import torch
 from flwr.app import Context, Message, RecordDict
+from safetensors.numpy import load, save
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+
+from benchmarks.in_process import Node
 from flwr_distill.client.distillation import distilled
 from flwr_distill.client.session import Session
 from flwr_distill.client.training import Trained, train_round
@@ -19,11 +24,6 @@ from flwr_distill.protocol.fedhead import AGGREGATE_SECTOR, DISTILL_SECTOR
 from flwr_distill.protocol.hfldd import Distillation
 from flwr_distill.protocol.messages import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, SERVER_ROUND
 from flwr_distill.task.datasets import Samples
-from safetensors.numpy import load, save
-from torch import Tensor, nn
-from torch.nn.functional import one_hot
-
-from benchmarks.in_process import Node
 
 CLAIM = 992
 """Times its samples that a node claims: just below what screening calls absurd."""

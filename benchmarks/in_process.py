@@ -12,6 +12,7 @@ from typing import Any
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
+
 from flwr_distill.client.app import app as client_app
 from flwr_distill.server.app import main as server_app
 

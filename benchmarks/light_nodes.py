@@ -26,6 +26,8 @@ from flwr.supercore.object_store import ObjectStore, ObjectStoreFactory
 from flwr.supercore.retry import RetryInvoker
 from flwr.supernode import start_client_internal as loop
 from flwr.supernode.nodestate import NodeState, NodeStateFactory
+from grpc import _channel
+
 from flwr_distill.node.flower.timing import patch_intake, patch_nonce_cleanup, patch_pull_backoff
 from flwr_distill.node.flower_1_32.retries import patch_retries
 from flwr_distill.node.flower_1_32.spacing import ReadingPull
@@ -33,7 +35,6 @@ from flwr_distill.node.flower_1_32.together import patch_calls
 from flwr_distill.node.flower_1_32.waiting import let_looks_wait
 from flwr_distill.node.pace import Pace
 from flwr_distill.node.settings import NodeSettings
-from grpc import _channel
 
 STOCK_PAUSE = 3.0
 STOCK_REPLY_POLL = 0.5

@@ -33,17 +33,17 @@ import numpy as np
 import psutil
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
-from flwr_distill.fleet.local_federation import LocalFederation
-from flwr_distill.node.nursery import SERVER_APP
-from flwr_distill.protocol.arrays import as_record
-from flwr_distill.server.grid.metered import MeteredGrid
-from flwr_distill.strategies.common.checked import CheckedFedAvg
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.in_process import InProcessGrid, run_in_process
 from benchmarks.rounds import APP_DIR as ECHO_APP
 from benchmarks.rounds import kind_of, peak_memory, processes, repeating
+from flwr_distill.fleet.local_federation import LocalFederation
+from flwr_distill.node.nursery import SERVER_APP
+from flwr_distill.protocol.arrays import as_record
+from flwr_distill.server.grid.metered import MeteredGrid
+from flwr_distill.strategies.common.checked import CheckedFedAvg
 
 APP_DIR = Path(__file__).resolve().parent.parent
 SAMPLE_EVERY = 1.0

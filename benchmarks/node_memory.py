@@ -28,13 +28,13 @@ from statistics import median
 from typing import Any
 
 import psutil
-from flwr_distill.fleet.local_federation import LocalFederation
-from flwr_distill.node.nursery import NURSERY
-from flwr_distill.node.supervisor import status_file
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.rounds import APP_DIR, repeating
+from flwr_distill.fleet.local_federation import LocalFederation
+from flwr_distill.node.nursery import NURSERY
+from flwr_distill.node.supervisor import status_file
 
 APP = Path(__file__).resolve().parent.parent
 RELEASE_AFTER = 15.0

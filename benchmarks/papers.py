@@ -35,11 +35,6 @@ from typing import Any
 
 from flwr.app import Message, RecordDict
 from flwr.common.config import flatten_dict
-from flwr_distill.client.simulation import SIMULATED
-from flwr_distill.fleet.own_app import PRESETS
-from flwr_distill.protocol.registry import all_methods, find_method
-from flwr_distill.server.record.checkpoint import checkpoints
-from flwr_distill.task.datasets import DatasetError, load_dataset
 from pydantic import BaseModel, ConfigDict
 from rich.console import Console
 from rich.progress import (
@@ -53,6 +48,11 @@ from rich.progress import (
 from rich.table import Table as Printed
 
 from benchmarks.in_process import Node, Settings, run_in_process
+from flwr_distill.client.simulation import SIMULATED
+from flwr_distill.fleet.own_app import PRESETS
+from flwr_distill.protocol.registry import all_methods, find_method
+from flwr_distill.server.record.checkpoint import checkpoints
+from flwr_distill.task.datasets import DatasetError, load_dataset
 
 TABLES = Path(__file__).with_name("paper_tables")
 OUT = Path("runs") / "papers"

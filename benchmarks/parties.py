@@ -39,6 +39,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
 from flwr_distill.cli.judge import QUICK, trained
 from flwr_distill.client.training import soft_labels, train_round
 from flwr_distill.distill.audit import Finding, finding
@@ -59,13 +67,6 @@ from flwr_distill.protocol.hfldd import Distillation, LabelRequest
 from flwr_distill.task.datasets import Dataset, DataSpec, Samples, load_dataset
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import TrainSettings
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
-from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
-from torch.nn import functional
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 ATTACKS = ("views", "classes", "parcels")
 CLASSES = 3

@@ -16,6 +16,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+from safetensors.torch import load_file
+
+from benchmarks.in_process import Settings, run_in_process
 from flwr_distill.distill.membership import (
     Flags,
     Floats,
@@ -28,12 +34,6 @@ from flwr_distill.distill.membership import (
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
 from flwr_distill.task.partition import partition_indices
-from matplotlib.figure import Figure
-from rich.console import Console
-from rich.table import Table
-from safetensors.torch import load_file
-
-from benchmarks.in_process import Settings, run_in_process
 
 NODES = 5
 FALSE_POSITIVES = 0.01

@@ -7,9 +7,10 @@ leave the node as they are, so this is for measurements on public data alone.
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from flwr_distill.distill import VirtualData
 from flwr_distill.distill.starts import REAL, start
-from torch import Tensor
 
 
 def random_real(

@@ -7,9 +7,10 @@ from typing import Any, TypeVar
 from unittest.mock import patch
 
 import torch
+from torch import Tensor
+
 from flwr_distill.distill.distribution_matching import distill_dm
 from flwr_distill.distill.many import distill_many
-from torch import Tensor
 
 T = TypeVar("T")
 

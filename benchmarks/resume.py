@@ -18,10 +18,11 @@ import grpc
 import numpy as np
 import psutil
 import typer
-from flwr_distill.fleet.local_federation import LocalFederation
-from flwr_distill.fleet.submission import RunError
 from rich.console import Console
 from rich.table import Table
+
+from flwr_distill.fleet.local_federation import LocalFederation
+from flwr_distill.fleet.submission import RunError
 
 APP = Path(__file__).resolve().parent.parent
 NODES = 4

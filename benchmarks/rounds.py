@@ -30,13 +30,13 @@ from typing import Any
 
 import psutil
 import yaml
-from flwr_distill.fleet.line import why_another
-from flwr_distill.fleet.local_federation import LocalFederation
-from flwr_distill.node.nursery import NURSERIES, SERVER_APP
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.flower_federation import FlowerFederation
+from flwr_distill.fleet.line import why_another
+from flwr_distill.fleet.local_federation import LocalFederation
+from flwr_distill.node.nursery import NURSERIES, SERVER_APP
 
 APP_DIR = Path(__file__).parent / "rounds_app"
 IDLE_SETTLE = 15.0

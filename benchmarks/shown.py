@@ -2,10 +2,11 @@
 
 import io
 
-from flwr_distill.strategies.common.sections import Table
 from markupsafe import Markup
 from matplotlib.figure import Figure
 from rich.table import Table as Printed
+
+from flwr_distill.strategies.common.sections import Table
 
 
 def printed(table: Table, title: str | None = None) -> Printed:

@@ -32,10 +32,6 @@ import numpy as np
 import torch
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
-from flwr_distill.client.app import MethodApp
-from flwr_distill.client.app import app as client_app
-from flwr_distill.server.app import main as server_main
-from flwr_distill.task.datasets import Dataset, DataSpec, RawSamples
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -43,6 +39,10 @@ from torch import nn
 from benchmarks.goal import Goal
 from benchmarks.gpu_profile import traced
 from benchmarks.in_process import Settings, run_in_process
+from flwr_distill.client.app import MethodApp
+from flwr_distill.client.app import app as client_app
+from flwr_distill.server.app import main as server_main
+from flwr_distill.task.datasets import Dataset, DataSpec, RawSamples
 
 SAMPLES, BATCH = 50, 10
 PFL = "pfl"

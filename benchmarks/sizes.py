@@ -22,10 +22,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr_distill.distill import distill_dm
-from flwr_distill.distill.forecast import forecast
 from rich.console import Console
 from rich.table import Table
+
+from flwr_distill.distill import distill_dm
+from flwr_distill.distill.forecast import forecast
 
 SIZES = (28, 32, 64, 128, 224)
 CLASSES, PER_CLASS = 10, 10

@@ -22,10 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flwr_distill.fleet.local_federation import LocalFederation
-from flwr_distill.node.processes import stop
 from rich.console import Console
 from rich.table import Table
+
+from flwr_distill.fleet.local_federation import LocalFederation
+from flwr_distill.node.processes import stop
 
 APP_DIR = Path(__file__).resolve().parent.parent
 NODES = (16, 8, 4)

@@ -1,6 +1,7 @@
 """`flwr-distill app`: where Flower's own commands find this app."""
 
 import typer
+
 from flwr_distill.fleet.own_app import APP_DIR
 
 

@@ -3,6 +3,8 @@
 from typing import Annotated
 
 import typer
+from rich.console import Console
+
 from flwr_distill.cli.errors import exit_on
 from flwr_distill.cli.options import (
     DataRoot,
@@ -14,7 +16,6 @@ from flwr_distill.cli.options import (
     Start,
     Steps,
 )
-from rich.console import Console
 
 
 def audit(

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
+
 from flwr_distill.cli.connection import UserCertificate, UserKey, user_of
 from flwr_distill.cli.errors import exit_on
 from flwr_distill.cli.options import (
@@ -18,8 +21,6 @@ from flwr_distill.cli.options import (
 from flwr_distill.fleet.authority import CertificateError
 from flwr_distill.fleet.certificates import CertificateFolder, Issued, Role
 from flwr_distill.fleet.node_request import SERVER, request_node
-from rich.console import Console
-from rich.table import Table
 
 certs = typer.Typer(
     help="Issue keys and certificates for a federation, from its own authorities.",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
 from flwr_distill.cli.errors import fail
 from flwr_distill.fleet.federation_record import FederationFile, FederationRecord
 

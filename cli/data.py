@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+
 from flwr_distill.cli.errors import exit_on, fail
 from flwr_distill.cli.options import run_config_option
-from rich.console import Console
 
 if TYPE_CHECKING:
     from flwr_distill.task.settings import PrivateSettings, RunConfigValue

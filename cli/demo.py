@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+
 from flwr_distill.cli.errors import exit_on, fail
 from flwr_distill.cli.options import NodesDevice
 from flwr_distill.cli.results import results_table
@@ -16,7 +18,6 @@ from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.fleet.own_app import APP_DIR
 from flwr_distill.fleet.submission import RunError
 from flwr_distill.task.words import counted
-from rich.console import Console
 
 SECTORED = ("fedhead", "fedhead-plus")
 FEDHEAD_TASK: dict[str, int | float | str] = {

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from rich.console import Console
+
 from flwr_distill.cli.errors import exit_on
 from flwr_distill.cli.options import (
     DataRoot,
@@ -15,7 +17,6 @@ from flwr_distill.cli.options import (
     Start,
     Steps,
 )
-from rich.console import Console
 
 
 def distill(

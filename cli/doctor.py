@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
 from flwr_distill.cli.options import (
     AuthKey,
     Device,

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 import yaml
+
 from flwr_distill.cli.errors import exit_on, fail
 from flwr_distill.cli.options import (
     AuthKey,

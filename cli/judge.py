@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from itertools import chain, islice, repeat
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
 from flwr_distill.client.training import epoch_batches
 from flwr_distill.distill.registry import Progress
 from flwr_distill.task.augmentation import Augment, augmented, chosen_changes
 from flwr_distill.task.datasets import DataSpec, Samples
 from flwr_distill.task.evaluation import evaluate_model
 from flwr_distill.task.models import create_model, model_names
-from torch import Tensor, nn
-from torch.nn import functional
 
 REPORT_EVERY = 10
 """Steps between reports of progress, for which a GPU waits."""

@@ -7,6 +7,7 @@ from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
+
 from flwr_distill.cli.app import app as app_folder
 from flwr_distill.cli.audit import audit
 from flwr_distill.cli.certs import certs

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 import yaml
+
 from flwr_distill.cli.errors import exit_on
 from flwr_distill.cli.options import (
     AuthKey,

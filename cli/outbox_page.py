@@ -8,16 +8,17 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flwr_distill.node.outbox import Entry, virtual_data_file
-from flwr_distill.server.page.layout import page
-from flwr_distill.server.page.words import data_size
-from flwr_distill.strategies.common.sections import Figure, Section, Table
-from flwr_distill.task.words import counted
 from markupsafe import Markup
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column
 from rich.table import Table as TerminalTable
+
+from flwr_distill.node.outbox import Entry, virtual_data_file
+from flwr_distill.server.page.layout import page
+from flwr_distill.server.page.words import data_size
+from flwr_distill.strategies.common.sections import Figure, Section, Table
+from flwr_distill.task.words import counted
 
 if TYPE_CHECKING:
     from flwr_distill.distill.virtual_data import VirtualData

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from flwr_distill.cli.errors import exit_on
-from flwr_distill.cli.options import DataRoot
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from flwr_distill.cli.errors import exit_on
+from flwr_distill.cli.options import DataRoot
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,6 +62,7 @@ def partition(
     """
     # Here, because every subcommand imports this file, and the node command must not import torch.
     import numpy as np
+
     from flwr_distill.task.partition.picture import partition_picture
     from flwr_distill.task.settings import TaskSettings
     from flwr_distill.task.source import data_spec, partition_samples

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
 from flwr_distill.cli.errors import exit_on
 
 policy = typer.Typer(help="Look at a node's policy, and allow what it asks its owner for.")

@@ -5,14 +5,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from flwr_distill.cli.errors import exit_on, fail
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from flwr_distill.cli.errors import exit_on, fail
+
 if TYPE_CHECKING:
-    from flwr_distill.server.export.prediction import ExportedModel
     from torch import Tensor
+
+    from flwr_distill.server.export.prediction import ExportedModel
 
 NEXT_BEST = 2
 """Classes that are named besides the most probable one."""

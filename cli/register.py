@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import typer
+
 from flwr_distill.cli.connection import UserCertificate, UserKey, user_of
 from flwr_distill.cli.errors import exit_on
 from flwr_distill.cli.options import (

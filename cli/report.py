@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
 from flwr_distill.cli.run_folders import DEFAULT_RUNS_DIR, RUN_HELP, RunsDir, read_runs
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+
 from flwr_distill.cli.connection import (
     Address,
     Authority,
@@ -35,7 +37,6 @@ from flwr_distill.fleet.submission import RunError, RunOutcome, submit
 from flwr_distill.node.settings import NODE_CONFIG
 from flwr_distill.server.record.writing import ResultsError, check_writable
 from flwr_distill.task.settings import RunConfigValue, SettingsError
-from rich.console import Console
 
 if TYPE_CHECKING:
     from flwr_distill.server.settings import RunSettings

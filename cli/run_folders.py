@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
 from flwr_distill.cli.errors import fail
 from flwr_distill.server.record.run_ids import LATEST, SETTINGS, RunIdError, by_start, full_id
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from flwr_distill.cli.waiting import Waiting
 from rich.console import Console
 from rich.text import Text
+
+from flwr_distill.cli.waiting import Waiting
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) *: {2,}")

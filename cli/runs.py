@@ -4,6 +4,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
 from flwr_distill.cli.errors import exit_on, fail
 from flwr_distill.cli.run_folders import (
     DEFAULT_RUNS_DIR,
@@ -13,9 +17,6 @@ from flwr_distill.cli.run_folders import (
     run_folders,
     shortest,
 )
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Column, Table
 
 if TYPE_CHECKING:
     from flwr_distill.strategies.common.sections import Table as PageTable

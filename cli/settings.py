@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from flwr_distill.cli.errors import fail
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from flwr_distill.cli.errors import fail
 
 if TYPE_CHECKING:
     from flwr_distill.protocol.method import Method

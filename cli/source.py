@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+
 from flwr_distill.task.datasets import (
     Dataset,
     DatasetError,
@@ -21,7 +23,6 @@ from flwr_distill.task.labels import LabelMap
 from flwr_distill.task.readers import DataReader, data_reader
 from flwr_distill.task.settings import PrivateSettings
 from flwr_distill.task.survey import skipped_in_a_line
-from numpy.typing import NDArray
 
 HELD_BACK = 0.2
 MOST_CLASSES = torch.iinfo(torch.int16).max + 1

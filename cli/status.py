@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
+
 from flwr_distill.cli.options import DEFAULT_FEDERATION_DIR, FederationDir
 from flwr_distill.fleet.federation_record import FederationFile
 from flwr_distill.node.supervisor import status_file
-from rich.console import Console
-from rich.table import Table
 
 
 def status(state_dir: FederationDir = DEFAULT_FEDERATION_DIR) -> None:

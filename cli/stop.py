@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
 from flwr_distill.cli.connection import (
     Address,
     Authority,

@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import typer
+
 from flwr_distill.cli.errors import fail
 from flwr_distill.fleet.line import why_another
 

@@ -7,6 +7,10 @@ import numpy as np
 import torch
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.common import log
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
 from flwr_distill.client.dp_sgd import PrivacyAccount, secret_generator
 from flwr_distill.client.features import kept_features
 from flwr_distill.client.session import Session, held_out
@@ -23,9 +27,6 @@ from flwr_distill.protocol.analytic import (
 )
 from flwr_distill.protocol.arrays import as_arrays
 from flwr_distill.protocol.messages import METRICS, NUM_EXAMPLES
-from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional
 
 LONG = 1.1
 """Norm of features, in units of the clip, from which clipping is no matter of rounding."""

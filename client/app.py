@@ -10,6 +10,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common import log
+
 from flwr_distill.client.clipping import clipped
 from flwr_distill.client.edge import pass_down
 from flwr_distill.client.features import as_seen

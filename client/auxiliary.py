@@ -3,10 +3,11 @@
 import hashlib
 from pathlib import Path
 
+from torch import Tensor
+
 from flwr_distill.client.session import Session, check_unchanged, own_file
 from flwr_distill.task.datasets import DataSpec, auxiliary_files, auxiliary_images
 from flwr_distill.task.file_state import read_once
-from torch import Tensor
 
 
 def auxiliary_of(session: Session, name: str, size: int) -> Tensor:

@@ -5,12 +5,13 @@ from typing import Self
 
 import torch
 from flwr.app import RecordDict
+from torch import Tensor, nn
+from torch.nn import functional
+
 from flwr_distill.client.session import Session
 from flwr_distill.client.terms.features import Features
 from flwr_distill.client.terms.term import LossTerm
 from flwr_distill.task.settings import TrainSettings
-from torch import Tensor, nn
-from torch.nn import functional
 
 SMALLEST_VARIANCE = 1e-12
 

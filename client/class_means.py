@@ -4,12 +4,13 @@ from collections.abc import Callable, Mapping
 
 import torch
 from flwr.app import ArrayRecord
+from torch import Tensor
+from torch.nn import functional
+
 from flwr_distill.protocol.arrays import as_arrays, as_tensors
 from flwr_distill.protocol.class_means import CLASSES, COUNTS
 from flwr_distill.task.datasets import Samples
 from flwr_distill.task.evaluation import BATCH
-from torch import Tensor
-from torch.nn import functional
 
 
 def means_by_class(

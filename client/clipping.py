@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp.mod import adaptiveclipping_mod
+
 from flwr_distill.protocol.messages import CLIPPING_NORM, CONFIG, TOGETHER
 
 

@@ -7,6 +7,8 @@ from logging import INFO, WARNING
 import torch
 from flwr.app import Context
 from flwr.common import log
+from torch import nn
+
 from flwr_distill.client.features import seen_data
 from flwr_distill.client.private_distillation import distil_privately
 from flwr_distill.client.session import Session, own_file, virtual_per_class
@@ -22,7 +24,6 @@ from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.links.store import NodeStore
 from flwr_distill.protocol.hfldd import Distillation, Refinement
 from flwr_distill.protocol.messages import REAL_PER_VIRTUAL
-from torch import nn
 
 BATCH = 10
 """Virtual nodes of a simulation for which a process distils in one call."""

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
 from flwr_distill.client.session import Session
 from flwr_distill.client.terms import LossTerm
 from flwr_distill.links.store import SPENT, NodeStore
@@ -16,8 +19,6 @@ from flwr_distill.task.augmentation import Augment, augmented
 from flwr_distill.task.datasets import Samples
 from flwr_distill.task.models import why_not_private
 from flwr_distill.task.settings import Change, SettingsError, TrainSettings
-from torch import Tensor, nn
-from torch.nn import functional
 
 if TYPE_CHECKING:  # importing Opacus takes a second
     from opacus.accountants import RDPAccountant

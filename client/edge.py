@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+
 from flwr_distill.client.session import deadline_of
 from flwr_distill.links.store import NodeStore
 from flwr_distill.protocol.edge import (

@@ -10,6 +10,9 @@ from logging import INFO
 import numpy as np
 import torch
 from flwr.common import log
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
 from flwr_distill.client.session import LocalData, Session, Source
 from flwr_distill.client.terms import extractor
 from flwr_distill.links.store import NodeStore
@@ -18,8 +21,6 @@ from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.evaluation import BATCH
 from flwr_distill.task.models import last_dense_layer
 from flwr_distill.task.settings import SettingsError, TaskSettings
-from numpy.typing import NDArray
-from torch import Tensor, nn
 
 SECONDS = 10.0
 """Between lines of progress."""

@@ -1,6 +1,10 @@
 """FedAF on nodes: what the global model predicts, and virtual data that agree with the peers'."""
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from safetensors import safe_open
+from safetensors.numpy import save
+from torch import Tensor
+
 from flwr_distill.client.class_means import means_by_class, table
 from flwr_distill.client.dp_sgd import require_no_privacy
 from flwr_distill.client.local_round import LocalRound, received_arrays, server_round
@@ -18,9 +22,6 @@ from flwr_distill.protocol.fedaf import (
     WithPeers,
 )
 from flwr_distill.protocol.messages import CONFIG, METRICS, NUM_EXAMPLES
-from safetensors import safe_open
-from safetensors.numpy import save
-from torch import Tensor
 
 MODEL = "fedaf-model"
 """Blob: the global model of a round, for its second message."""

@@ -1,6 +1,7 @@
 """FedDM on nodes: their data, distilled around the received model."""
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+
 from flwr_distill.client.dp_sgd import require_no_privacy
 from flwr_distill.client.local_round import LocalRound
 from flwr_distill.client.session import Session, virtual_per_class

@@ -5,13 +5,14 @@ from typing import Any, Self
 
 import torch
 from flwr.app import RecordDict
+from torch import Tensor, nn
+
 from flwr_distill.client.session import Session
 from flwr_distill.client.terms.kept import keep, kept, zeros
 from flwr_distill.client.terms.proximal import Proximal
 from flwr_distill.client.terms.term import LossTerm
 from flwr_distill.protocol.feddyn import DYNAMIC, FedDynSettings
 from flwr_distill.task.settings import TrainSettings
-from torch import Tensor, nn
 
 KEPT = "feddyn-gradient"
 

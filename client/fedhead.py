@@ -15,6 +15,11 @@ from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common import log
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.numpy import load, save
+from torch import nn
+
 from flwr_distill.client.dp_sgd import require_no_privacy
 from flwr_distill.client.local_round import LocalRound, build_model, received_arrays
 from flwr_distill.client.session import Session, deadline_of
@@ -47,10 +52,6 @@ from flwr_distill.protocol.messages import (
 from flwr_distill.protocol.outliers import absurdly_large, update_norm
 from flwr_distill.protocol.robust import FEWEST, Rule, robust_mean, trimmed
 from flwr_distill.task.words import counted
-from numpy.typing import NDArray
-from safetensors import safe_open
-from safetensors.numpy import load, save
-from torch import nn
 
 LONGER = 1.001
 """Times the norm that a member told which its model may have."""

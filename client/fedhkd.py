@@ -4,6 +4,9 @@ from typing import Self
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, RecordDict
+from torch import Tensor, nn
+from torch.nn import functional
+
 from flwr_distill.client.class_means import means_by_class, table
 from flwr_distill.client.dp_sgd import require_no_privacy, secret_generator
 from flwr_distill.client.local_round import LocalRound
@@ -19,8 +22,6 @@ from flwr_distill.protocol.fedhkd import (
 from flwr_distill.protocol.messages import ARRAYS
 from flwr_distill.task.models import last_dense_layer
 from flwr_distill.task.settings import TrainSettings
-from torch import Tensor, nn
-from torch.nn import functional
 
 
 class Knowledge(LossTerm):

@@ -9,6 +9,9 @@ from typing import Self
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common import log
+from torch import Tensor, nn
+from torch.nn import functional
+
 from flwr_distill.client.dp_sgd import PrivacyAccount, require_no_privacy
 from flwr_distill.client.features import seen_data
 from flwr_distill.client.local_round import LocalRound
@@ -31,8 +34,6 @@ from flwr_distill.protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES
 from flwr_distill.task.datasets import Samples
 from flwr_distill.task.evaluation import BATCH
 from flwr_distill.task.settings import SettingsError, TrainSettings
-from torch import Tensor, nn
-from torch.nn import functional
 
 OWN = "virtual-data"
 PRIVATE = "private-virtual-data"

@@ -5,6 +5,9 @@ from dataclasses import replace
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from torch import Tensor, nn
+from torch.nn import functional
+
 from flwr_distill.client.auxiliary import auxiliary_of
 from flwr_distill.client.dp_sgd import require_no_privacy
 from flwr_distill.client.local_round import LocalRound
@@ -15,8 +18,6 @@ from flwr_distill.protocol.arrays import arrays_of
 from flwr_distill.protocol.fedmd import DIGEST, LOGITS, FedMDSettings
 from flwr_distill.protocol.messages import METRICS, NUM_EXAMPLES
 from flwr_distill.task.evaluation import evaluate_model, outputs
-from torch import Tensor, nn
-from torch.nn import functional
 
 
 def needs(session: Session, settings: FedMDSettings) -> Iterable[Callable[[], object]]:

@@ -5,6 +5,8 @@ from typing import Self
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from torch import Tensor, nn
+
 from flwr_distill.client.class_means import means_by_class, table
 from flwr_distill.client.dp_sgd import require_no_privacy
 from flwr_distill.client.local_round import LocalRound
@@ -17,7 +19,6 @@ from flwr_distill.protocol.messages import METRICS, NUM_EXAMPLES
 from flwr_distill.task.evaluation import evaluate_model, outputs
 from flwr_distill.task.models import last_dense_layer
 from flwr_distill.task.settings import SettingsError, TrainSettings
-from torch import Tensor, nn
 
 
 class PrototypeDistance(LossTerm):

@@ -10,6 +10,8 @@ from logging import WARNING
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common import log
+from safetensors.numpy import load, save
+
 from flwr_distill.client.auxiliary import auxiliary_of
 from flwr_distill.client.dp_sgd import PrivateTraining
 from flwr_distill.client.local_round import LocalRound, received_arrays
@@ -36,7 +38,6 @@ from flwr_distill.protocol.messages import (
     ROUTE,
 )
 from flwr_distill.task.auxiliary_names import NOISE
-from safetensors.numpy import load, save
 
 TRAINED = "fedseq-trained"
 

@@ -8,6 +8,9 @@ from typing import Any, Literal
 import torch
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
 from flwr_distill.client.app import app as methods_app
 from flwr_distill.client.session import (
     LocalData,
@@ -27,8 +30,6 @@ from flwr_distill.task.file_state import FilesChangedError
 from flwr_distill.task.models import create_own_model
 from flwr_distill.task.plugin import PluginError, located, path_of
 from flwr_distill.task.settings import SettingsError, TaskSettings
-from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 Part = Dataset[Any] | tuple[Tensor, Tensor]
 MakeModel = Callable[[], nn.Module]

@@ -9,6 +9,9 @@ from pathlib import Path
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common import log
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+
 from flwr_distill.client.auxiliary import auxiliary_of
 from flwr_distill.client.distillation import distilled, refined
 from flwr_distill.client.dp_sgd import PrivacyAccount, PrivateTraining, require_no_privacy
@@ -57,8 +60,6 @@ from flwr_distill.task.auxiliary_names import NOISE
 from flwr_distill.task.datasets import Samples
 from flwr_distill.task.evaluation import outputs
 from flwr_distill.task.settings import SettingsError
-from torch import Tensor, nn
-from torch.nn.functional import one_hot
 
 PREFIX = "parcel-"
 REFINED = "refined-data"

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from torch import nn
+
 from flwr_distill.client.dp_sgd import PrivateTraining
 from flwr_distill.client.features import as_seen
 from flwr_distill.client.session import Session, Source, check_unchanged
@@ -18,7 +20,6 @@ from flwr_distill.task.backbones import fingerprint as frozen_fingerprint
 from flwr_distill.task.datasets import DataSpec, Samples
 from flwr_distill.task.file_state import read_once
 from flwr_distill.task.settings import Change, TaskSettings, TrainSettings
-from torch import nn
 
 
 @dataclass(frozen=True)

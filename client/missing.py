@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterable
 
 from flwr.app import Context
+
 from flwr_distill.client.local_round import start_of
 from flwr_distill.client.session import Session, source_of
 from flwr_distill.links import introduce

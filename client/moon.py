@@ -6,14 +6,15 @@ from typing import Any, Self
 
 import torch
 from flwr.app import RecordDict
+from torch import Tensor, nn
+from torch.nn import functional
+
 from flwr_distill.client.session import Session
 from flwr_distill.client.terms.features import Features
 from flwr_distill.client.terms.kept import keep, kept
 from flwr_distill.client.terms.term import LossTerm
 from flwr_distill.protocol.moon import MODEL_CONTRAST, MOONSettings
 from flwr_distill.task.settings import TrainSettings
-from torch import Tensor, nn
-from torch.nn import functional
 
 KEPT = "moon-previous"
 

@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
+from torch import nn
+
 from flwr_distill.client.session import Session
 from flwr_distill.client.terms.kept import keep, kept
-from torch import nn
 
 KEPT = "own-model"
 MODEL = "model"

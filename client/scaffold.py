@@ -5,12 +5,13 @@ from typing import Any, Self
 
 import torch
 from flwr.app import ArrayRecord, RecordDict
+from torch import Tensor, nn
+
 from flwr_distill.client.session import Session
 from flwr_distill.client.terms.kept import keep, kept, zeros
 from flwr_distill.client.terms.term import LossTerm
 from flwr_distill.protocol.scaffold import CONTROL_VARIATE
 from flwr_distill.task.settings import SettingsError, TrainSettings
-from torch import Tensor, nn
 
 
 class ControlVariate(LossTerm):

@@ -17,6 +17,8 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common import log
+from numpy.typing import NDArray
+
 from flwr_distill.links import LinkError
 from flwr_distill.links.credentials import Credentials
 from flwr_distill.links.masks import (
@@ -57,7 +59,6 @@ from flwr_distill.protocol.secure_sums import (
     waybill,
 )
 from flwr_distill.task.settings import Block
-from numpy.typing import NDArray
 
 B = TypeVar("B", bound=Block)
 

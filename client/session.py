@@ -14,6 +14,9 @@ import numpy as np
 import torch
 from flwr.app import Context, Message
 from flwr.common import log
+from pydantic import TypeAdapter
+from torch import Tensor, nn
+
 from flwr_distill.links.store import NodeStore
 from flwr_distill.protocol.messages import (
     CLASSES,
@@ -46,8 +49,6 @@ from flwr_distill.task.source import (
     partition_samples,
     source_files,
 )
-from pydantic import TypeAdapter
-from torch import Tensor, nn
 
 NodeConfigValue = bool | int | float | str
 SCALE = "column-scale"

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from flwr.app import Context
+
 from flwr_distill.client.session import RunSource, Session, source_of
 from flwr_distill.protocol.messages import PARTITION_ID
 

@@ -14,6 +14,8 @@ from pathlib import Path
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 from flwr.common import log
+from safetensors.torch import load, save
+
 from flwr_distill.client.local_round import LocalRound, server_round
 from flwr_distill.client.session import Session
 from flwr_distill.client.simulation import in_simulation, locked, session_of
@@ -30,7 +32,6 @@ from flwr_distill.protocol.messages import (
     TOGETHER,
 )
 from flwr_distill.task.words import counted
-from safetensors.torch import load, save
 
 AT_ONCE = 50
 """Nodes trained at once, so that their models, gradients and activations fit into memory."""

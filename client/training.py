@@ -6,6 +6,10 @@ from itertools import chain, islice, repeat
 from typing import NamedTuple
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim.swa_utils import AveragedModel
+
 from flwr_distill.client.dp_sgd import PrivateTraining
 from flwr_distill.client.terms import LossTerm
 from flwr_distill.protocol.messages import NUM_STEPS, TRAIN_ACCURACY, TRAIN_LOSS
@@ -15,9 +19,6 @@ from flwr_distill.task.compute.precision import forward_in, products_in
 from flwr_distill.task.datasets import Samples
 from flwr_distill.task.evaluation import outputs
 from flwr_distill.task.settings import Change, Precision, SettingsError, TrainSettings
-from torch import Tensor, nn
-from torch.nn import functional
-from torch.optim.swa_utils import AveragedModel
 
 
 class Trained(NamedTuple):

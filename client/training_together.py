@@ -10,16 +10,17 @@ from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
+
 from flwr_distill.client.training import Trained, epoch_batches, hard_labels, optimizer_of
 from flwr_distill.protocol.meeting import one_line
 from flwr_distill.task.augmentation import Augment, augmented
 from flwr_distill.task.compute.precision import forward_in, products_in
 from flwr_distill.task.datasets import Samples
 from flwr_distill.task.settings import Change, TrainSettings
-from torch import Tensor, nn
-from torch.func import functional_call, vmap
-from torch.nn import functional
-from torch.nn.utils.rnn import pad_sequence
 
 Weights = dict[str, Tensor]
 

@@ -6,6 +6,9 @@ from typing import Self
 
 import torch
 from flwr.app import ConfigRecord, RecordDict
+from torch import Tensor, nn
+from torch.nn import functional
+
 from flwr_distill.client.dp_sgd import require_no_privacy
 from flwr_distill.client.local_round import server_round
 from flwr_distill.client.session import Session
@@ -18,8 +21,6 @@ from flwr_distill.protocol.vhl import VIRTUAL_TASK, VirtualTaskRequest
 from flwr_distill.task.auxiliary_names import NOISE
 from flwr_distill.task.datasets import DataSpec, Samples, auxiliary_images
 from flwr_distill.task.settings import TrainSettings
-from torch import Tensor, nn
-from torch.nn import functional
 
 
 class VirtualTask(LossTerm):

@@ -10,8 +10,9 @@ from typing import Self
 
 import numpy as np
 import torch
-from flwr_distill.distill.errors import DistillError
 from numpy.typing import NDArray
+
+from flwr_distill.distill.errors import DistillError
 
 Floats = NDArray[np.float64]
 

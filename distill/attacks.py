@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn import functional
+
 from flwr_distill.distill.distribution_matching import REFINE_BANK, Network, own_effort
 from flwr_distill.distill.features import SMALLEST_SIDE
 from flwr_distill.distill.formation import Formation
@@ -18,8 +21,6 @@ from flwr_distill.distill.membership import Flags, Floats, left_out_scores
 from flwr_distill.distill.ntk import ntk
 from flwr_distill.distill.registry import Progress
 from flwr_distill.distill.shadows import bank, features_of
-from torch import Tensor
-from torch.nn import functional
 
 ATTACKS = (
     "nearest image",

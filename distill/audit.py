@@ -6,6 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
 from flwr_distill.distill.attacks import ATTACKS, attack_scores, matched_features
 from flwr_distill.distill.distribution_matching import Network
 from flwr_distill.distill.errors import DistillError
@@ -24,9 +28,6 @@ from flwr_distill.distill.privacy import nearer_to_own
 from flwr_distill.distill.registry import Progress
 from flwr_distill.distill.shadows import distil_subsets, dm_of_subsets, draw_members, with_canaries
 from flwr_distill.distill.virtual_data import VirtualData
-from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional
 
 NAMES = (*ATTACKS, "all together")
 """Of the scores of `Attacked`."""

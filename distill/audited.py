@@ -7,9 +7,10 @@ numbers; ``flwr-distill audit`` measures them.
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
+
 from flwr_distill.distill.features import are_vectors
 from flwr_distill.distill.virtual_data import VirtualData
-from torch import Tensor
 
 
 class Kind(NamedTuple):

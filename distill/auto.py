@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from flwr_distill.distill.features import are_vectors
 from flwr_distill.distill.formation import best_formation
 from flwr_distill.distill.registry import distiller, register
 from flwr_distill.distill.virtual_data import VirtualData
-from torch import Tensor
 
 logger = logging.getLogger("distill")
 

@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
 from flwr_distill.distill.augmentation import Augmentation, draw_augmentation
 from flwr_distill.distill.errors import DistillError
 from flwr_distill.distill.features import RandomConvNet, are_vectors
@@ -20,9 +24,6 @@ from flwr_distill.distill.registry import Progress, register
 from flwr_distill.distill.starts import start
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.task.compute.cuda_graph import graphed
-from torch import Tensor
-from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 LEARNING_RATE = 0.05
 WIDTH = 64

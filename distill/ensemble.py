@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from flwr_distill.distill.errors import DistillError
-from flwr_distill.task.evaluation import outputs
 from torch import Tensor, nn
 from torch.nn import functional
+
+from flwr_distill.distill.errors import DistillError
+from flwr_distill.task.evaluation import outputs
 
 Average = Literal["probabilities", "logits"]
 

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from flwr_distill.distill.errors import DistillError
 from torch import Tensor
 from torch.nn import functional
+
+from flwr_distill.distill.errors import DistillError
 
 SMALLEST_SIDE = 4
 LARGEST_MAP = 8

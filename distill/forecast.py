@@ -9,9 +9,10 @@ from inspect import signature
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from flwr_distill.distill.distribution_matching import own_effort
 from flwr_distill.distill.registry import distiller
-from torch import Tensor
 
 TRIAL_STEPS = 2
 

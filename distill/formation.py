@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
-from flwr_distill.distill.errors import DistillError
 from torch import Tensor
 from torch.nn import functional
+
+from flwr_distill.distill.errors import DistillError
 
 LARGEST = 4
 """Largest formation: images are trained on as 16 times as many."""

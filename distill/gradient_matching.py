@@ -8,12 +8,13 @@ import copy
 from collections.abc import Mapping, Sequence
 
 import torch
-from flwr_distill.distill.errors import DistillError
-from flwr_distill.distill.formation import Formation
-from flwr_distill.distill.registry import Progress
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
+
+from flwr_distill.distill.errors import DistillError
+from flwr_distill.distill.formation import Formation
+from flwr_distill.distill.registry import Progress
 
 STEPS = 100
 LEARNING_RATE = 0.1

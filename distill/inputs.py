@@ -1,8 +1,9 @@
 """Checks of a distiller's arguments."""
 
 import torch
-from flwr_distill.distill.errors import DistillError
 from torch import Tensor
+
+from flwr_distill.distill.errors import DistillError
 
 
 def check_inputs(

@@ -11,6 +11,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+from torch.nn import functional
+
 from flwr_distill.distill.errors import DistillError
 from flwr_distill.distill.formation import Formation
 from flwr_distill.distill.inputs import check_inputs
@@ -20,8 +23,6 @@ from flwr_distill.distill.registry import Progress, register
 from flwr_distill.distill.starts import start
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.task.compute.cuda_graph import graphed
-from torch import Tensor
-from torch.nn import functional
 
 RIDGE = 1e-6
 STEPS = 300

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from flwr_distill.distill.auto import resolved
 from flwr_distill.distill.distribution_matching import Network
 from flwr_distill.distill.kip import VARIANTS, distill_kip_many
 from flwr_distill.distill.registry import Progress, distiller, formation_arguments
 from flwr_distill.distill.virtual_data import VirtualData
-from torch import Tensor
 
 
 def distill_many(

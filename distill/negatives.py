@@ -6,9 +6,10 @@ one or two other classes of the node.
 """
 
 import torch
+from torch import Tensor
+
 from flwr_distill.distill.errors import DistillError
 from flwr_distill.distill.features import are_vectors
-from torch import Tensor
 
 GRID = 4
 

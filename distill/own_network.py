@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr_distill.distill.errors import DistillError
-from flwr_distill.distill.registry import distiller
-from flwr_distill.task.plugin import PluginError, import_object, located
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
+
+from flwr_distill.distill.errors import DistillError
+from flwr_distill.distill.registry import distiller
+from flwr_distill.task.plugin import PluginError, import_object, located
 
 
 @dataclass(frozen=True, eq=False)

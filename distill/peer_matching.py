@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor, nn
+
 from flwr_distill.distill.distribution_matching import match_means
 from flwr_distill.distill.formation import Formation
 from flwr_distill.distill.inputs import check_inputs
@@ -16,7 +18,6 @@ from flwr_distill.distill.perturbed_matching import BANK, LEARNING_RATE, Outputs
 from flwr_distill.distill.registry import Progress
 from flwr_distill.distill.starts import start
 from flwr_distill.distill.virtual_data import VirtualData
-from torch import Tensor, nn
 
 LARGEST_SEED = 2**31
 

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
 from flwr_distill.distill.augmentation import draw_augmentation
 from flwr_distill.distill.distribution_matching import (
     REAL_PER_CLASS,
@@ -25,8 +28,6 @@ from flwr_distill.distill.registry import Progress
 from flwr_distill.distill.starts import start
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.task.models import last_dense
-from torch import Tensor, nn
-from torch.func import functional_call
 
 BANK = 20
 """Perturbed models with an augmentation each, used in turn."""

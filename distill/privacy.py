@@ -5,10 +5,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from flwr_distill.distill.errors import DistillError, VirtualDataError, require
-from flwr_distill.distill.formation import Formation
 from torch import Tensor
 from torch.nn import functional
+
+from flwr_distill.distill.errors import DistillError, VirtualDataError, require
+from flwr_distill.distill.formation import Formation
 
 CHUNK_FLOATS = 2**24
 """Largest tensor in a comparison, 64 MB, unless the virtual images alone are larger."""

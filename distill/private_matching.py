@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
+from torch import Tensor
+from torch.nn import functional
+
 from flwr_distill.distill.augmentation import Augmentation, draw_augmentation
 from flwr_distill.distill.distribution_matching import (
     Network,
@@ -27,8 +30,6 @@ from flwr_distill.distill.privacy import Guarantee, PrivacyCard
 from flwr_distill.distill.registry import Progress
 from flwr_distill.distill.starts import start
 from flwr_distill.distill.virtual_data import VirtualData
-from torch import Tensor
-from torch.nn import functional
 
 LEARNING_RATE = 0.3
 """At first; falls to 0."""

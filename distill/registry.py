@@ -5,10 +5,11 @@ from inspect import signature
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
+from torch import Tensor
+
 from flwr_distill.distill.errors import DistillError
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.task.plugin import PluginError, import_object, plugged_in
-from torch import Tensor
 
 Progress = Callable[[int, int, float], None]
 

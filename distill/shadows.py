@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
 from flwr_distill.distill.augmentation import Augmentation, draw_augmentation
 from flwr_distill.distill.distribution_matching import (
     LEARNING_RATE,
@@ -35,8 +38,6 @@ from flwr_distill.distill.membership import Flags
 from flwr_distill.distill.registry import Progress
 from flwr_distill.distill.starts import start
 from flwr_distill.distill.virtual_data import VirtualData
-from numpy.typing import NDArray
-from torch import Tensor
 
 SETS_AT_ONCE = 16
 """Distilled by KIP together; bounds the memory."""

@@ -4,9 +4,10 @@ import logging
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
+
 from flwr_distill.distill.errors import DistillError
 from flwr_distill.distill.formation import Formation
-from torch import Tensor
 
 logger = logging.getLogger("distill")
 

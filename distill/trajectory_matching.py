@@ -8,13 +8,14 @@ import copy
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
 from flwr_distill.distill.augmentation import draw_augmentation
 from flwr_distill.distill.errors import DistillError
 from flwr_distill.distill.registry import Progress
 from flwr_distill.distill.virtual_data import VirtualData
-from torch import Tensor, nn
-from torch.func import functional_call
-from torch.nn import functional
 
 AHEAD = 3
 """Models between which the target lies, counted from the start."""

@@ -8,13 +8,14 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
 from flwr_distill.distill.errors import VirtualDataError, require
 from flwr_distill.distill.formation import Formation, largest_formation
 from flwr_distill.distill.packing import most_packed, packed, unpacked, unpacked_parts
 from flwr_distill.distill.privacy import PrivacyCard, privacy_card
-from safetensors import SafetensorError
-from safetensors.torch import load, save
-from torch import Tensor
 
 FORMAT = "flwr-distill/virtual-data/1"
 LARGEST_VALUE = 20.0

@@ -32,6 +32,7 @@ from typing import Literal
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+
 from flwr_distill.fleet import authority
 from flwr_distill.fleet.authority import (
     NODE_USES,

@@ -19,6 +19,7 @@ from typing import Literal
 import torch
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key
+
 from flwr_distill.fleet.flower_1_32.clock import AHEAD_MOST, BEHIND_MOST, ClockError, clock_offset
 from flwr_distill.fleet.gpu_speed import time_gpu
 from flwr_distill.fleet.line import why_another

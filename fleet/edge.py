@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
+
 from flwr_distill.fleet.edge_runs import EdgeRuns
 from flwr_distill.fleet.federation_record import FederationFile
 from flwr_distill.fleet.flower_1_32.bundle import app_bundle

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flwr.common import log
+
 from flwr_distill.protocol.edge import DOOR, END, GREET, OPEN, SHARE, Opened, Opening, task_of
 from flwr_distill.protocol.edge_calls import EdgeError, NobodyThereError, call, listen
 from flwr_distill.protocol.meeting import Continuation
@@ -25,6 +26,7 @@ from flwr_distill.task.settings import RunConfigValue, SettingsError
 
 if TYPE_CHECKING:
     import grpc
+
     from flwr_distill.fleet.flower_1_32.superlink import Control
 
 FIXED = ("edge", "resume", "runs-dir", "num-rounds", "phase-timeout", "patience-failed")

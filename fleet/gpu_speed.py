@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from flwr_distill.distill.kip import kip_gradient
-from flwr_distill.task.compute.precision import products_in
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
+
+from flwr_distill.distill.kip import kip_gradient
+from flwr_distill.task.compute.precision import products_in
 
 MATRIX = 4096
 IMAGES, CHANNELS, SIDE = 256, 64, 32

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import yaml
+
 from flwr_distill.fleet.federation_record import FederationFile, FederationRecord
 from flwr_distill.fleet.flower_1_32.serverapp import PRELOAD, program
 from flwr_distill.fleet.line import why_another

@@ -24,6 +24,7 @@ from cryptography.x509.verification import (
     Store,
     VerificationError,
 )
+
 from flwr_distill.links.errors import LinkError
 from flwr_distill.links.records import Introduction, Peered, Route
 

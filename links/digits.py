@@ -14,8 +14,9 @@ import secrets
 from fractions import Fraction
 
 import numpy as np
-from flwr_distill.links.masks import FRACTION_BITS
 from numpy.typing import NDArray
+
+from flwr_distill.links.masks import FRACTION_BITS
 
 NUM_DIGITS = 96
 """Digits of a number, the lowest first; the highest has the sign."""

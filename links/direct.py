@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 
 import grpc
+
 from flwr_distill.links.credentials import Credentials
 from flwr_distill.links.errors import LinkError
 from flwr_distill.links.links_pb2 import Header, Part

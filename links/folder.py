@@ -15,6 +15,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.common import log
+
 from flwr_distill.links import untrusted
 from flwr_distill.links.errors import LinkError
 from flwr_distill.links.store import RUNS, NodeStore

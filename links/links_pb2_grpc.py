@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from flwr_distill.links import links_pb2 as links_dot_links__pb2
+from flwr_distill.links import links_pb2 as flwr__distill_dot_links_dot_links__pb2
 
 GRPC_GENERATED_VERSION = '1.81.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in links/links_pb2_grpc.py depends on'
+        + ' but the generated code in flwr_distill/links/links_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -37,8 +37,8 @@ class MailboxStub:
         """
         self.Deliver = channel.stream_unary(
                 '/flwr_distill.Mailbox/Deliver',
-                request_serializer=links_dot_links__pb2.Part.SerializeToString,
-                response_deserializer=links_dot_links__pb2.Accepted.FromString,
+                request_serializer=flwr__distill_dot_links_dot_links__pb2.Part.SerializeToString,
+                response_deserializer=flwr__distill_dot_links_dot_links__pb2.Accepted.FromString,
                 _registered_method=True)
 
 
@@ -59,8 +59,8 @@ def add_MailboxServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Deliver': grpc.stream_unary_rpc_method_handler(
                     servicer.Deliver,
-                    request_deserializer=links_dot_links__pb2.Part.FromString,
-                    response_serializer=links_dot_links__pb2.Accepted.SerializeToString,
+                    request_deserializer=flwr__distill_dot_links_dot_links__pb2.Part.FromString,
+                    response_serializer=flwr__distill_dot_links_dot_links__pb2.Accepted.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -89,8 +89,8 @@ class Mailbox:
             request_iterator,
             target,
             '/flwr_distill.Mailbox/Deliver',
-            links_dot_links__pb2.Part.SerializeToString,
-            links_dot_links__pb2.Accepted.FromString,
+            flwr__distill_dot_links_dot_links__pb2.Part.SerializeToString,
+            flwr__distill_dot_links_dot_links__pb2.Accepted.FromString,
             options,
             channel_credentials,
             insecure,

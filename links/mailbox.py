@@ -20,6 +20,8 @@ from pathlib import Path
 
 import grpc
 from flwr.common import log
+from pydantic import ValidationError
+
 from flwr_distill.links.credentials import Credentials
 from flwr_distill.links.errors import LinkError
 from flwr_distill.links.folder import LinkFolder
@@ -37,7 +39,6 @@ from flwr_distill.links.streams import (
     closed_after,
     time_for,
 )
-from pydantic import ValidationError
 
 EXPIRY = 3600.0
 """Seconds after which an unopened parcel is removed."""

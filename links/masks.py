@@ -20,8 +20,9 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from flwr_distill.links.shares import combine_shares
 from numpy.typing import NDArray
+
+from flwr_distill.links.shares import combine_shares
 
 Masked = NDArray[np.uint64]
 

@@ -11,9 +11,10 @@ import json
 import re
 from typing import Annotated, Literal
 
+from pydantic import AfterValidator, Field
+
 from flwr_distill.links.errors import LinkError
 from flwr_distill.task.settings import Block
-from pydantic import AfterValidator, Field
 
 VIRTUAL_DATA = "virtual-data"
 """Purpose of a parcel: a member's distilled data for its cluster head (HFLDD, step 4)."""

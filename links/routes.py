@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flwr.app import ConfigRecord
+
 from flwr_distill.links.credentials import name_of
 from flwr_distill.links.records import (
     LARGEST_PARCEL,

@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import ConfigRecord
 from flwr.common import log
+
 from flwr_distill.links.credentials import Credentials
 from flwr_distill.links.direct import deliver
 from flwr_distill.links.errors import LinkError

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from flwr.app import ArrayRecord, RecordDict
+
 from flwr_distill.protocol.arguments import read_arguments
 from flwr_distill.protocol.meeting import CONTINUE, DESCRIBE
 from flwr_distill.protocol.messages import ARRAYS, CONFIG, ROUTE

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from flwr.common import log
+
 from flwr_distill.node.gpu_claims import claim, claims_folder
 from flwr_distill.node.gpus import describe_gpu, pytorch_needs, why_unusable
 

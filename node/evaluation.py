@@ -11,6 +11,7 @@ import secrets
 from typing import cast
 
 from flwr.app import MetricRecord, RecordDict
+
 from flwr_distill.node.asked import Asked, Refusal
 from flwr_distill.node.policy import Policy
 from flwr_distill.protocol.messages import METRICS, NUM_EXAMPLES

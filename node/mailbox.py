@@ -9,6 +9,7 @@ from logging import INFO, WARNING
 from pathlib import Path
 
 from flwr.common import log
+
 from flwr_distill.links.errors import LinkError
 from flwr_distill.links.folder import remove_expired
 from flwr_distill.links.mailbox import EXPIRY, Mailbox, start_server

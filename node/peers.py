@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cryptography import x509
+
 from flwr_distill.links.credentials import is_signed
 from flwr_distill.node.settings import NodeError, NodeSettings
 

@@ -12,6 +12,9 @@ from typing import Any, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
 from flwr_distill.links.records import LARGEST_PARCEL, VIRTUAL_DATA, Parcel
 from flwr_distill.node.asked import Asked, Form, Refusal, forms_of
 from flwr_distill.node.listed import EXACT
@@ -34,8 +37,6 @@ from flwr_distill.protocol.messages import (
 from flwr_distill.protocol.registry import COMMON
 from flwr_distill.protocol.secure_sums import SECURE
 from flwr_distill.task.labels import positions
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
+
 from flwr_distill.node.asked import Asked, Refusal, Setting, json_table, table_of
 from flwr_distill.node.listed import LINKS, OFF, OWNER, PATHS, RANGE, SERVER, SETTINGS, bound_of
 from flwr_distill.node.policy import Policy

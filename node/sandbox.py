@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
     load_ssh_private_key,
 )
+
 from flwr_distill.links.store import SECRET, NodeStore
 from flwr_distill.node.door import DOOR, INSIDE
 from flwr_distill.node.nursery import NURSERY

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
 from flwr_distill.links.loopback import is_loopback
 from flwr_distill.links.records import NodeName
 from flwr_distill.node.policy import STANDARD, Policy, read_policy
@@ -23,7 +25,6 @@ from flwr_distill.protocol.messages import (
 )
 from flwr_distill.task.auxiliary_names import OWN_FILE
 from flwr_distill.task.text_files import EncodingError, read_text
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails

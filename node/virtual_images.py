@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
 
 from flwr.app import RecordDict
+
 from flwr_distill.node.asked import Asked, Refusal
 from flwr_distill.node.replies import bounded_virtual_data
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from flwr.app import ArrayRecord, RecordDict
+from pydantic import Field
+
 from flwr_distill.protocol.arrays import Arrays, as_record, finite_arrays
 from flwr_distill.protocol.messages import CONFIG
 from flwr_distill.protocol.method import Method, Phase
@@ -21,7 +23,6 @@ from flwr_distill.protocol.schema import (
     TrainRequest,
 )
 from flwr_distill.task.settings import Block, TrainSettings
-from pydantic import Field
 
 if TYPE_CHECKING:
     from flwr_distill.distill.analytic import Sums

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message
-from flwr_distill.protocol.messages import ARRAYS
 from numpy.typing import NDArray
+
+from flwr_distill.protocol.messages import ARRAYS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from flwr_distill.protocol.arrays import Arrays
 from numpy.typing import NDArray
+
+from flwr_distill.protocol.arrays import Arrays
 
 
 def weighted_mean(models: Iterable[tuple[float, Arrays]]) -> dict[str, NDArray[np.generic]]:

@@ -2,10 +2,11 @@
 
 from typing import Annotated, Literal
 
+from pydantic import Field
+
 from flwr_distill.protocol.method import Method
 from flwr_distill.protocol.robust import Rule
 from flwr_distill.task.settings import Block, TrainSettings
-from pydantic import Field
 
 
 class CADISSettings(Block):

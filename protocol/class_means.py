@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord
+from numpy.typing import NDArray
+
 from flwr_distill.protocol.arrays import Arrays, as_record, finite_arrays
 from flwr_distill.protocol.schema import LARGEST_NUMBER
-from numpy.typing import NDArray
 
 CLASSES = "classes"
 """Array of a record of means: labels of its classes, int64 (k,), in ascending order."""

@@ -2,9 +2,10 @@
 
 from typing import Annotated
 
+from pydantic import Field
+
 from flwr_distill.protocol.method import Method
 from flwr_distill.task.settings import Block
-from pydantic import Field
 
 
 class DynaFedSettings(Block):

@@ -9,6 +9,10 @@ from typing import Annotated, Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from numpy.typing import NDArray
+from pydantic import Field
+from safetensors.numpy import load, save
+
 from flwr_distill.links.records import NodeId
 from flwr_distill.protocol.arrays import as_arrays, as_record
 from flwr_distill.protocol.meeting import Continuation
@@ -22,9 +26,6 @@ from flwr_distill.task.settings import (
     TaskSettings,
     TrainSettings,
 )
-from numpy.typing import NDArray
-from pydantic import Field
-from safetensors.numpy import load, save
 
 DOOR = "edge"
 """Socket of the edge itself, in the folder that its node's config names."""

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
+
 from flwr_distill.protocol.socket_path import short_path
 
 _SERVICE = "flwr_distill.Edge"

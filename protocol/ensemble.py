@@ -2,8 +2,9 @@
 
 from typing import Annotated, Literal
 
-from flwr_distill.task.settings import Block
 from pydantic import Field
+
+from flwr_distill.task.settings import Block
 
 
 class EnsembleDistillation(Block):

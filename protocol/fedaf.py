@@ -4,6 +4,8 @@ from typing import Annotated
 
 import numpy as np
 from flwr.app import ArrayRecord
+from pydantic import Field
+
 from flwr_distill.links.records import VIRTUAL_DATA
 from flwr_distill.protocol.arrays import Arrays
 from flwr_distill.protocol.class_means import check_distributions, class_means
@@ -12,7 +14,6 @@ from flwr_distill.protocol.messages import ARRAYS, CONFIG
 from flwr_distill.protocol.method import Method, Phase
 from flwr_distill.protocol.schema import LARGEST_NUMBER, Reply, Request, TrainRequest
 from flwr_distill.task.settings import Block, TrainSettings
-from pydantic import Field
 
 CLASS_KNOWLEDGE = "query.class_knowledge"
 """Have a node keep the global model, and say what that predicts on its samples of each class."""

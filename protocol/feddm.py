@@ -2,12 +2,13 @@
 
 from typing import Annotated
 
+from pydantic import Field
+
 from flwr_distill.links.records import VIRTUAL_DATA
 from flwr_distill.protocol.messages import ARRAYS, CONFIG
 from flwr_distill.protocol.method import Method, Phase
 from flwr_distill.protocol.schema import Count, Reply, Request, TrainRequest
 from flwr_distill.task.settings import Block, TrainSettings
-from pydantic import Field
 
 DISTILL_AROUND = "train.feddm_distill"
 """Have a node distil its data around the global model, and send them to the server."""

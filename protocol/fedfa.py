@@ -3,10 +3,11 @@
 from dataclasses import replace
 from typing import Annotated
 
+from pydantic import Field
+
 from flwr_distill.protocol.method import TRAIN_PHASE, Method
 from flwr_distill.protocol.schema import TRAIN, Share, TrainMetrics
 from flwr_distill.task.settings import Block, TrainSettings
-from pydantic import Field
 
 
 class FedFASettings(Block):

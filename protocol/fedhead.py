@@ -2,6 +2,8 @@
 
 from typing import Annotated, ClassVar
 
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
+
 from flwr_distill.links.records import Delivery, Parcel, Route
 from flwr_distill.protocol.ensemble import EnsembleDistillation
 from flwr_distill.protocol.meeting import LONGEST_REASON
@@ -19,7 +21,6 @@ from flwr_distill.protocol.schema import (
 )
 from flwr_distill.task.auxiliary_names import check_auxiliary
 from flwr_distill.task.settings import Block, TrainSettings
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 TRAIN_SECTOR = "train.sector"
 """Have a node train and send its model to the leader of its sector (step 1)."""

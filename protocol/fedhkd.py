@@ -3,12 +3,13 @@
 from typing import Annotated
 
 from flwr.app import ArrayRecord
+from pydantic import Field
+
 from flwr_distill.protocol.arrays import Arrays
 from flwr_distill.protocol.class_means import check_distributions, class_means
 from flwr_distill.protocol.method import Method, Phase
 from flwr_distill.protocol.schema import TRAIN, TRAIN_REQUEST
 from flwr_distill.task.settings import Block, TrainSettings
-from pydantic import Field
 
 TRAIN_KNOWLEDGE = "train.knowledge"
 """Have a node train with the global hyper-knowledge, and send its own with its model."""

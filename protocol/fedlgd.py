@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from flwr.app import RecordDict
+from pydantic import Field, ValidationInfo, field_validator
+
 from flwr_distill.protocol.arrays import Arrays
 from flwr_distill.protocol.messages import ARRAYS, CONFIG
 from flwr_distill.protocol.method import Method, Phase
 from flwr_distill.protocol.schema import TRAIN, Reply, Request, TrainRequest, part_of_the_model
 from flwr_distill.task.settings import Block, TrainSettings
-from pydantic import Field, ValidationInfo, field_validator
 
 TRAIN_VIRTUAL = "train.virtual"
 """Have a node train on virtual data in place of its own."""

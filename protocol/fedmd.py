@@ -4,6 +4,8 @@ from typing import Annotated
 
 import numpy as np
 from flwr.app import ArrayRecord
+from pydantic import AfterValidator, Field
+
 from flwr_distill.protocol.arrays import Arrays, finite_arrays
 from flwr_distill.protocol.method import Method, Phase
 from flwr_distill.protocol.schema import (
@@ -15,7 +17,6 @@ from flwr_distill.protocol.schema import (
 )
 from flwr_distill.task.auxiliary_names import check_auxiliary
 from flwr_distill.task.settings import Block, TrainSettings
-from pydantic import AfterValidator, Field
 
 TRAIN_CONSENSUS = "train.consensus"
 """Have a node learn the consensus, train on its own samples, and send its logits."""

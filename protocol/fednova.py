@@ -3,9 +3,10 @@
 from dataclasses import replace
 from typing import Annotated
 
+from pydantic import Field
+
 from flwr_distill.protocol.method import TRAIN_PHASE, Method, all_protected
 from flwr_distill.protocol.schema import LARGEST_NUMBER, TRAIN, TrainMetrics
-from pydantic import Field
 
 
 class StepsMetrics(TrainMetrics):

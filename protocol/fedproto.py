@@ -3,6 +3,8 @@
 from typing import Annotated
 
 from flwr.app import ArrayRecord
+from pydantic import Field
+
 from flwr_distill.protocol.arrays import Arrays
 from flwr_distill.protocol.class_means import class_means
 from flwr_distill.protocol.method import Method, Phase
@@ -15,7 +17,6 @@ from flwr_distill.protocol.schema import (
     TrainMetrics,
 )
 from flwr_distill.task.settings import Block, TrainSettings
-from pydantic import Field
 
 TRAIN_PROTOTYPES = "train.prototypes"
 """Have a node train its own model, and send its prototypes."""

@@ -2,6 +2,8 @@
 
 from typing import Annotated, Literal
 
+from pydantic import AfterValidator, Field
+
 from flwr_distill.links.records import Delivery, Parcel, Route
 from flwr_distill.protocol.fedhead import LinkReport
 from flwr_distill.protocol.messages import ARRAYS, CONFIG, DELIVERY, PARCEL, ROUTE
@@ -17,7 +19,6 @@ from flwr_distill.protocol.schema import (
 )
 from flwr_distill.task.auxiliary_names import check_auxiliary
 from flwr_distill.task.settings import Block
-from pydantic import AfterValidator, Field
 
 TELL_CONFIDENCE = "query.fedseq_confidence"
 """Ask a node what its pre-trained model predicts on the auxiliary set, on average."""

@@ -3,11 +3,12 @@
 from dataclasses import replace
 from typing import Annotated, Any
 
+from pydantic import Field, ValidationInfo, field_validator
+
 from flwr_distill.protocol.messages import ARRAYS, CLIPPING_NORM, CONFIG
 from flwr_distill.protocol.method import TRAIN_PHASE, Method, all_protected
 from flwr_distill.protocol.schema import TRAIN, Request, TrainMetrics, TrainRequest
 from flwr_distill.task.settings import Block, TrainSettings
-from pydantic import Field, ValidationInfo, field_validator
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]

@@ -4,6 +4,9 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord
+from numpy.typing import NDArray
+from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator
+
 from flwr_distill.links.records import Delivery, Parcel, Route
 from flwr_distill.protocol.arrays import Arrays, finite_arrays
 from flwr_distill.protocol.messages import ARRAYS, CONFIG, PARCEL, ROUTE
@@ -20,8 +23,6 @@ from flwr_distill.protocol.schema import (
 )
 from flwr_distill.task.auxiliary_names import check_auxiliary
 from flwr_distill.task.settings import Block, TrainSettings
-from numpy.typing import NDArray
-from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 LABEL_KNOWLEDGE = "query.label_knowledge"
 """Ask a node for its soft labels on the global auxiliary set (step 1)."""

@@ -7,6 +7,9 @@ from typing import Annotated, Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
+from pydantic import AfterValidator, Field
+
 from flwr_distill.links.digits import LARGEST_EXACT, NUM_DIGITS, digits_of, number_of
 from flwr_distill.links.records import Introduction, NodeId, NodeName, NotAnId, Printable
 from flwr_distill.links.store import SECRET_BYTES, NodeStore
@@ -25,8 +28,6 @@ from flwr_distill.protocol.schema import LARGEST_NUMBER, Count, Reply, Request
 from flwr_distill.task.columns import FINEST, LARGEST, Moments, Scale, scale_of_sums
 from flwr_distill.task.labels import LONGEST_NAME, MOST_NAMES, LabelError, LabelMap, names_problem
 from flwr_distill.task.settings import Block, SettingsError
-from numpy.typing import NDArray
-from pydantic import AfterValidator, Field
 
 DESCRIBE = "query.describe"
 """Ask a node who it is: name, partition, sector, samples, data set of its own, how to send to it,

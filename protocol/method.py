@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import RecordDict
+
 from flwr_distill.links.records import VIRTUAL_DATA
 from flwr_distill.protocol.arrays import Arrays
 from flwr_distill.protocol.schema import (

@@ -3,10 +3,11 @@
 from dataclasses import replace
 from typing import Annotated
 
+from pydantic import Field
+
 from flwr_distill.protocol.method import TRAIN_PHASE, Method, all_protected
 from flwr_distill.protocol.schema import TRAIN_REQUEST
 from flwr_distill.task.settings import Block
-from pydantic import Field
 
 MODEL_CONTRAST = "model-contrast"
 """Name of the record that asks for MOON's contrastive loss."""

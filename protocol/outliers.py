@@ -6,6 +6,7 @@ from statistics import median_low
 from typing import TypeVar
 
 import numpy as np
+
 from flwr_distill.protocol.arrays import Arrays
 from flwr_distill.protocol.robust import room
 

@@ -13,9 +13,10 @@ from dataclasses import replace
 from functools import cache
 from logging import WARNING
 
-import flwr_distill.protocol
 from flwr.app import ConfigRecord, Message
 from flwr.common import log
+
+import flwr_distill.protocol
 from flwr_distill.protocol.meeting import PHASES as MEETING
 from flwr_distill.protocol.messages import CONFIG
 from flwr_distill.protocol.method import EVALUATE_PHASE, TRAIN_PHASE, Method, Phase

@@ -8,6 +8,7 @@ from logging import WARNING
 from flwr.app import Message, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
+
 from flwr_distill.protocol.messages import METRICS
 
 UNKNOWN = 0

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
+
 from flwr_distill.protocol.arrays import Arrays
 from flwr_distill.protocol.averages import weighted_mean
-from numpy.typing import NDArray
 
 Rule = Literal["mean", "agreement", "multi-krum", "trimmed-mean"]
 

@@ -6,10 +6,11 @@ from typing import Annotated
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from pydantic import Field
+
 from flwr_distill.protocol.arrays import Arrays, finite_arrays, model_arrays
 from flwr_distill.protocol.messages import ARRAYS, CONFIG, METRICS
 from flwr_distill.task.settings import Block, SettingsError, TrainSettings
-from pydantic import Field
 
 LARGEST_NUMBER = 1e15
 """Bound of the size of any number in a reply's metrics: sums over nodes stay finite and exact."""

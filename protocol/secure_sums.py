@@ -15,6 +15,9 @@ from typing import Annotated, Any, Self
 
 import numpy as np
 from flwr.app import ArrayRecord, RecordDict
+from numpy.typing import NDArray
+from pydantic import Field, create_model, model_validator
+
 from flwr_distill.links.masks import FEWEST, MOST
 from flwr_distill.links.records import NodeId, Peered, Printable, PublicKey
 from flwr_distill.protocol.arrays import Arrays, as_arrays
@@ -29,8 +32,6 @@ from flwr_distill.protocol.messages import (
 from flwr_distill.protocol.method import Phase
 from flwr_distill.protocol.schema import Reply, Request
 from flwr_distill.task.settings import Block
-from numpy.typing import NDArray
-from pydantic import Field, create_model, model_validator
 
 ANNOUNCE = "query.secure_keys"
 SHARE = "query.secure_shares"

@@ -3,10 +3,11 @@
 from dataclasses import replace
 from typing import Annotated
 
+from pydantic import Field
+
 from flwr_distill.protocol.method import TRAIN_PHASE, Method
 from flwr_distill.protocol.schema import TRAIN_REQUEST
 from flwr_distill.task.settings import Block, TrainSettings
-from pydantic import Field
 
 VIRTUAL_TASK = "virtual-task"
 """Name of the record that asks nodes to learn virtual images too."""

@@ -8,6 +8,7 @@ from logging import WARNING
 from flwr.app import Context
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
+
 from flwr_distill.protocol.arrays import as_arrays
 from flwr_distill.protocol.meeting import requirement_of
 from flwr_distill.protocol.registry import phases_of, summed_in

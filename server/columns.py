@@ -11,6 +11,8 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
+from pydantic import TypeAdapter
+
 from flwr_distill.links.digits import NUM_DIGITS
 from flwr_distill.links.masks import MOST
 from flwr_distill.protocol.arrays import as_arrays, sent_arrays
@@ -31,7 +33,6 @@ from flwr_distill.strategies.common.waiting import connected_nodes
 from flwr_distill.task.columns import FAR, Moments, Scale, pooled
 from flwr_distill.task.settings import SettingsError
 from flwr_distill.task.words import counted
-from pydantic import TypeAdapter
 
 MIN_COMPARED = 3
 """Nodes among which one can be far from the others."""

@@ -15,6 +15,7 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp.strategy import Strategy
+
 from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record, check_arrays
 from flwr_distill.protocol.edge import ASK, END, GREET, from_bytes, to_bytes
 from flwr_distill.protocol.edge_calls import EdgeError, listen

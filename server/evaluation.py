@@ -4,11 +4,12 @@ from collections.abc import Callable
 
 import torch
 from flwr.app import ArrayRecord, MetricRecord
+from torch import nn
+
 from flwr_distill.protocol.arrays import as_arrays, as_tensors
 from flwr_distill.task.backbones import Frozen
 from flwr_distill.task.datasets import Samples
 from flwr_distill.task.evaluation import outputs, predict
-from torch import nn
 
 
 def server_evaluation(

@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from flwr.app import MetricRecord
+from safetensors.numpy import save_file
+
 from flwr_distill.protocol.arrays import as_arrays
 from flwr_distill.server.export.model import MODEL
 from flwr_distill.server.record.checkpoint import checkpoints, load_checkpoint, save_checkpoint
@@ -14,7 +16,6 @@ from flwr_distill.server.strategy import strategy_of_run
 from flwr_distill.server.task import Task
 from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.strategies.common.registry import find_strategy
-from safetensors.numpy import save_file
 
 
 class ForgetError(ValueError):

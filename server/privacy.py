@@ -1,12 +1,13 @@
 """Checks that what protects nodes' samples fits the method; nodes check it too."""
 
+from torch import nn
+
 from flwr_distill.protocol.method import Method
 from flwr_distill.protocol.registry import all_methods
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.models import why_not_private, why_private_step_fails
 from flwr_distill.task.settings import SettingsError
-from torch import nn
 
 
 def check_privacy(settings: RunSettings, method: Method | None) -> None:

@@ -8,6 +8,7 @@ from logging import INFO, WARNING
 
 from flwr.common import log
 from flwr.serverapp import Grid
+
 from flwr_distill.strategies.common.directory import Description, Directory, by_reason
 from flwr_distill.strategies.common.retries import Retries
 from flwr_distill.strategies.common.waiting import TooFewNodesError, connected_nodes

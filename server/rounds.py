@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
+
 from flwr_distill.protocol.arrays import not_finite
 from flwr_distill.protocol.method import Method
 from flwr_distill.protocol.registry import check_config, phases_of

@@ -5,13 +5,14 @@ from logging import INFO
 from typing import Annotated, Any, ClassVar, Literal
 
 from flwr.common import log
+from pydantic import ConfigDict, Field, create_model
+
 from flwr_distill.links.masks import LARGEST_VALUE
 from flwr_distill.links.records import LinkMode
 from flwr_distill.protocol.arguments import method_settings, read_arguments
 from flwr_distill.protocol.method import Method
 from flwr_distill.protocol.registry import all_methods
 from flwr_distill.task.settings import Block, RunConfigValue, SettingsError, TaskSettings, nested
-from pydantic import ConfigDict, Field, create_model
 
 
 class RunSettings(TaskSettings):

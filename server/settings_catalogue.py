@@ -16,11 +16,12 @@ from typing import Any
 
 import docstring_parser
 from docstring_parser import Docstring, DocstringStyle
+from pydantic import BaseModel
+
 from flwr_distill.protocol.method import Method
 from flwr_distill.protocol.registry import built_in_methods
 from flwr_distill.server.settings import RunSettings, composed_settings
 from flwr_distill.task.settings import Block
-from pydantic import BaseModel
 
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = ROOT / "pyproject.toml"

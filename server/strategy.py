@@ -1,6 +1,7 @@
 """Creates the strategy of a run, and that which makes its first model."""
 
 from flwr.serverapp.strategy import Strategy
+
 from flwr_distill.protocol.method import Method
 from flwr_distill.protocol.registry import all_methods
 from flwr_distill.server.settings import RunSettings

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.common import log
+from torch import nn
+
 from flwr_distill.protocol.arrays import as_arrays
 from flwr_distill.server.evaluation import server_evaluation
 from flwr_distill.server.settings import RunSettings
@@ -22,7 +24,6 @@ from flwr_distill.task.file_state import FilesChangedError
 from flwr_distill.task.models import ModelError, last_dense, model_of
 from flwr_distill.task.settings import SettingsError
 from flwr_distill.task.source import check_partition_settings, data_spec, server_data, source_files
-from torch import nn
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord]
 

@@ -4,6 +4,7 @@ from logging import WARNING
 from typing import Any
 
 from flwr.common import log
+
 from flwr_distill.protocol.arrays import Arrays
 from flwr_distill.protocol.robust import agreeing_mean
 from flwr_distill.strategies.common.checked import CheckedFedAvg, Update

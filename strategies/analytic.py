@@ -11,6 +11,8 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
+from torch import nn
+
 from flwr_distill.distill.analytic import (
     Head,
     Sums,
@@ -45,7 +47,6 @@ from flwr_distill.task.backbones import fingerprint
 from flwr_distill.task.models import last_dense, last_dense_layer
 from flwr_distill.task.settings import SettingsError
 from flwr_distill.task.words import counted, listed
-from torch import nn
 
 _SCALED = (UNIT, BY_CLASS, COUNTS)
 

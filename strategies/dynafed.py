@@ -10,6 +10,9 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.common import log
 from flwr.serverapp import Grid
+from torch import nn
+from torch.nn import functional
+
 from flwr_distill.distill.augmentation import draw_augmentation
 from flwr_distill.distill.errors import DistillError
 from flwr_distill.distill.trajectory_matching import match_trajectory
@@ -24,8 +27,6 @@ from flwr_distill.strategies.common.run import Run
 from flwr_distill.strategies.common.virtual_files import virtual_files
 from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.words import counted
-from torch import nn
-from torch.nn import functional
 
 TUNE_BATCH = 256
 """Virtual images in a step of tuning, at most."""

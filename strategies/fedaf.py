@@ -7,6 +7,10 @@ import numpy as np
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
 from flwr_distill.protocol.arrays import Arrays, sent_arrays
 from flwr_distill.protocol.class_means import mean_by_class, record_of_means
 from flwr_distill.protocol.fedaf import (
@@ -22,9 +26,6 @@ from flwr_distill.protocol.meeting import one_line
 from flwr_distill.protocol.messages import CONFIG, NUM_EXAMPLES
 from flwr_distill.protocol.replies import number, usable
 from flwr_distill.strategies.common.virtual_training import Loss, VirtualTraining
-from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional
 
 TINY = 1e-12
 """Added to probabilities, which may be 0."""

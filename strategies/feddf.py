@@ -6,6 +6,8 @@ from typing import Any, Self
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
+from torch import Tensor, nn
+
 from flwr_distill.protocol.arrays import Arrays
 from flwr_distill.protocol.averages import weighted_mean
 from flwr_distill.protocol.ensemble import EnsembleDistillation
@@ -13,7 +15,6 @@ from flwr_distill.protocol.fedhead import FedHEADSettings
 from flwr_distill.strategies.common.checked import CheckedFedAvg, Update
 from flwr_distill.strategies.common.run import Run
 from flwr_distill.strategies.common.server_distillation import ServerDistillation
-from torch import Tensor, nn
 
 
 class FedDF(CheckedFedAvg):

@@ -5,9 +5,10 @@ from typing import Any
 import torch
 from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
+from torch import Tensor, nn
+
 from flwr_distill.protocol.feddm import DISTILL_AROUND, FedDMSettings
 from flwr_distill.strategies.common.virtual_training import VirtualTraining
-from torch import Tensor, nn
 
 
 class FedDM(VirtualTraining):

@@ -4,11 +4,12 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from flwr.app import ConfigRecord
+from torch import nn
+
 from flwr_distill.protocol.arrays import Arrays, trained_names
 from flwr_distill.protocol.averages import summed_change, weighted_mean
 from flwr_distill.protocol.feddyn import DYNAMIC, FedDynSettings
 from flwr_distill.strategies.common.checked import CheckedFedAvg, Update
-from torch import nn
 
 
 class FedDyn(CheckedFedAvg):

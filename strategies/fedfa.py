@@ -6,14 +6,15 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
+from torch import nn
+
 from flwr_distill.protocol.arrays import Arrays, trained_names
 from flwr_distill.protocol.averages import weighted_mean
 from flwr_distill.protocol.fedfa import FedFASettings
 from flwr_distill.protocol.messages import TRAIN_ACCURACY
 from flwr_distill.protocol.replies import number
 from flwr_distill.strategies.common.checked import CheckedFedAvg, Update
-from numpy.typing import NDArray
-from torch import nn
 
 LEAST_SHARE = 1e-6
 

@@ -6,6 +6,8 @@ from typing import Any, Self
 
 import torch
 from flwr.common import log
+from torch import Tensor, nn
+
 from flwr_distill.protocol.arrays import Arrays
 from flwr_distill.protocol.averages import weighted_mean
 from flwr_distill.protocol.fedhead import FedHEADSettings
@@ -13,7 +15,6 @@ from flwr_distill.strategies.common.run import Run
 from flwr_distill.strategies.common.server_distillation import ServerDistillation
 from flwr_distill.strategies.fedhead.strategy import FedHEAD, Weighted
 from flwr_distill.task.auxiliary_names import NOISE
-from torch import Tensor, nn
 
 
 class FedHEADPlus(FedHEAD):

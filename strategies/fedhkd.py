@@ -6,6 +6,9 @@ from typing import Any, Self
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
+from torch import nn
+
 from flwr_distill.protocol.arrays import Arrays, sent_arrays
 from flwr_distill.protocol.class_means import mean_by_class, record_of_means
 from flwr_distill.protocol.fedhkd import (
@@ -20,8 +23,6 @@ from flwr_distill.protocol.fedhkd import (
 from flwr_distill.strategies.common.checked import CheckedFedAvg, Update
 from flwr_distill.strategies.common.run import Run
 from flwr_distill.task.models import last_dense_layer
-from numpy.typing import NDArray
-from torch import nn
 
 
 class FedHKD(CheckedFedAvg):

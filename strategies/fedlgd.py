@@ -12,6 +12,8 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
+from torch import nn
+
 from flwr_distill.distill.errors import DistillError
 from flwr_distill.distill.gradient_matching import match_gradient
 from flwr_distill.distill.virtual_data import VirtualData
@@ -43,7 +45,6 @@ from flwr_distill.strategies.common.virtual_files import virtual_files
 from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.settings import SettingsError
 from flwr_distill.task.words import counted
-from torch import nn
 
 
 class FedLGD(RobustFedAvg):

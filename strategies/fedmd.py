@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
+
 from flwr_distill.protocol.arrays import Arrays, as_record, sent_arrays
 from flwr_distill.protocol.averages import weighted_mean
 from flwr_distill.protocol.fedmd import (

@@ -7,6 +7,8 @@ from typing import Any, Self
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
+from torch import nn
+
 from flwr_distill.protocol.arrays import Arrays, trained_names
 from flwr_distill.protocol.averages import summed_change, weighted_mean
 from flwr_distill.protocol.messages import NUM_STEPS
@@ -14,7 +16,6 @@ from flwr_distill.protocol.replies import number
 from flwr_distill.strategies.common.checked import CheckedFedAvg, Update
 from flwr_distill.strategies.common.run import Run
 from flwr_distill.task.settings import SettingsError
-from torch import nn
 
 
 class FedNova(CheckedFedAvg):

@@ -5,6 +5,9 @@ from typing import Any, Self
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
+from numpy.typing import NDArray
+from torch import nn
+
 from flwr_distill.protocol.arrays import Arrays, sent_arrays
 from flwr_distill.protocol.class_means import class_means, mean_by_class, record_of_means
 from flwr_distill.protocol.fedproto import (
@@ -18,8 +21,6 @@ from flwr_distill.strategies.common.checked import Update
 from flwr_distill.strategies.common.own_models import OwnModels
 from flwr_distill.strategies.common.run import Run
 from flwr_distill.task.models import last_dense_layer
-from numpy.typing import NDArray
-from torch import nn
 
 
 class FedProto(OwnModels):

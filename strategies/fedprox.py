@@ -3,6 +3,7 @@
 from typing import Any, Self
 
 from flwr.serverapp.strategy import FedProx as FlowerFedProx
+
 from flwr_distill.strategies.common.run import Run
 
 

@@ -17,6 +17,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
+
 from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record, sent_arrays, trained_names
 from flwr_distill.protocol.averages import weighted_mean
 from flwr_distill.protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES, TRAIN_LOSS

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flwr.app import ConfigRecord
+
 from flwr_distill.protocol.moon import MODEL_CONTRAST, MOONSettings
 from flwr_distill.strategies.common.checked import RobustFedAvg
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Message
+
 from flwr_distill.protocol.arrays import Arrays, as_record, finite_arrays, sent_arrays
 from flwr_distill.protocol.averages import weighted_mean
 from flwr_distill.protocol.scaffold import CONTROL_VARIATE

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from flwr.app import ConfigRecord
+
 from flwr_distill.protocol.vhl import VIRTUAL_TASK, VHLSettings, VirtualTaskRequest
 from flwr_distill.strategies.common.checked import CheckedFedAvg
 from flwr_distill.strategies.common.run import Run

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from flwr_distill.task.datasets.types import DataSpec
-from flwr_distill.task.settings import CHANGES, Change, SettingsError
 from torch import Tensor
 from torch.nn import functional
+
+from flwr_distill.task.datasets.types import DataSpec
+from flwr_distill.task.settings import CHANGES, Change, SettingsError
 
 SHIFT = 0.1
 """Of a side; up and down, left and right."""

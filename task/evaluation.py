@@ -3,9 +3,10 @@
 from collections.abc import Callable
 
 import torch
-from flwr_distill.task.datasets import Samples
 from torch import Tensor, nn
 from torch.nn import functional
+
+from flwr_distill.task.datasets import Samples
 
 BATCH = 64
 """How many samples pass through a model together. More need more memory, gigabytes for 1,000 images

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL.ImageFile import ImageFile
+
 from flwr_distill.task.errors import DatasetError
 from flwr_distill.task.labels import in_order, is_position, names_problem, same_number
 from flwr_distill.task.readers import (
@@ -19,8 +22,6 @@ from flwr_distill.task.readers import (
     data_reader,
     image_reader,
 )
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
-from PIL.ImageFile import ImageFile
 
 if TYPE_CHECKING:
     import numpy as np

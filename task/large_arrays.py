@@ -11,8 +11,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from flwr_distill.task.errors import DatasetError
 from numpy.typing import DTypeLike, NDArray
+
+from flwr_distill.task.errors import DatasetError
 
 SHARE = 1 / 8
 """Of the memory, what one array may take of it."""

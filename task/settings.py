@@ -9,9 +9,6 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from flwr_distill.task.columns import Columns
-from flwr_distill.task.labels import MOST_NAMES, names_problem
-from flwr_distill.task.text_files import composed
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -20,6 +17,10 @@ from pydantic import (
     ValidationInfo,
     field_validator,
 )
+
+from flwr_distill.task.columns import Columns
+from flwr_distill.task.labels import MOST_NAMES, names_problem
+from flwr_distill.task.text_files import composed
 
 RunConfigValue = bool | int | float | str
 Precision = Literal["float32", "tf32", "bf16"]

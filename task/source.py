@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
+
 from flwr_distill.task.columns import Scale
 from flwr_distill.task.datasets import (
     Dataset,
@@ -20,7 +22,6 @@ from flwr_distill.task.labels import LabelMap
 from flwr_distill.task.partition import check_partition, partition_indices
 from flwr_distill.task.settings import SettingsError, TaskSettings
 from flwr_distill.task.words import listed
-from numpy.typing import NDArray
 
 
 def open_columns(settings: TaskSettings) -> tuple[str, ...]:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from PIL import Image
+
 from flwr_distill.task.errors import DatasetError
 from flwr_distill.task.image_files import (
     Finding,
@@ -24,7 +26,6 @@ from flwr_distill.task.image_files import (
 from flwr_distill.task.labels import in_order
 from flwr_distill.task.readers import DataReader, data_reader
 from flwr_distill.task.words import counted
-from PIL import Image
 
 CLASSES_IN_A_LINE = 10
 STATE_COLUMNS = (
@@ -213,6 +214,7 @@ def skipped_in_a_line(findings: list[Finding]) -> str:
 
 def _survey_npz(path: Path, watch: Watch | None) -> Survey:
     import numpy as np
+
     from flwr_distill.task.datasets.npz import as_pixels, read_array, read_npz_labels
     from flwr_distill.task.datasets.types import DataSpec, RawSamples, check_raw_samples
 
@@ -237,6 +239,7 @@ def _survey_npz(path: Path, watch: Watch | None) -> Survey:
 
 def _survey_csv(path: Path, watch: Watch | None) -> Survey:
     import numpy as np
+
     from flwr_distill.task.datasets.tables import column_problem, feature_names, read_rows
 
     found = Survey(path)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+
 from flwr_distill.task.columns import Column, Columns
 from flwr_distill.task.datasets.own_tables import REMEDY, inputs_of, read_records, unit_problem
 from flwr_distill.task.image_files import Finding, printable

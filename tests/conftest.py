@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
-from flwr_distill.client.app import app
-from flwr_distill.protocol.registry import all_methods
 from matplotlib.figure import Figure
 
 from benchmarks.in_process import FIRST_NODE, InProcessGrid
 from benchmarks.virtual_device import VirtualDevice, unsupported
+from flwr_distill.client.app import app
+from flwr_distill.protocol.registry import all_methods
 
 torch.set_num_threads(1)  # tests and the processes they start share few cores
 with contextlib.suppress(ModuleNotFoundError):  # a machine with a GPU may have no Hypothesis
@@ -213,6 +213,7 @@ def install(tmp_path, on_path):
 def finished_run(tmp_path):
     """Write the folder of a run as the ServerApp does, without training: three nodes, one fails."""
     from flwr.app import ArrayRecord, MetricRecord
+
     from flwr_distill.server.grid.metered import MeteredGrid
     from flwr_distill.server.record.about import about_run, class_counts
     from flwr_distill.server.record.journal import Journal

@@ -5,17 +5,17 @@ import sys
 import traceback
 from pathlib import Path
 
-import flwr_distill.cli.run
 import pytest
 from flwr.app import Context, RecordDict
-from flwr_distill.cli.main import app
-from flwr_distill.fleet.submission import RunOutcome
-from flwr_distill.server.app import main
 from PIL import Image
 from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
+import flwr_distill.cli.run
 from benchmarks.in_process import InProcessGrid, only_errors
+from flwr_distill.cli.main import app
+from flwr_distill.fleet.submission import RunOutcome
+from flwr_distill.server.app import main
 
 from .docs.reader import Reader
 

@@ -1,13 +1,14 @@
 """Choice of loss terms by the train message."""
 
 from flwr.app import ConfigRecord, RecordDict
+from torch import nn
+
 from flwr_distill.client.session import Session
 from flwr_distill.client.terms.term import LossTerm
 from flwr_distill.protocol.messages import CONFIG
 from flwr_distill.protocol.registry import all_methods
 from flwr_distill.task.plugin import PluginError, import_object
 from flwr_distill.task.settings import SettingsError, TrainSettings
-from torch import nn
 
 
 def loss_terms(

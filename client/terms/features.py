@@ -4,8 +4,9 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from flwr_distill.task.models import last_dense
 from torch import Tensor, nn
+
+from flwr_distill.task.models import last_dense
 
 
 class Features:

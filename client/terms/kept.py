@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from logging import WARNING
 
 from flwr.common import log
-from flwr_distill.client.session import Session
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
+
+from flwr_distill.client.session import Session
 
 
 def keep(session: Session, name: str, tensors: Mapping[str, Tensor]) -> None:

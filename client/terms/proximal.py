@@ -4,10 +4,11 @@ from typing import Self
 
 import torch
 from flwr.app import RecordDict
+from torch import Tensor, nn
+
 from flwr_distill.client.session import Session
 from flwr_distill.client.terms.term import LossTerm
 from flwr_distill.task.settings import TrainSettings
-from torch import Tensor, nn
 
 
 class Proximal(LossTerm):

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 from flwr.app import RecordDict
+from torch import Tensor, nn
+
 from flwr_distill.client.session import Session
 from flwr_distill.task.settings import TrainSettings
-from torch import Tensor, nn
 
 
 class LossTerm(ABC):

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flwr.cli.build import build_fab_from_files
-from flwr_distill.fleet.own_app import APP_DIR
-from flwr_distill.node.flower.app_config import app_config
 
 import flwr_distill
 from flwr_distill import ROOMS
+from flwr_distill.fleet.own_app import APP_DIR
+from flwr_distill.node.flower.app_config import app_config
 
 
 def bound_bundles() -> None:

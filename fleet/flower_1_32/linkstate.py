@@ -37,6 +37,7 @@ from flwr.supercore.object_store import object_store_factory
 from flwr.supercore.run import Run, RunStatus
 from flwr.supercore.utils import int64_to_uint64, uint64_to_int64
 from flwr.superlink.servicer.serverappio import serverappio_grpc
+
 from flwr_distill.fleet.flower_1_32.bundle import bound_bundles
 from flwr_distill.fleet.flower_1_32.callers import BoundServicer
 from flwr_distill.fleet.flower_1_32.store import OneConnectionStore, PlainQueries

@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
 from flwr.supercore.constant import NodeStatus
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
 from flwr_distill.fleet.flower_1_32.superlink import Control, SuperLinkError
 
 

@@ -15,10 +15,11 @@ from flwr.supercore.constant import FLWR_IN_MEMORY_SQLITE_DB_URL
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.supercore.sql_mixin import SqlMixin, _set_sqlite_pragmas
 from flwr.supercore.utils import int64_to_uint64, uint64_to_int64
-from flwr_distill.protocol.flower_1_32.objects import NOBODY, children_in
 from sqlalchemy import StaticPool, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, sessionmaker
+
+from flwr_distill.protocol.flower_1_32.objects import NOBODY, children_in
 
 IN_MEMORY = 2**26
 """Bytes of objects that are kept in memory, besides in the database."""

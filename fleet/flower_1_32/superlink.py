@@ -23,6 +23,7 @@ from flwr.proto.control_pb2 import (
 from flwr.proto.control_pb2_grpc import ControlStub
 from flwr.supercore.fab import Fab
 from flwr.supercore.grpc import GRPC_MAX_MESSAGE_LENGTH
+
 from flwr_distill.fleet.line import why_another
 from flwr_distill.node.proxies import proxy_hint, proxy_of
 from flwr_distill.task.settings import RunConfigValue

@@ -8,6 +8,8 @@ from typing import Any, NoReturn
 
 import grpc
 from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse, PushObjectRequest
+from google.protobuf.message import DecodeError
+
 from flwr_distill.protocol.flower_1_32.together import (
     HEADER,
     MOST_BYTES,
@@ -16,7 +18,6 @@ from flwr_distill.protocol.flower_1_32.together import (
     packed,
     unpacked,
 )
-from google.protobuf.message import DecodeError
 
 
 class CallsTogether(grpc.ServerInterceptor):

@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse
+
 from flwr_distill.protocol.superlink import WAIT
 
 LONGEST = 60.0

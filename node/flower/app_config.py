@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flwr.common.config import flatten_dict, fuse_dicts, validate_config
+
 from flwr_distill.node.bundle import BundleError, settings_of
 
 _MALFORMED = (ValueError, TypeError, AttributeError, KeyError, RecursionError)

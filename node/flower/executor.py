@@ -31,6 +31,7 @@ from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
 from flwr.proto.task_pb2 import Task as PendingTask
 from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+
 from flwr_distill.node.child import Child, ChildDiedError, Sandbox, TooMuchKeptError
 from flwr_distill.node.device import UnfitError
 from flwr_distill.node.door import DOOR, door_from_inside, open_door

@@ -11,6 +11,7 @@ import traceback
 from pathlib import Path
 
 from flwr.supernode.cli import flower_supernode
+
 from flwr_distill.node.flower.timing import (
     patch_intake,
     patch_nonce_cleanup,

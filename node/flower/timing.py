@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from flwr.common import log
 from flwr.supercore.run import RunNotRunningException
+
 from flwr_distill.node.pace import Pace
 
 T = TypeVar("T")

@@ -34,6 +34,7 @@ from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_f
 from flwr.supercore.run import Run
 from flwr.supercore.utils import get_flwr_home
 from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
+
 from flwr_distill.node.bundle import folder_of_bundles, prefer, unpack
 from flwr_distill.node.compiler import put_off_compiler
 from flwr_distill.node.device import UnfitError, take_device

@@ -45,6 +45,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
 from flwr.supercore.object_store import NoObjectInStoreError
 from flwr.supercore.run import Run
 from flwr.supernode.nodestate import NodeState
+
 from flwr_distill.links.credentials import Credentials
 from flwr_distill.links.errors import LinkError
 from flwr_distill.links.folder import LinkFolder

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flwr.supercore.object_store import object_store_factory
+
 from flwr_distill.node.flower_1_32.guard import Guard, patch_guard
 from flwr_distill.node.flower_1_32.retries import patch_retries
 from flwr_distill.node.flower_1_32.run_ends import patch_run_ends, patch_stopped_runs

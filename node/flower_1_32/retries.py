@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 from flwr.supercore.retry import RetryInvoker
+
 from flwr_distill.node.flower.timing import can_override
 from flwr_distill.protocol.superlink import limit_calls, overloaded, retry_also
 

@@ -18,6 +18,7 @@ from flwr.app import Error, Message
 from flwr.common import log
 from flwr.common.constant import ErrorCode, SubStatus
 from flwr.supercore.run import RunNotRunningException
+
 from flwr_distill.links.folder import remove_links, runs_with_links
 from flwr_distill.node.flower.timing import can_override
 from flwr_distill.node.kernel import trim_heap

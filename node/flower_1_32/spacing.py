@@ -11,6 +11,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord
 from flwr.supercore.inflatable.inflatable_object import get_object_type_from_object_content
+
 from flwr_distill.node.flower.timing import can_override
 from flwr_distill.node.pace import Pace
 from flwr_distill.protocol.messages import POLL_EVERY

@@ -31,6 +31,7 @@ from flwr.proto.message_pb2 import (
     PushObjectResponse,
 )
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+
 from flwr_distill.node.flower.timing import can_override
 from flwr_distill.protocol.flower_1_32.together import MOST_BYTES, Together
 from flwr_distill.protocol.signatures import sign

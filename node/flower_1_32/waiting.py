@@ -14,6 +14,7 @@ from typing import Any
 from flwr.proto.fleet_pb2 import PullMessagesRequest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
 from flwr.supercore.retry import RetryInvoker
+
 from flwr_distill.node.flower.timing import can_override
 from flwr_distill.node.pace import Pace
 from flwr_distill.protocol.superlink import WAIT, answered

@@ -4,10 +4,11 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Self
 
+from pydantic import TypeAdapter, ValidationError
+
 from flwr_distill.server.page.run_files import RunFiles
 from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.models import architecture
-from pydantic import TypeAdapter, ValidationError
 
 KEY = "flwr-distill"
 """Name of the description among the metadata of each format."""

@@ -8,6 +8,10 @@ from typing import Literal
 import numpy as np
 import onnx
 import torch
+from onnx.reference import ReferenceEvaluator
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
 from flwr_distill.protocol.arrays import as_arrays, as_tensors
 from flwr_distill.protocol.meeting import one_line
 from flwr_distill.server.export.description import KEY, Description
@@ -16,9 +20,6 @@ from flwr_distill.server.page.method import method_of_run
 from flwr_distill.server.page.run_files import RunFiles
 from flwr_distill.server.record.checkpoint import checkpoints, load_checkpoint
 from flwr_distill.task.models import create_model
-from onnx.reference import ReferenceEvaluator
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
 
 MODEL = "model.safetensors"
 Format = Literal["safetensors", "torchscript", "onnx"]

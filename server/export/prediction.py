@@ -6,17 +6,18 @@ from pathlib import Path
 
 import onnx
 import torch
+from google.protobuf.message import DecodeError
+from onnx.reference import ReferenceEvaluator
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
 from flwr_distill.protocol.meeting import one_line
 from flwr_distill.server.export.description import KEY, Description
 from flwr_distill.task.datasets import load_inputs
 from flwr_distill.task.datasets.images import read_image
 from flwr_distill.task.datasets.types import normalise
 from flwr_distill.task.models import create_model, is_code
-from google.protobuf.message import DecodeError
-from onnx.reference import ReferenceEvaluator
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
-from torch import Tensor
 
 
 class ModelFileError(ValueError):

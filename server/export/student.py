@@ -4,6 +4,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
 from flwr_distill.distill.ensemble import Distilled, distil_ensemble
 from flwr_distill.server.export.description import Description
 from flwr_distill.server.export.model import FILES, ExportError, Format, weights_of, write_model
@@ -12,8 +15,6 @@ from flwr_distill.task.backbones import whole_state
 from flwr_distill.task.datasets import auxiliary_images
 from flwr_distill.task.evaluation import outputs
 from flwr_distill.task.models import create_model
-from torch import Tensor, nn
-from torch.nn import functional
 
 SHARPNESS = 2.0
 """Deviation of the logits that the student learns from: those of least squares are flat."""

@@ -17,6 +17,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
 from flwr.supercore.inflatable.inflatable_utils import ObjectIdNotPreregisteredError, push_objects
+
 from flwr_distill.protocol.flower_1_32.together import MOST_BYTES
 from flwr_distill.server.flower_1_32.calls import Calls
 

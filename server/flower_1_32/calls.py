@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from flwr.superlink.grid import GrpcGrid
+
 from flwr_distill.protocol.flower_1_32.together import Together
 
 

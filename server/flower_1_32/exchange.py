@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.exit import add_exit_handler
 from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.superlink.grid import GrpcGrid
+
 from flwr_distill.protocol.superlink import limit_absence, limit_calls, overloaded, retry_also
 from flwr_distill.server.flower_1_32.batches import push
 from flwr_distill.server.flower_1_32.calls import Calls

@@ -24,6 +24,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
     pull_objects,
 )
 from flwr.superlink.grid import GrpcGrid
+
 from flwr_distill.server.flower_1_32.calls import Calls
 from flwr_distill.server.flower_1_32.signatures import NodeKeys
 from flwr_distill.server.grid.inbox import SUPERLINK, Inbox, Most, too_large, unreadable

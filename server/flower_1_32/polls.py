@@ -7,6 +7,7 @@ and those of a hundred nodes would hold up the replies that the phase still wait
 from collections.abc import Sequence
 
 from flwr.app import ConfigRecord, Message
+
 from flwr_distill.protocol.messages import PACE, POLL_EVERY
 
 POLLS = 100

@@ -9,6 +9,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
 from flwr_distill.protocol.signatures import is_signed
 
 KEYS_VARIABLE = "FLWR_DISTILL_NODE_KEYS"

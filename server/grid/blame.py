@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable
 from logging import WARNING
 
 from flwr.common import log
+
 from flwr_distill.strategies.common.retries import Retries
 
 

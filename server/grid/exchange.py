@@ -7,6 +7,7 @@ from logging import INFO
 from flwr.app import Message
 from flwr.common import log
 from flwr.serverapp import Grid
+
 from flwr_distill.server.grid.inbox import Inbox, Most, OneByOneInbox
 from flwr_distill.server.line import module_of_line
 

@@ -7,6 +7,7 @@ from time import monotonic
 
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
+
 from flwr_distill.protocol.replies import UNREADABLE
 from flwr_distill.server.grid.ledger import content_bytes, num_parts
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from flwr.app import ConfigRecord, Message, RecordDict
+
 from flwr_distill.protocol.messages import PARCEL
 
 DOWN = "server->node"

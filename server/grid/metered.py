@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
+
 from flwr_distill.protocol.edge import SHARE
 from flwr_distill.protocol.messages import ROUTE
 from flwr_distill.protocol.method import Phase

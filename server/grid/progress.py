@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from logging import INFO
 
 from flwr.common import log
+
 from flwr_distill.task.words import counted, listed
 
 EVERY = 4.0

@@ -13,6 +13,7 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common import log
+
 from flwr_distill.protocol.arrays import Arrays, RecordArrays, as_arrays, decode
 from flwr_distill.protocol.meeting import one_line
 from flwr_distill.protocol.messages import (

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common import log
+
 from flwr_distill.links.credentials import name_of
 from flwr_distill.links.masks import (
     FEWEST,

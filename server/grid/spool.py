@@ -7,8 +7,9 @@ from typing import IO
 
 import numpy as np
 from flwr.app import RecordDict
-from flwr_distill.protocol.arrays import DecodedArray, as_arrays, decode
 from numpy.typing import NDArray
+
+from flwr_distill.protocol.arrays import DecodedArray, as_arrays, decode
 
 IN_MEMORY = 64 * 2**20
 """Bytes of a phase's arrays that stay in memory."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from flwr.app import RecordDict
+from numpy.typing import NDArray
+
 from flwr_distill.links.masks import (
     LARGEST_VALUE,
     MOST_WEIGHT,
@@ -28,7 +30,6 @@ from flwr_distill.protocol.secure_sums import (
     Shares,
 )
 from flwr_distill.task.words import counted
-from numpy.typing import NDArray
 
 
 class SumError(RuntimeError):

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from flwr.app import ConfigRecord, Message
+
 from flwr_distill.protocol.messages import BATCH, PARTITIONS, TOGETHER
 
 

@@ -4,9 +4,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from flwr_distill.server.page.svg import line, svg, text
 from markupsafe import Markup
 from matplotlib.ticker import MaxNLocator
+
+from flwr_distill.server.page.svg import line, svg, text
 
 WIDTH, HEIGHT = 380, 236
 LEFT, RIGHT, TOP, BOTTOM = 40, 12, 22, 30  # margins

@@ -4,9 +4,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from markupsafe import Markup
+
 from flwr_distill.server.page.run_files import short
 from flwr_distill.server.page.svg import colour, line, svg, text
-from markupsafe import Markup
 
 NODE = 13  # radius of a node, and height of its row
 LABEL = 46  # width of the row names

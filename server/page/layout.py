@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
 from flwr_distill.server.page.curves import Series, line_chart
 from flwr_distill.server.page.template import PAGE, STYLE
 from flwr_distill.strategies.common.sections import Figure, Section
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
 
 
 def page(

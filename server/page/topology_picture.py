@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from flwr_distill.server.page.drawings import cluster_by_node
-from flwr_distill.server.page.svg import COLOURS
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+
+from flwr_distill.server.page.drawings import cluster_by_node
+from flwr_distill.server.page.svg import COLOURS
 
 MOST_LABELLED = 60
 """With more nodes, names would overlap and are left out; more rounds do not widen the picture."""

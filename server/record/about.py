@@ -6,6 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
+
 from flwr_distill.server.roster import Roster
 from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.partition import PartitionError

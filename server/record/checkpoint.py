@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord
-from flwr_distill.server.record.packing import Arrays, pack, unpack
-from flwr_distill.task.durable import replacing
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
+
+from flwr_distill.server.record.packing import Arrays, pack, unpack
+from flwr_distill.task.durable import replacing
 
 FORMAT = 4
 KEY = "flwr-distill checkpoint"

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any, Self
 
 from flwr.app import Message
+
 from flwr_distill.server.names import FLOWER_LOGGER
 
 

@@ -13,6 +13,10 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.common import log
+from matplotlib.figure import Figure
+from safetensors.numpy import save_file
+from torch.utils.tensorboard import SummaryWriter
+
 from flwr_distill.server.grid.ledger import Ledger
 from flwr_distill.server.page.comparison import best, reached
 from flwr_distill.server.page.numbers import TARGET
@@ -20,9 +24,6 @@ from flwr_distill.server.page.run_page import write_report
 from flwr_distill.server.page.topology_picture import topology_picture
 from flwr_distill.server.record.journal import Journal
 from flwr_distill.server.settings import RunSettings
-from matplotlib.figure import Figure
-from safetensors.numpy import save_file
-from torch.utils.tensorboard import SummaryWriter
 
 
 @dataclass(frozen=True)

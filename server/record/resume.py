@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
+
 from flwr_distill.protocol.meeting import CONTINUE, Continuation
 from flwr_distill.protocol.messages import CONFIG
 from flwr_distill.protocol.replies import usable

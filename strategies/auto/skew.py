@@ -5,10 +5,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from flwr_distill.task.evaluation import outputs
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
+
+from flwr_distill.task.evaluation import outputs
 
 Floats = NDArray[np.floating]
 

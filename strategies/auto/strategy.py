@@ -14,6 +14,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
+from torch import Tensor, nn
+
 from flwr_distill.protocol.arrays import as_arrays, as_tensors
 from flwr_distill.protocol.auto import CANDIDATES, CHOICE
 from flwr_distill.protocol.replies import NothingUsableError
@@ -27,7 +29,6 @@ from flwr_distill.strategies.hfldd import HFLDD
 from flwr_distill.task.backbones import Frozen
 from flwr_distill.task.plugin import import_object
 from flwr_distill.task.words import counted
-from torch import Tensor, nn
 
 MOST_ASKED = 100
 """Nodes whose labels are looked at; how these differ says enough of a thousand."""

@@ -9,6 +9,8 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.common import log
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
 from flwr_distill.protocol.arrays import Arrays, as_arrays
 from flwr_distill.protocol.averages import weighted_mean
 from flwr_distill.protocol.cadis import CADISSettings
@@ -35,7 +37,6 @@ from flwr_distill.strategies.common.run import Run
 from flwr_distill.strategies.common.topology import FlatClusters
 from flwr_distill.task.settings import SettingsError
 from flwr_distill.task.words import counted, listed
-from numpy.typing import NDArray
 
 
 class CADIS(CheckedFedAvg):

@@ -6,6 +6,7 @@ from typing import Any, cast
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
+
 from flwr_distill.protocol.meeting import DESCRIBE, one_line
 from flwr_distill.protocol.registry import method_of
 from flwr_distill.protocol.replies import (

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, get_type_hints
 
-from flwr_distill.task.settings import SettingsError
 from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from flwr_distill.task.settings import SettingsError
 
 _LENIENT = ConfigDict(arbitrary_types_allowed=True)
 

@@ -9,6 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
+
 from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record, model_arrays, sent_arrays
 from flwr_distill.protocol.averages import weighted_mean
 from flwr_distill.protocol.meeting import one_line

@@ -9,6 +9,7 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
+
 from flwr_distill.links.credentials import key_of
 from flwr_distill.links.records import Introduction
 from flwr_distill.protocol.meeting import (

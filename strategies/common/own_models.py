@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Self
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
+
 from flwr_distill.strategies.common.checked import CheckedFedAvg
 from flwr_distill.strategies.common.run import Run
 

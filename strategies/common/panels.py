@@ -2,9 +2,10 @@
 
 import base64
 
+from markupsafe import Markup
+
 from flwr_distill.strategies.common.sections import Figure, RunFiles, Section, Table
 from flwr_distill.task.words import counted
-from markupsafe import Markup
 
 MOST_OPEN = 12
 """More cards than these wait to be opened."""

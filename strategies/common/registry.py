@@ -5,6 +5,7 @@ from inspect import Parameter, signature
 from typing import Any
 
 from flwr.serverapp.strategy import FedAvg, FedXgbBagging, FedXgbCyclic, Strategy
+
 from flwr_distill.protocol.arguments import read_arguments
 from flwr_distill.protocol.method import Method
 from flwr_distill.protocol.registry import (

@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 from flwr.serverapp.strategy import Strategy
+from torch import nn
+
 from flwr_distill.links.records import LinkMode
 from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.task.backbones import seen_spec
 from flwr_distill.task.datasets import DatasetError, DataSpec, auxiliary_images
 from flwr_distill.task.settings import SettingsError, TrainSettings
-from torch import nn
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,13 @@ from logging import INFO
 import numpy as np
 import torch
 from flwr.common import log
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
 from flwr_distill.distill.ensemble import distil_ensemble, teacher_probabilities
 from flwr_distill.protocol.arrays import Arrays, as_tensors
 from flwr_distill.protocol.ensemble import EnsembleDistillation
 from flwr_distill.strategies.common.draws import round_generator
-from numpy.typing import NDArray
-from torch import Tensor, nn
 
 
 class ServerDistillation:

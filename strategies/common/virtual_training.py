@@ -10,6 +10,9 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
+from torch import Tensor, nn
+from torch.nn import functional
+
 from flwr_distill.distill.errors import VirtualDataError
 from flwr_distill.distill.virtual_data import Bounds, VirtualData
 from flwr_distill.links.records import VIRTUAL_DATA
@@ -22,8 +25,6 @@ from flwr_distill.strategies.common.draws import round_generator
 from flwr_distill.strategies.common.images import require_images
 from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.words import counted
-from torch import Tensor, nn
-from torch.nn import functional
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Of logits (n, classes) and labels (n,)."""

@@ -5,6 +5,7 @@ from logging import INFO
 
 from flwr.common import log
 from flwr.serverapp import Grid
+
 from flwr_distill.task.words import counted
 
 POLL = 0.2

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from flwr.common import log
 from flwr.serverapp import Grid
+
 from flwr_distill.links.records import LinkMode
 from flwr_distill.links.routes import Links
 from flwr_distill.protocol.replies import NothingUsableError

@@ -5,6 +5,7 @@ from statistics import median, median_low
 from typing import Any
 
 import numpy as np
+
 from flwr_distill.protocol.arrays import Arrays
 from flwr_distill.protocol.averages import weighted_mean
 from flwr_distill.protocol.outliers import absurdly_large, idle, update_norm

@@ -9,6 +9,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
+
 from flwr_distill.links.records import LinkMode
 from flwr_distill.links.routes import Links
 from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record, model_arrays, sent_arrays

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 from flwr.common import log
+from numpy.typing import NDArray
+
 from flwr_distill.strategies.common.leaders import successor
 from flwr_distill.strategies.common.topology import Cluster, Topology
 from flwr_distill.strategies.hfldd.clustering import (
@@ -19,7 +21,6 @@ from flwr_distill.strategies.hfldd.clustering import (
     nearest_group,
 )
 from flwr_distill.task.words import counted, listed
-from numpy.typing import NDArray
 
 GOLDEN_RATIO = (5**0.5 - 1) / 2
 

@@ -10,6 +10,8 @@ from typing import Any, Self
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
 from flwr_distill.links.records import VIRTUAL_DATA, LinkMode
 from flwr_distill.links.routes import Links
 from flwr_distill.protocol.arrays import Arrays, as_arrays, sent_arrays
@@ -48,7 +50,6 @@ from flwr_distill.strategies.hfldd.traffic import hfldd_bits
 from flwr_distill.strategies.hfldd.voting import hold_vote
 from flwr_distill.task.settings import Block, SettingsError
 from flwr_distill.task.words import counted, listed
-from numpy.typing import NDArray
 
 MOST_CLUSTERS_NAMED = 3
 FEW_HEADS = 0.25

@@ -8,6 +8,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
+
 from flwr_distill.protocol.arrays import Arrays, as_record
 from flwr_distill.protocol.hfldd import KNOWN, RANKS, VOTE, VOTER, VoteMetrics
 from flwr_distill.protocol.messages import CONFIG, METRICS

@@ -3,10 +3,11 @@
 import contextlib
 import io
 
+from torch import Tensor, nn
+
 from flwr_distill.task.backbones.frozen import Frozen, side_for
 from flwr_distill.task.datasets.types import DataSpec
 from flwr_distill.task.models.registry import ModelError, register
-from torch import Tensor, nn
 
 LARGEST = 224
 """Side of the images that it was trained on."""

@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional
+
 from flwr_distill.task.augmentation import chosen_changes
 from flwr_distill.task.backbones.fourier import RandomFourier
 from flwr_distill.task.datasets.types import DataSpec
 from flwr_distill.task.errors import ModelError
 from flwr_distill.task.settings import TrainSettings
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor, nn
-from torch.nn import functional
 
 STRIDE = 32
 REACH = math.sqrt(0.5)

@@ -1,11 +1,12 @@
 """Torchvision's networks as frozen ones, with weights from a file (``backbone.weights``)."""
 
+from torch import nn
+
 from flwr_distill.task.backbones.frozen import Frozen, side_for
 from flwr_distill.task.datasets.types import DataSpec
 from flwr_distill.task.errors import ModelError
 from flwr_distill.task.models.last_layer import last_dense, last_dense_layer
 from flwr_distill.task.models.registry import ModelFactory, register_family
-from torch import nn
 
 
 @register_family("torchvision")

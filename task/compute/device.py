@@ -3,6 +3,7 @@
 import logging
 
 import torch
+
 from flwr_distill.task.datasets import Samples
 from flwr_distill.task.settings import SettingsError
 

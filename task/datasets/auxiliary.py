@@ -4,6 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.nn import functional as F
+
 from flwr_distill.task.auxiliary_names import NAMED, NOISE
 from flwr_distill.task.datasets.images import fit_array, read_image
 from flwr_distill.task.datasets.npz import read_npz_images
@@ -16,7 +18,6 @@ from flwr_distill.task.datasets.registry import (
 )
 from flwr_distill.task.datasets.types import DatasetError, DataSpec, Pixels, normalise
 from flwr_distill.task.large_arrays import stacked
-from torch.nn import functional as F
 
 
 def auxiliary_images(

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
-from flwr_distill.task.datasets.types import Dataset, DatasetError, RawSamples
 from PIL import Image
 from torch import Tensor
+
+from flwr_distill.task.datasets.types import Dataset, DatasetError, RawSamples
 
 PREFIX = "cifar10-c/"
 SEVERITIES = 5

@@ -4,6 +4,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+
 from flwr_distill.task.datasets.types import Dataset, DataSpec, RawSamples
 
 _SPLIT_SEED = 0

@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
 from flwr_distill.task.datasets.types import DatasetError, DataSpec, Pixels, RawSamples
 from flwr_distill.task.image_files import Encoded, open_image
 from flwr_distill.task.large_arrays import stacked
-from numpy.typing import NDArray
-from PIL import Image
 
 _MODES = {1: "L", 3: "RGB"}
 _GREY = np.array([0.299, 0.587, 0.114], np.float32)

@@ -4,6 +4,8 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
+
 from flwr_distill.task.datasets.types import (
     DatasetError,
     DataSpec,
@@ -12,7 +14,6 @@ from flwr_distill.task.datasets.types import (
     check_raw_samples,
 )
 from flwr_distill.task.image_files import float_problem, printable
-from numpy.typing import NDArray
 
 
 def read_npz(path: Path, spec: DataSpec) -> RawSamples:

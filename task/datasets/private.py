@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+
 from flwr_distill.task.datasets.images import fit_samples, read_image
 from flwr_distill.task.datasets.npz import read_npz_samples
 from flwr_distill.task.datasets.types import DatasetError, DataSpec, RawSamples, check_raw_samples

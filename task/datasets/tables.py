@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
 from flwr_distill.task.columns import LARGEST
 from flwr_distill.task.datasets.types import Dataset, DatasetError, DataSpec, RawSamples
 from flwr_distill.task.image_files import printable
 from flwr_distill.task.labels import LabelError, LabelMap, in_order, names_problem
 from flwr_distill.task.text_files import composed, open_rows
-from numpy.typing import NDArray
 
 LABEL = "label"
 

@@ -8,10 +8,11 @@ import csv
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
+
 from flwr_distill.task.datasets.types import Dataset, DatasetError, DataSpec, RawSamples
 from flwr_distill.task.image_files import printable
 from flwr_distill.task.text_files import composed, open_rows
-from numpy.typing import NDArray
 
 LENGTH = 64
 """Maximum words per text; nearly all of AG News' descriptions are shorter."""

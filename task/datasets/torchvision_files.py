@@ -10,8 +10,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from flwr_distill.task.datasets.types import DatasetError, DataSpec, RawSamples, check_raw_samples
 from numpy.typing import NDArray
+
+from flwr_distill.task.datasets.types import DatasetError, DataSpec, RawSamples, check_raw_samples
 
 
 @dataclass(frozen=True)

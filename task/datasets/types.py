@@ -7,12 +7,13 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+
 from flwr_distill.task.errors import DatasetError as DatasetError  # passed on
 from flwr_distill.task.image_files import float_problem
 from flwr_distill.task.labels import LabelMap, positions
 from flwr_distill.task.large_arrays import empty, joined
 from flwr_distill.task.settings import Change
-from numpy.typing import NDArray
 
 PRIVATE = "private"
 """Name of the data of nodes that bring their own."""

@@ -9,12 +9,13 @@ from functools import partial
 from itertools import chain
 
 import torch
-from flwr_distill.task.datasets.types import DataSpec
-from flwr_distill.task.errors import ModelError
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
+
+from flwr_distill.task.datasets.types import DataSpec
+from flwr_distill.task.errors import ModelError
 
 SENT_TYPES = {
     *(torch.float16, torch.float32, torch.float64),

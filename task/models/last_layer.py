@@ -2,8 +2,9 @@
 
 from typing import cast
 
-from flwr_distill.task.models.registry import ModelError
 from torch import nn
+
+from flwr_distill.task.models.registry import ModelError
 
 
 def last_dense(model: nn.Module, name: str = "") -> str:

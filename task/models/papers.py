@@ -1,8 +1,9 @@
 """The papers' convolutional networks, and a small one for the embedded digits."""
 
+from torch import nn
+
 from flwr_distill.task.datasets.types import DataSpec
 from flwr_distill.task.models.registry import register
-from torch import nn
 
 
 @register("digits-cnn", fits=lambda spec: min(spec.shape[1:]) >= 4)

@@ -1,8 +1,9 @@
 """CADIS's network for MNIST."""
 
+from torch import nn
+
 from flwr_distill.task.datasets.types import DataSpec
 from flwr_distill.task.models.registry import register
-from torch import nn
 
 
 @register("cadis-mnist", fits=lambda spec: min(spec.shape[1:]) >= 4)

@@ -1,10 +1,11 @@
 """FedHEAD's models: small residual networks, a bidirectional LSTM for text, an MLP for flows."""
 
 import torch
-from flwr_distill.task.datasets.types import DataSpec
-from flwr_distill.task.models.registry import register
 from torch import Tensor, nn
 from torch.nn import functional
+
+from flwr_distill.task.datasets.types import DataSpec
+from flwr_distill.task.models.registry import register
 
 
 class ResidualBlock(nn.Module):

@@ -1,9 +1,10 @@
 """FedLGD's ConvNet-3 with group norm; its other network, ResNet-18, is torchvision's."""
 
+from torch import nn
+
 from flwr_distill.task.datasets.types import DataSpec
 from flwr_distill.task.models.papers import convnet
 from flwr_distill.task.models.registry import register
-from torch import nn
 
 GROUPS = 4
 

@@ -5,13 +5,14 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
+from torch import nn
+
 from flwr_distill.task.backbones.frozen import Frozen
 from flwr_distill.task.datasets.types import DataSpec
 from flwr_distill.task.errors import ModelError as ModelError  # passed on
 from flwr_distill.task.models.checks import check_model, initialise_lazy_layers
 from flwr_distill.task.plugin import PluginError, import_object, located, path_of, plugged_in
 from flwr_distill.task.settings import BackboneSettings, TaskSettings
-from torch import nn
 
 ModelFactory = Callable[[DataSpec], nn.Module]
 Fits = Callable[[DataSpec], bool]

@@ -5,9 +5,10 @@ stem would shrink such images to a few pixels. Torchvision is slow to import, so
 imports it.
 """
 
+from torch import nn
+
 from flwr_distill.task.datasets.types import DataSpec
 from flwr_distill.task.models.registry import register
-from torch import nn
 
 
 @register("resnet18", fits=lambda spec: spec.kind == "image")

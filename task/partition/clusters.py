@@ -7,9 +7,10 @@ the ratio 3:3:2:1:1, and on unbalanced nodes 1 to 5 units of 7 samples per digit
 """
 
 import numpy as np
+from numpy.typing import NDArray
+
 from flwr_distill.task.partition.dealing import available, deal
 from flwr_distill.task.partition.request import Indices, PartitionError, Request
-from numpy.typing import NDArray
 
 SEVERAL = "12:5:3"
 ONE_MAIN = "6:1:1:1:1"

@@ -1,8 +1,9 @@
 """Distribute samples once each node's count per class is known."""
 
 import numpy as np
-from flwr_distill.task.partition.request import Indices, Request
 from numpy.typing import NDArray
+
+from flwr_distill.task.partition.request import Indices, Request
 
 
 def available(labels: Indices) -> tuple[Indices, Indices]:

@@ -1,9 +1,10 @@
 """Partitions in which every node has a few classes, by rule or by a power law."""
 
 import numpy as np
+from numpy.typing import NDArray
+
 from flwr_distill.task.partition.dealing import available, deal
 from flwr_distill.task.partition.request import Indices, PartitionError, Request
-from numpy.typing import NDArray
 
 
 def pathological(request: Request) -> list[Indices]:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+
 from flwr_distill.task.partition.request import Indices, PartitionError, Request
 from flwr_distill.task.text_files import read_text
 

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
+
 from flwr_distill.task.partition.clusters import (
     balanced_cluster,
     multi_cluster,
@@ -15,7 +17,6 @@ from flwr_distill.task.partition.few_classes import checked_classes, pareto, pat
 from flwr_distill.task.partition.index_file import index_file as by_index_file
 from flwr_distill.task.partition.library import dirichlet, iid, shards
 from flwr_distill.task.partition.request import Indices, PartitionError, Request
-from numpy.typing import NDArray
 
 SCHEMES: dict[str, Callable[[Request], list[Indices]]] = {
     "iid": iid,

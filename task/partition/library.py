@@ -4,6 +4,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from flwr_distill.task.partition.request import Indices, PartitionError, Request
 
 if TYPE_CHECKING:

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from flwr_distill.task.image_files import VANISHED, Stored, stored_by_pillow
-from flwr_distill.task.readers import UnreadableImageError
 from PIL import Image
 from PIL.ImageFile import ImageFile
+
+from flwr_distill.task.image_files import VANISHED, Stored, stored_by_pillow
+from flwr_distill.task.readers import UnreadableImageError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -2,10 +2,11 @@
 
 from typing import BinaryIO
 
+from PIL import ExifTags, Image
+
 from flwr_distill.task.image_files import Picture, Stored
 from flwr_distill.task.readers import ImageReader, UnreadableImageError
 from flwr_distill.task.readers.deep_pixels import deep_stored, shown
-from PIL import ExifTags, Image
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 DEPTH, COLOUR = 24, 25

@@ -2,11 +2,12 @@
 
 from typing import BinaryIO
 
+from PIL import ExifTags, Image
+from PIL.ImageFile import ImageFile
+
 from flwr_distill.task.image_files import Picture, Stored, check_size
 from flwr_distill.task.readers import ImageReader, MissingPackageError, UnreadableImageError
 from flwr_distill.task.readers.deep_pixels import deep_stored, shown
-from PIL import ExifTags, Image
-from PIL.ImageFile import ImageFile
 
 STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 RGB = 2

@@ -11,6 +11,8 @@ import numpy as np
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.fab import Fab
 from flwr.supercore.run import Run
+from numpy.typing import NDArray
+
 from flwr_distill.client.app import app
 from flwr_distill.node.flower_1_32.guard import Guard
 from flwr_distill.node.policy import Policy
@@ -18,7 +20,6 @@ from flwr_distill.node.settings import NodeSettings
 from flwr_distill.node.supervisor import app_config
 from flwr_distill.protocol.registry import built_in_methods
 from flwr_distill.server.settings_catalogue import settings_tables
-from numpy.typing import NDArray
 
 RUN, NODE, SERVER = 7, 5, 1
 PYPROJECT = """

@@ -6,15 +6,15 @@ from statistics import mean
 import numpy as np
 import pytest
 from flwr.app import MetricRecord, RecordDict
-from flwr_distill.links.records import Introduction
-from flwr_distill.protocol.outliers import ORDINARY, capped
-from flwr_distill.strategies.common.directory import Description, Directory
-from flwr_distill.strategies.fedhead.membership import Membership
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.hostile import Attack, Ring
 from benchmarks.in_process import run_in_process
+from flwr_distill.links.records import Introduction
+from flwr_distill.protocol.outliers import ORDINARY, capped
+from flwr_distill.strategies.common.directory import Description, Directory
+from flwr_distill.strategies.fedhead.membership import Membership
 
 CLAIM = 992
 """Times its samples that the liar claims: what screening does not call absurd."""

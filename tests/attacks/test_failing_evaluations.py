@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Context, Error, Message
+
 from flwr_distill.node.policy import HOSPITAL
 from flwr_distill.protocol.arrays import as_record
 from flwr_distill.task.models import create_model

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+
 from flwr_distill.links.store import SECRET, NodeStore
 from flwr_distill.node.account import DataSet, LifetimeAccount
 from flwr_distill.node.flower_1_32.guard import Guard

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from flwr.app import ConfigRecord, RecordDict
+
 from flwr_distill.client.hfldd import REFINED
 from flwr_distill.links.store import NodeStore
 from flwr_distill.node.asked import Asked

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from torch import nn
+
 from flwr_distill.client.secure_sums import SumRefusedError
 from flwr_distill.client.session import RunSource, _local_data
 from flwr_distill.node.account import LifetimeAccount
@@ -20,7 +22,6 @@ from flwr_distill.protocol.replies import REFUSED
 from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import SettingsError
-from torch import nn
 
 from .site import Site
 

@@ -53,6 +53,7 @@ from flwr.supercore.object_store import NoObjectInStoreError, object_store_facto
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.servicer.serverappio import serverappio_grpc
+
 from flwr_distill.fleet.flower_1_32 import callers, linkstate
 from flwr_distill.protocol.flower_1_32.together import Together
 

@@ -42,6 +42,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
 from flwr_distill.fleet.flower_1_32.superlink import Control
 from flwr_distill.fleet.local_federation import LocalFederation, free_ports
 from flwr_distill.fleet.servers import (

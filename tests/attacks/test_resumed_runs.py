@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import ConfigRecord, Message, RecordDict
+
 from flwr_distill.links.masks import public_bytes
 from flwr_distill.links.store import NodeStore
 from flwr_distill.node.account import LifetimeAccount

@@ -15,6 +15,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from flwr.proto.fleet_pb2_grpc import FleetServicer, FleetStub, add_FleetServicer_to_server
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
+from typer.testing import CliRunner
+
 from flwr_distill.cli.main import app
 from flwr_distill.fleet.authority import CertificateError, new_key, subject_of
 from flwr_distill.fleet.certificates import CertificateFolder
@@ -26,7 +28,6 @@ from flwr_distill.links.mailbox import Mailbox, start_server
 from flwr_distill.links.records import Route
 from flwr_distill.node.peers import check_peers
 from flwr_distill.node.settings import NodeError, NodeSettings
-from typer.testing import CliRunner
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = "fl.example.org"

@@ -22,8 +22,9 @@ from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 
-import flwr_distill.node.child
 import pytest
+
+import flwr_distill.node.child
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.links.errors import LinkError
 from flwr_distill.links.folder import LinkFolder, remove_expired
@@ -322,7 +323,7 @@ def test_of_a_checkout_packages_alone_are_in_the_sandbox(state, monkeypatch):
         {Path(sys.prefix).relative_to(ROOT).parts[0]} if ROOT in Path(sys.prefix).parents else {}
     )
     assert set(seen["listed"]) == packages | set(inside)
-    assert seen["runs"] == "node"
+    assert seen["runs"] == "flwr_distill"
 
 
 @needs_sandbox
@@ -717,6 +718,7 @@ def test_a_bundle_that_the_owner_has_not_named_is_not_opened(tmp_path, monkeypat
     from flwr.app import Message, RecordDict
     from flwr.supercore.fab import Fab
     from flwr.supercore.run import Run
+
     from flwr_distill.node.flower_1_32.guard import Guard
     from flwr_distill.node.policy import OPEN
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+
+from benchmarks import accuracy
 from flwr_distill.cli.judge import LENET
 from flwr_distill.distill.registry import _DISTILLERS
 from flwr_distill.task.datasets import Dataset, DataSpec, RawSamples, load_dataset
-
-from benchmarks import accuracy
 
 
 @pytest.fixture

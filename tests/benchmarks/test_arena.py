@@ -6,10 +6,10 @@ from concurrent.futures import Future
 
 import numpy as np
 import pytest
-from flwr_distill.task.datasets import load_dataset
 
 from benchmarks import arena, domains
 from benchmarks.arena_tables import Cell, heat_map, tables
+from flwr_distill.task.datasets import load_dataset
 
 
 def cell(strategy, skew, accuracy, **changes):

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr_distill.distill.virtual_data import VirtualData
-from flwr_distill.protocol.arrays import as_arrays
-from flwr_distill.task.datasets import load_dataset
-from flwr_distill.task.models import create_model
 
 from benchmarks import attacks
 from benchmarks.hostile import DEVIATIONS, OVERSIZED_IMAGES, Attack, Ring, with_trigger
 from benchmarks.remembering import remembered
+from flwr_distill.distill.virtual_data import VirtualData
+from flwr_distill.protocol.arrays import as_arrays
+from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.models import create_model
 
 CONFIG = {"train.local-epochs": 1, "train.batch-size": 64}
 

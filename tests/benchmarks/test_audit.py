@@ -6,11 +6,11 @@ import sys
 import numpy as np
 import pytest
 import torch
+
+from benchmarks import audit
 from flwr_distill.distill.audit import Setting
 from flwr_distill.distill.membership import least_epsilon
 from flwr_distill.distill.private_matching import noise_for
-
-from benchmarks import audit
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ import sys
 from dataclasses import replace
 
 import pytest
-from flwr_distill.distill import kip
-from flwr_distill.task.datasets import load_dataset
 
 from benchmarks import bytes as by_bytes
 from benchmarks import sizes
+from flwr_distill.distill import kip
+from flwr_distill.task.datasets import load_dataset
 
 
 def test_each_set_has_its_bytes_and_a_stopped_run_goes_on(monkeypatch, tmp_path):

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from flwr_distill.task.datasets import load_dataset
-from flwr_distill.task.settings import TrainSettings
 from opacus.accountants import RDPAccountant
 
 from benchmarks import dp
+from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.settings import TrainSettings
 
 
 @pytest.mark.parametrize(("samples", "batch"), [(143, 16), (6000, 300)])

@@ -10,10 +10,10 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supernode import start_client_internal as loop
 from flwr.supernode.nodestate import NodeStateFactory
-from flwr_distill.fleet.submission import RunError
 
 from benchmarks import fleet
 from benchmarks.light_nodes import Told, answer
+from flwr_distill.fleet.submission import RunError
 
 
 def test_a_light_node_answers_a_message_with_the_arrays_moved_and_keeps_nothing_of_it():

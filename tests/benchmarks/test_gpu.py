@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from flwr_distill.distill.registry import _DISTILLERS
-from flwr_distill.task.compute import cuda_graph
 
 from benchmarks import gpu, gpu_work
 from benchmarks.distill_steps import PAPERS, TINY, Setting
 from benchmarks.gpu_goals import GOALS, StepGoal
 from benchmarks.gpu_profile import Activities, LaunchCosts, StepProfile
 from benchmarks.gpu_work import QUICK, WORK, Work
+from flwr_distill.distill.registry import _DISTILLERS
+from flwr_distill.task.compute import cuda_graph
 from tests.task import cpu_graphs
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")

@@ -4,10 +4,10 @@ import json
 import sys
 
 import pytest
-from flwr_distill.server.settings import RunSettings
-from flwr_distill.task.datasets.corruptions import _CORRUPTIONS, PREFIX
 
 from benchmarks import papers
+from flwr_distill.server.settings import RunSettings
+from flwr_distill.task.datasets.corruptions import _CORRUPTIONS, PREFIX
 
 TABLES = papers.read_tables()
 TINY = papers.Table(

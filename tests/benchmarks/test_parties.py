@@ -4,9 +4,6 @@ import copy
 
 import numpy as np
 import torch
-from flwr_distill.distill.shadows import Canaries, draw_members, with_canaries
-from flwr_distill.task.datasets import Dataset, Samples, load_dataset
-from flwr_distill.task.models import create_model
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parameters_to_vector
@@ -20,6 +17,9 @@ from benchmarks.parties import (
     steps_alone,
     strongest,
 )
+from flwr_distill.distill.shadows import Canaries, draw_members, with_canaries
+from flwr_distill.task.datasets import Dataset, Samples, load_dataset
+from flwr_distill.task.models import create_model
 
 
 def first_digits(count: int) -> tuple[Dataset, Canaries, nn.Module]:

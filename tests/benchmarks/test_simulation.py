@@ -3,9 +3,9 @@
 import logging
 
 import pytest
-from flwr_distill.task.datasets import DataSpec
 
 from benchmarks.simulation import BATCH, CASES, SAMPLES, Case, in_this_process, measure, pfl_cnn
+from flwr_distill.task.datasets import DataSpec
 
 
 @pytest.fixture

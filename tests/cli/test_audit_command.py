@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import numpy as np
-from flwr_distill.cli.main import app
 from typer.testing import CliRunner
+
+from flwr_distill.cli.main import app
 
 
 def invoke(tmp_path: Path, *arguments: str) -> str:

@@ -14,6 +14,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 from flwr.supercore.primitives.asymmetric import uses_nist_ec_curve
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
 from flwr_distill.cli.main import app
 from flwr_distill.fleet.authority import NODE_USES
 from flwr_distill.fleet.certificates import CertificateFolder, Issued
@@ -21,9 +25,6 @@ from flwr_distill.fleet.node_request import _LOGIN_KEY
 from flwr_distill.links.credentials import Credentials, name_of
 from flwr_distill.links.errors import LinkError
 from flwr_distill.links.records import Peered
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 TODAY = datetime.datetime.now(datetime.UTC).date()
 

@@ -4,9 +4,10 @@ import csv
 
 import numpy as np
 import pytest
-from flwr_distill.cli.main import app
 from PIL import Image
 from typer.testing import CliRunner
+
+from flwr_distill.cli.main import app
 
 
 @pytest.fixture

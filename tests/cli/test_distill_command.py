@@ -5,16 +5,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import flwr_distill.cli.source
 import numpy as np
 import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+import flwr_distill.cli.source
 from flwr_distill.cli import judge
 from flwr_distill.cli.main import app
 from flwr_distill.cli.source import load_source
 from flwr_distill.distill import VirtualData
 from flwr_distill.task.datasets import Dataset, DatasetError, DataSpec, RawSamples
-from PIL import Image
-from typer.testing import CliRunner
 
 
 @pytest.fixture(autouse=True)

@@ -6,16 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import flwr_distill.fleet.checkup
-import flwr_distill.fleet.line
 import pytest
 import torch
+from packaging.requirements import Requirement
+from typer.testing import CliRunner
+
+import flwr_distill.fleet.checkup
+import flwr_distill.fleet.line
 from flwr_distill.cli.main import app
 from flwr_distill.fleet.checkup import Finding, checkup
 from flwr_distill.fleet.local_federation import free_ports
 from flwr_distill.node.settings import load_settings
-from packaging.requirements import Requirement
-from typer.testing import CliRunner
 
 
 @pytest.fixture(autouse=True)

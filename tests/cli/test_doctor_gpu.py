@@ -2,14 +2,14 @@
 
 from typing import Any
 
-import flwr_distill.fleet.checkup
-import flwr_distill.fleet.gpu_speed
 import pytest
 import torch
+
+import flwr_distill.fleet.checkup
+import flwr_distill.fleet.gpu_speed
+from benchmarks.virtual_device import VirtualDevice
 from flwr_distill.fleet.checkup import Finding, checkup
 from flwr_distill.node.settings import load_settings
-
-from benchmarks.virtual_device import VirtualDevice
 
 
 @pytest.fixture(autouse=True)

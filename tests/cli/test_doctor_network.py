@@ -8,20 +8,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import flwr_distill.fleet.authority
-import flwr_distill.fleet.checkup
 import grpc
 import pytest
 from flwr.server.app import _run_fleet_api_grpc_rere
 from flwr.server.superlink.fleet.grpc_rere import node_auth_server_interceptor
 from flwr.supercore.date import now
 from flwr.supercore.object_store import ObjectStoreFactory
+
+import flwr_distill.fleet.authority
+import flwr_distill.fleet.checkup
 from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.fleet.checkup import Finding, checkup
 from flwr_distill.fleet.flower_1_32.clock import ClockError, clock_offset
 from flwr_distill.fleet.local_federation import free_ports
 from flwr_distill.node.settings import load_settings
-
 from tests.proxies import proxy
 
 

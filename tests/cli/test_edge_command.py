@@ -1,11 +1,12 @@
 """`flwr-distill edge` at its command line."""
 
-import flwr_distill.fleet.edge
 import pytest
+from typer.testing import CliRunner
+
+import flwr_distill.fleet.edge
 from flwr_distill.cli.main import app
 from flwr_distill.fleet.edge_runs import FIXED, below_config
 from flwr_distill.server.settings import RunSettings, default_settings
-from typer.testing import CliRunner
 
 
 @pytest.fixture

@@ -15,12 +15,13 @@ import numpy as np
 import psutil
 import pytest
 import yaml
+from typer.testing import CliRunner
+
 from flwr_distill.cli.connection import Connection
 from flwr_distill.cli.main import app
 from flwr_distill.fleet.federation_record import FederationFile, FederationRecord
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.node.supervisor import status_file
-from typer.testing import CliRunner
 
 
 def command(*arguments: str) -> list[str]:

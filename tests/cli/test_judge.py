@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-import flwr_distill.cli.judge
 import pytest
 import torch
+
+import flwr_distill.cli.judge
 from flwr_distill.cli.judge import (
     CONVNET,
     JUDGES,

@@ -4,13 +4,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import flwr_distill.cli.node
 import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+import flwr_distill.cli.node
 from flwr_distill.cli.main import app
 from flwr_distill.node import supervisor
 from flwr_distill.node.settings import NodeSettings
-from PIL import Image
-from typer.testing import CliRunner
 
 
 @pytest.fixture

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
+from typer.testing import CliRunner
+
 from flwr_distill.cli.main import app
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.node.outbox import FOLDER, Outbox, OutboxError, entries, log_file
-from PIL import Image
-from typer.testing import CliRunner
 
 NOON = datetime.datetime(2026, 1, 5, 12, tzinfo=datetime.UTC)
 LINE: dict[str, Any] = {

@@ -5,11 +5,12 @@ import re
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
+
 from flwr_distill.cli.main import app
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.settings import TaskSettings
 from flwr_distill.task.source import partition_samples
-from typer.testing import CliRunner
 
 
 def partition(*arguments):

@@ -5,6 +5,10 @@ import json
 import numpy as np
 import onnx
 import pytest
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
 from flwr_distill.cli.main import app
 from flwr_distill.server.export.description import KEY
 from flwr_distill.server.export.model import FILES, export_model
@@ -12,9 +16,6 @@ from flwr_distill.server.export.prediction import read_model
 from flwr_distill.server.page.run_files import read_run
 from flwr_distill.task.datasets.types import normalise
 from flwr_distill.task.models import create_model
-from PIL import Image
-from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
 FORMATS = sorted(FILES)
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.load:DeprecationWarning")

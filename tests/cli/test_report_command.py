@@ -1,7 +1,8 @@
 """`flwr-distill report` at its command line."""
 
-from flwr_distill.cli.main import app
 from typer.testing import CliRunner
+
+from flwr_distill.cli.main import app
 
 
 def invoke(*arguments):

@@ -2,8 +2,9 @@
 
 import io
 
-from flwr_distill.cli.results import results_table
 from rich.console import Console
+
+from flwr_distill.cli.results import results_table
 
 RESULT = {
     **{"strategy": "hfldd", "accuracy": 0.9, "rounds": 3, "server_bytes": 1, "link_bytes": 2},

@@ -4,15 +4,16 @@ import json
 import re
 from itertools import chain
 
-import flwr_distill.cli.run
 import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+import flwr_distill.cli.run
 from flwr_distill.cli.main import app
 from flwr_distill.cli.run_log import RunLog
 from flwr_distill.fleet.federation_record import FederationFile, FederationRecord
 from flwr_distill.fleet.run_config import RunConfigError, read_run_config
 from flwr_distill.fleet.submission import RunError, RunOutcome
-from rich.console import Console
-from typer.testing import CliRunner
 
 SUMMARY = {
     "strategy": "hfldd",

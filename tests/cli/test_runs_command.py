@@ -7,8 +7,9 @@ import sys
 
 import pytest
 import torch
-from flwr_distill.cli.main import app
 from typer.testing import CliRunner
+
+from flwr_distill.cli.main import app
 
 
 @pytest.fixture(autouse=True)

@@ -7,9 +7,10 @@ import tomllib
 
 import pytest
 from flwr.common.config import parse_config_args
+from typer.testing import CliRunner
+
 from flwr_distill.cli.main import app
 from flwr_distill.server.settings import RunSettings
-from typer.testing import CliRunner
 
 PLUGIN = """
 from flwr_distill.protocol.method import Method

@@ -3,7 +3,6 @@
 import sys
 from logging import ERROR, INFO
 
-import flwr_distill.cli.superlink as superlink
 import pytest
 from flwr.common import log
 from flwr.common.logger import FLOWER_LOGGER
@@ -11,10 +10,12 @@ from flwr.server import app as app_of_flower
 from flwr.server.superlink.linkstate import linkstate_factory
 from flwr.supercore.object_store import object_store_factory
 from flwr.superlink.servicer.serverappio import serverappio_grpc
+from typer.testing import CliRunner
+
+import flwr_distill.cli.superlink as superlink
 from flwr_distill.cli.main import app
 from flwr_distill.fleet.flower_1_32 import linkstate
 from flwr_distill.fleet.flower_1_32.callers import BoundServicer
-from typer.testing import CliRunner
 
 
 @pytest.fixture(autouse=True)

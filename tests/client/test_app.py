@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from PIL import Image
+from safetensors.torch import save_file
+
 from flwr_distill.client.app import app
 from flwr_distill.client.session import Session
 from flwr_distill.client.terms import LossTerm, Proximal, loss_terms
@@ -17,8 +20,6 @@ from flwr_distill.protocol.registry import all_methods, built_in_methods, check_
 from flwr_distill.task.backbones import fingerprint
 from flwr_distill.task.models import create_model, model_of
 from flwr_distill.task.settings import SettingsError, TrainSettings
-from PIL import Image
-from safetensors.torch import save_file
 
 
 @pytest.fixture

@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
+from PIL import Image
+from safetensors.torch import save_file
+
 from flwr_distill.client.auxiliary import auxiliary_of
 from flwr_distill.client.features import kept_features
 from flwr_distill.client.local_round import build_model
 from flwr_distill.client.session import Session
 from flwr_distill.task.file_state import FilesChangedError
 from flwr_distill.task.models import create_model, model_of
-from PIL import Image
-from safetensors.torch import save_file
 
 PRIVATE = {"dataset": "private", "private.shape": "1x4x4"}
 

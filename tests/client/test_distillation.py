@@ -5,6 +5,7 @@ import logging
 import pytest
 import torch
 from flwr.app import Context, RecordDict
+
 from flwr_distill.client import distillation
 from flwr_distill.client.distillation import distilled
 from flwr_distill.distill.virtual_data import VirtualData

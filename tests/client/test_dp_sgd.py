@@ -8,6 +8,12 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import norm
+from torch import nn
+from torch.nn import functional
+
 from flwr_distill.client.app import app
 from flwr_distill.client.cadis import Relational
 from flwr_distill.client.dp_sgd import (
@@ -28,11 +34,6 @@ from flwr_distill.task.augmentation import Augment, augmented
 from flwr_distill.task.datasets import DataSpec, Samples, load_dataset
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import CHANGES, SettingsError, TrainSettings
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from scipy.stats import norm
-from torch import nn
-from torch.nn import functional
 
 DELTA = 1e-5
 SPEC = load_dataset("digits").spec

@@ -1,8 +1,9 @@
 """Features of models that know nothing of features."""
 
 import torch
-from flwr_distill.client.terms.features import Features
 from torch import nn
+
+from flwr_distill.client.terms.features import Features
 
 
 def test_features_are_what_the_last_dense_layer_gets_and_are_part_of_the_graph():

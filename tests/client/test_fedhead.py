@@ -2,9 +2,11 @@
 
 import json
 
-import flwr_distill.client.fedhead
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from safetensors.numpy import save
+
+import flwr_distill.client.fedhead
 from flwr_distill.client.app import app
 from flwr_distill.client.fedhead import MEMBERS, OWN, distil_sector, mean_of_sector
 from flwr_distill.client.session import Session
@@ -12,7 +14,6 @@ from flwr_distill.protocol.arrays import arrays_of, as_arrays
 from flwr_distill.protocol.ensemble import EnsembleDistillation
 from flwr_distill.protocol.fedhead import AGGREGATE_SECTOR, GLOBAL_MODEL, HAND_OUT, TRAIN_SECTOR
 from flwr_distill.task.models import create_model
-from safetensors.numpy import save
 
 NODE = 2**64 - 5
 

@@ -3,9 +3,10 @@
 import threading
 import time
 
-import flwr_distill.client.fedhead
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+
+import flwr_distill.client.fedhead
 from flwr_distill.client.fedhead import SENT_AT_ONCE, hand_out
 from flwr_distill.links import LinkError
 

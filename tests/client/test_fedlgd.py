@@ -7,6 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, RecordDict
+from torch import nn
+from torch.nn import functional
+
 from flwr_distill.client import fedlgd
 from flwr_distill.client.dp_sgd import PrivacyAccount
 from flwr_distill.client.fedlgd import global_samples, joined, loss_gradient, virtual_samples
@@ -17,8 +20,6 @@ from flwr_distill.protocol.fedlgd import VirtualTraining
 from flwr_distill.task.datasets import Samples
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import SettingsError
-from torch import nn
-from torch.nn import functional
 
 REQUEST = VirtualTraining(per_class=2, first_steps=3)
 

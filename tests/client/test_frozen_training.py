@@ -2,6 +2,7 @@
 
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+
 from flwr_distill.client import local_round
 from flwr_distill.client.local_round import LocalRound
 from flwr_distill.client.session import Session

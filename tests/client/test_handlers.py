@@ -5,6 +5,9 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from torch import nn
+from torch.utils.data import TensorDataset
+
 from flwr_distill.client import handlers
 from flwr_distill.client.handlers import add_methods
 from flwr_distill.protocol.hfldd import Distillation
@@ -14,8 +17,6 @@ from flwr_distill.strategies.fedhead import FedHEAD
 from flwr_distill.strategies.hfldd import HFLDD
 from flwr_distill.task.file_state import FilesChangedError
 from flwr_distill.task.settings import SettingsError
-from torch import nn
-from torch.utils.data import TensorDataset
 
 NODES, CLASSES = 4, 3
 

@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, RecordDict
+
 from flwr_distill.client.hfldd import keep_parcel, pooled_samples
 from flwr_distill.client.session import Session
 from flwr_distill.distill import VirtualData

@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
+from safetensors.torch import save_file
+from torch import nn
+
 from flwr_distill.client import features
 from flwr_distill.client.features import kept_features
 from flwr_distill.client.local_round import build_model
@@ -15,8 +18,6 @@ from flwr_distill.task.backbones import Frozen, fingerprint
 from flwr_distill.task.backbones.random_features import WIDTH
 from flwr_distill.task.models import model_of
 from flwr_distill.task.settings import SettingsError
-from safetensors.torch import save_file
-from torch import nn
 
 
 @pytest.fixture

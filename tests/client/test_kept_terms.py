@@ -5,6 +5,7 @@ import logging
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+
 from flwr_distill.client.app import app
 from flwr_distill.client.session import Session
 from flwr_distill.client.terms.kept import keep, kept

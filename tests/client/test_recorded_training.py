@@ -1,8 +1,9 @@
 """Local training whose steps are recorded as a CUDA graph; a stand-in records on the CPU."""
 
-import flwr_distill.client.training
 import pytest
 import torch
+
+import flwr_distill.client.training
 from flwr_distill.client.terms import Proximal
 from flwr_distill.client.training import epoch_batches, fit
 from flwr_distill.task.augmentation import Augment
@@ -10,7 +11,6 @@ from flwr_distill.task.compute.cuda_graph import graphed
 from flwr_distill.task.datasets import DataSpec, Samples
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import CHANGES
-
 from tests.task import cpu_graphs
 
 SPEC = DataSpec("some-set", (3, 32, 32), 4, (0.5,) * 3, (0.5,) * 3)

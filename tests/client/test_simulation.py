@@ -3,6 +3,7 @@
 import time
 
 import pytest
+
 from flwr_distill.client import simulation
 
 

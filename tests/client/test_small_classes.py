@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from torch import nn
+
 from flwr_distill.client.app import app
 from flwr_distill.client.distillation import distilled
 from flwr_distill.client.fedlgd import virtual_samples
@@ -18,7 +20,6 @@ from flwr_distill.protocol.hfldd import Distillation
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import SettingsError
-from torch import nn
 
 FEWEST = 20
 

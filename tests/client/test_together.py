@@ -7,6 +7,8 @@ from logging import INFO
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from torch import nn
+
 from flwr_distill.client import together
 from flwr_distill.client.app import app
 from flwr_distill.client.session import Session
@@ -17,7 +19,6 @@ from flwr_distill.protocol.meeting import DESCRIBE
 from flwr_distill.task.datasets import Samples
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import CHANGES, TrainSettings
-from torch import nn
 
 SIZES = [13, 40, 1, 24]
 NUM_NODES = 6

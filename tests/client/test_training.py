@@ -4,15 +4,16 @@ import copy
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
 from flwr_distill.client.terms import Proximal
 from flwr_distill.client.training import epoch_batches, fit, soft_labels, train_round
 from flwr_distill.task.augmentation import Augment, augmented
 from flwr_distill.task.datasets import Samples
 from flwr_distill.task.settings import CHANGES, TrainSettings
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import nn
-from torch.nn import functional
 
 
 def generator(seed=0):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
 from flwr_distill.fleet.local_federation import free_ports
 from flwr_distill.node.processes import start_bound, stop
 

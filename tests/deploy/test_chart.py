@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from flwr_distill.fleet.own_app import PRESETS
 from flwr_distill.fleet.run_config import read_run_config
 from flwr_distill.node.settings import NodeSettings

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.fleet.flower_1_32.registration import SecureControl
 from flwr_distill.fleet.flower_1_32.superlink import Control, SuperLinkError, User

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from flwr_distill.node.processes import start_bound, stop
 from flwr_distill.node.supervisor import status_file
 

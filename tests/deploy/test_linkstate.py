@@ -14,11 +14,12 @@ from flwr.supercore.constant import NOOP_FEDERATION
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.superlink.federation import NoOpFederationManager
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from flwr_distill.fleet.flower_1_32 import linkstate
 from flwr_distill.fleet.flower_1_32.linkstate import MemoryLinkState, RememberingLinkState
 from flwr_distill.fleet.flower_1_32.store import OneConnectionStore
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 NODES = 3
 

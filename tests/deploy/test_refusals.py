@@ -5,6 +5,7 @@ import subprocess
 import time
 
 import pytest
+
 from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.node.processes import start_bound, stop
 from flwr_distill.node.supervisor import status_file

@@ -7,6 +7,7 @@ from cryptography.hazmat.primitives import serialization
 from flwr.proto.control_pb2 import ListNodesResponse
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
 from flwr_distill.fleet.authority import new_key
 from flwr_distill.fleet.flower_1_32.registration import SecureControl
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import typer
+
 from flwr_distill.cli.main import app
 from flwr_distill.node.settings import load_settings
 

@@ -13,12 +13,13 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from flwr.supercore.object_store import NoObjectInStoreError
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
-from flwr_distill.fleet.flower_1_32 import store as of_store
-from flwr_distill.fleet.flower_1_32.store import SMALL, Contents, OneConnectionStore
-from flwr_distill.protocol.flower_1_32.objects import NOBODY, MemoryObjectStore
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy.exc import IntegrityError
+
+from flwr_distill.fleet.flower_1_32 import store as of_store
+from flwr_distill.fleet.flower_1_32.store import SMALL, Contents, OneConnectionStore
+from flwr_distill.protocol.flower_1_32.objects import NOBODY, MemoryObjectStore
 
 NAMES = [f"{number:064x}" for number in range(5)]
 RUNS = 2

@@ -46,6 +46,9 @@ from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.servicer.serverappio.serverappio_servicer import ServerAppIoServicer
+from hypothesis import given
+from hypothesis import strategies as st
+
 from flwr_distill.fleet.flower_1_32.callers import BoundServicer
 from flwr_distill.fleet.flower_1_32.linkstate import (
     RememberingLinkState,
@@ -63,8 +66,6 @@ from flwr_distill.protocol.flower_1_32.together import (
     packed,
     unpacked,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 SOON = 10.0
 

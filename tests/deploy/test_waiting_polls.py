@@ -21,6 +21,7 @@ from flwr.supercore.grpc import generic_create_grpc_server
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.superlink.federation import NoOpFederationManager
+
 from flwr_distill.fleet.flower_1_32.callers import BoundServicer
 from flwr_distill.fleet.flower_1_32.linkstate import (
     MemoryLinkState,

@@ -6,6 +6,13 @@ from operator import add
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose
+from sklearn.covariance import oas
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.linear_model import Ridge
+
 from flwr_distill.distill.analytic import (
     STRENGTHS,
     Sums,
@@ -17,12 +24,6 @@ from flwr_distill.distill.analytic import (
     random_directions,
     ridge,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from numpy.testing import assert_allclose
-from sklearn.covariance import oas
-from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
-from sklearn.linear_model import Ridge
 
 CLASSES = 4
 

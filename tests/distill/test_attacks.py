@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+
 from flwr_distill.distill.attacks import (
     ATTACKS,
     FOLDS,
@@ -21,7 +23,6 @@ from flwr_distill.distill.audit import (
     strongest,
 )
 from flwr_distill.distill.membership import Curve, Interval, auc
-from torch import Tensor
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from flwr_distill.distill.audited import MEASURED, Audited, Kind, audited
 from flwr_distill.distill.virtual_data import VirtualData
 

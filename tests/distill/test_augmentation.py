@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from flwr_distill.distill.augmentation import draw_augmentation
 from scipy.ndimage import map_coordinates
+
+from flwr_distill.distill.augmentation import draw_augmentation
 
 SEEDS = range(40)
 

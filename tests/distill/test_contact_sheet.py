@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+
 from flwr_distill.distill.contact_sheet import contact_sheet
 
 

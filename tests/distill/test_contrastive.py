@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
-from flwr_distill.distill.contrastive import supervised_contrastive_loss
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+
+from flwr_distill.distill.contrastive import supervised_contrastive_loss
 
 
 def naive(features: Tensor, labels: Tensor, temperature: float) -> float:

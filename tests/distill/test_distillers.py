@@ -5,9 +5,10 @@ import sys
 import types
 from typing import Any
 
-import flwr_distill.distill
 import pytest
 import torch
+
+import flwr_distill.distill
 from flwr_distill.distill import DistillError, VirtualData, distiller
 from flwr_distill.distill.auto import choose
 from flwr_distill.distill.kip import VARIANTS

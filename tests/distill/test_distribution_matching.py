@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
 from flwr_distill.distill import DistillError, distill_dm
 from flwr_distill.distill import distribution_matching as dm
 from flwr_distill.distill.augmentation import draw_augmentation
 from flwr_distill.distill.distribution_matching import Probe, alike, falling, own_groups, real_means
 from flwr_distill.distill.features import RandomConvNet
-from torch import Tensor, nn
-from torch.nn import functional
 
 
 def naive_network(network: RandomConvNet, blocks: int = 9) -> nn.Sequential:

@@ -4,9 +4,10 @@ import math
 
 import pytest
 import torch
+from torch import nn
+
 from flwr_distill.distill.ensemble import distil_ensemble, saving, teacher_probabilities
 from flwr_distill.distill.errors import DistillError
-from torch import nn
 
 
 def generator(seed=0):

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from torch.nn import functional
+
 from flwr_distill.distill import DistillError
 from flwr_distill.distill.features import RandomConvNet, halve
-from torch.nn import functional
 
 
 @pytest.mark.parametrize("size", [(8, 8), (7, 9), (2, 3), (32, 6)])

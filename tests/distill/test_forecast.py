@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from flwr_distill.distill import VirtualData, distill_dm, distribution_matching, registry
 from flwr_distill.distill.forecast import forecast
-from torch import Tensor
 
 IMAGES, LABELS = torch.zeros(4, 1, 4, 4), torch.zeros(4).long()
 

@@ -5,6 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+
 from flwr_distill.distill import DistillError, VirtualData, VirtualDataError, distill_dm, distiller
 from flwr_distill.distill.contact_sheet import contact_sheet
 from flwr_distill.distill.formation import LARGEST, Formation, best_formation
@@ -18,10 +23,6 @@ from flwr_distill.distill.starts import start
 from flwr_distill.protocol.hfldd import Distillation, ParcelBounds
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.settings import SettingsError
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Tensor
-from torch.nn import functional
 
 SIDES = st.integers(4, 13)
 FACTORS = st.integers(2, LARGEST)

@@ -4,12 +4,13 @@ import copy
 
 import pytest
 import torch
-from flwr_distill.distill import DistillError
-from flwr_distill.distill.gradient_matching import gradient_distance, match_gradient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
+
+from flwr_distill.distill import DistillError
+from flwr_distill.distill.gradient_matching import gradient_distance, match_gradient
 
 
 def naive_distance(a: list[Tensor], b: list[Tensor]) -> float:

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional
+
 from flwr_distill.distill import DistillError, distill_kip
 from flwr_distill.distill.kip import VARIANTS, kip_gradient
 from flwr_distill.distill.many import distill_many
-from torch import Tensor
-from torch.nn import functional
 
 
 def naive_ntk(x: Tensor, z: Tensor, depth: int, same: bool) -> Tensor:

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from torch import Tensor
+
 from flwr_distill.distill import distiller
 from flwr_distill.distill.many import distill_many
-from torch import Tensor
 
 
 def node(seed: int, classes: int, size: int) -> tuple[Tensor, Tensor]:

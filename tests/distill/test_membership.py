@@ -3,6 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from scipy.special import softmax
+from scipy.stats import binomtest, norm
+from torch import nn
+from torch.nn import functional
+
 from flwr_distill.distill.membership import (
     auc,
     balanced_halves,
@@ -14,10 +19,6 @@ from flwr_distill.distill.membership import (
     share_bounds,
     true_positives_at,
 )
-from scipy.special import softmax
-from scipy.stats import binomtest, norm
-from torch import nn
-from torch.nn import functional
 
 
 def test_each_sample_is_in_half_of_the_models_and_halves_differ():

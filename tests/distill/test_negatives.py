@@ -1,6 +1,7 @@
 """Negatives are made of a node's own images, and give KIP something to learn on one class."""
 
 import torch
+
 from flwr_distill.distill import distiller
 from flwr_distill.distill.negatives import negatives, shuffled
 

@@ -7,9 +7,10 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from flwr_distill.distill.ntk import BIAS_VARIANCE, WEIGHT_VARIANCE, ntk, relu_ntk
 from numpy.typing import NDArray
 from torch import Tensor
+
+from flwr_distill.distill.ntk import BIAS_VARIANCE, WEIGHT_VARIANCE, ntk, relu_ntk
 
 W, B = WEIGHT_VARIANCE, BIAS_VARIANCE
 

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from flwr_distill.distill import DistillError, VirtualData, distiller, kip
-from flwr_distill.distill.kip import distill_kip, kip_gradient
 from torch import Tensor
 
+from flwr_distill.distill import DistillError, VirtualData, distiller, kip
+from flwr_distill.distill.kip import distill_kip, kip_gradient
 from tests.task import cpu_graphs
 
 GPU = "cuda:1"

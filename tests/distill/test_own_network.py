@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
 from flwr_distill.distill import DistillError, VirtualData, distiller
 from flwr_distill.distill.many import distill_many
 from flwr_distill.distill.own_network import network_arguments, own_network
-from safetensors.torch import save_file
-from torch import Tensor, nn
 
 NETS = """
 import torch

@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
+from torch import nn
+
 from flwr_distill.distill import DistillError, peer_matching
 from flwr_distill.distill.peer_matching import Mixed, distill_with_peers
 from flwr_distill.distill.perturbed_matching import Outputs
-from torch import nn
 
 SHAPE, CLASSES = (1, 6, 6), 3
 

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from torch import nn
+
 from flwr_distill.distill import DistillError
 from flwr_distill.distill.distribution_matching import Probe, real_means
 from flwr_distill.distill.perturbed_matching import Outputs, Perturbed, distill_around, perturbed
-from torch import nn
 
 SHAPE = (1, 6, 6)
 

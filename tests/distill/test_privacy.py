@@ -5,15 +5,16 @@ import math
 from dataclasses import asdict, replace
 from typing import Any
 
-import flwr_distill.distill.privacy
 import numpy as np
 import pytest
 import torch
-from flwr_distill.distill import DistillError, VirtualDataError
-from flwr_distill.distill.privacy import PrivacyCard, nearer_to_own, privacy_card
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+
+import flwr_distill.distill.privacy
+from flwr_distill.distill import DistillError, VirtualDataError
+from flwr_distill.distill.privacy import PrivacyCard, nearer_to_own, privacy_card
 
 
 def draw(n: int, seed: int = 0, shape: tuple[int, ...] = (2, 5, 3)) -> torch.Tensor:

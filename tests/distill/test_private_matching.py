@@ -6,6 +6,11 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import norm
+from torch import Tensor
+
 from flwr_distill.distill import DistillError, private_matching
 from flwr_distill.distill.augmentation import draw_augmentation
 from flwr_distill.distill.distribution_matching import real_means
@@ -18,10 +23,6 @@ from flwr_distill.distill.private_matching import (
     noisy_means,
 )
 from flwr_distill.distill.virtual_data import VirtualData
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from scipy.stats import norm
-from torch import Tensor
 
 
 def draw(n: int, seed: int = 0) -> Tensor:

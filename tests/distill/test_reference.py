@@ -2,14 +2,14 @@
 
 import pytest
 import torch
+from torch import nn
+
+from benchmarks import distill_reference
 from flwr_distill.distill.augmentation import draw_augmentation
 from flwr_distill.distill.distribution_matching import Probe, real_means
 from flwr_distill.distill.features import RandomConvNet
 from flwr_distill.distill.gradient_matching import match_gradient
 from flwr_distill.distill.kip import kip_gradient
-from torch import nn
-
-from benchmarks import distill_reference
 
 
 def test_kip_reference_is_the_same_step() -> None:

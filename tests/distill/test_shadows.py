@@ -6,6 +6,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+
 from flwr_distill.distill import DistillError, distill_dm
 from flwr_distill.distill.audit import Setting, attack, distilled_halves, findings, reconstruction
 from flwr_distill.distill.distribution_matching import own_effort, real_means
@@ -20,7 +22,6 @@ from flwr_distill.distill.shadows import (
     with_canaries,
 )
 from flwr_distill.distill.virtual_data import VirtualData
-from torch import Tensor
 
 
 def samples(n: int = 60, classes: int = 3) -> tuple[Tensor, Tensor]:

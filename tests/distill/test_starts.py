@@ -4,14 +4,15 @@ import logging
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
 from flwr_distill.distill import DistillError
 from flwr_distill.distill.formation import Formation
 from flwr_distill.distill.starts import smoothed, start
 from flwr_distill.protocol.hfldd import Distillation
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.task.settings import SettingsError
-from hypothesis import given
-from hypothesis import strategies as st
 
 LABELS = torch.tensor([4, 1] * 50)
 NOISE = torch.randn(100, 2, 6, 5, generator=torch.Generator().manual_seed(0))

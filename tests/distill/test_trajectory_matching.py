@@ -4,6 +4,9 @@ import copy
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional
+
 from flwr_distill.distill import DistillError, trajectory_matching
 from flwr_distill.distill.trajectory_matching import (
     draw_target,
@@ -11,8 +14,6 @@ from flwr_distill.distill.trajectory_matching import (
     sgd_step,
     squared_distance,
 )
-from torch import nn
-from torch.nn import functional
 
 SHAPE = (1, 4, 4)
 

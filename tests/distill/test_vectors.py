@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from flwr_distill.distill import DistillError, VirtualData, VirtualDataError, distiller
 from flwr_distill.distill.auto import choose
 from flwr_distill.distill.distribution_matching import alike

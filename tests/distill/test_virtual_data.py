@@ -10,14 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from flwr_distill.distill import VirtualData, VirtualDataError, virtual_data
-from flwr_distill.distill.packing import most_packed, packed, unpacked
-from flwr_distill.distill.privacy import privacy_card
-from flwr_distill.distill.virtual_data import FORMAT, Bounds, Overview, _check_announced
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 from torch import Tensor
+
+from flwr_distill.distill import VirtualData, VirtualDataError, virtual_data
+from flwr_distill.distill.packing import most_packed, packed, unpacked
+from flwr_distill.distill.privacy import privacy_card
+from flwr_distill.distill.virtual_data import FORMAT, Bounds, Overview, _check_announced
 
 
 def virtual(images: Tensor, labels: Tensor, soft_labels: Tensor | None = None) -> VirtualData:

@@ -19,6 +19,11 @@ import numpy as np
 import pytest
 import typer
 from flwr.cli.app import app as flwr_app
+from PIL import Image
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+from benchmarks.in_process import run_in_process
 from flwr_distill.cli.judge import JUDGES, QUICK
 from flwr_distill.cli.main import app
 from flwr_distill.distill.own_network import own_network
@@ -27,11 +32,6 @@ from flwr_distill.fleet.run_config import read_run_config
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import TaskSettings
 from flwr_distill.task.source import data_spec
-from PIL import Image
-from safetensors.torch import save_file
-from typer.testing import CliRunner
-
-from benchmarks.in_process import run_in_process
 
 from .pages import PAGES, ROOT, commands, files
 from .test_in_order import IN_ORDER

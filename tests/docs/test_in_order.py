@@ -11,8 +11,8 @@ import shutil
 import subprocess
 
 import pytest
-from flwr_distill.fleet.local_federation import free_ports
 
+from flwr_distill.fleet.local_federation import free_ports
 from tests.environments import shared_environment
 
 from .pages import ROOT, commands, files

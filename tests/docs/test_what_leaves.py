@@ -4,6 +4,7 @@ import re
 import tomllib
 
 import pytest
+
 from flwr_distill.protocol.registry import built_in_methods
 from flwr_distill.server.privacy import check_privacy, check_secure_sums
 from flwr_distill.server.settings import RunSettings

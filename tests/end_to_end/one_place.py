@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 from flwr.app import Context, RecordDict
+
 from flwr_distill.client.features import kept_features
 from flwr_distill.client.session import Session
 from flwr_distill.distill.analytic import Sums, best_penalty, clipped, ridge

@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from safetensors.numpy import load_file
+from typer.testing import CliRunner
+
+from benchmarks.in_process import run_in_process
 from flwr_distill.cli.main import app
 from flwr_distill.server.forget import ForgetError, forget
 from flwr_distill.server.record.checkpoint import checkpoints
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.evaluation import evaluate_model
 from flwr_distill.task.models import create_model
-from PIL import Image
-from safetensors.numpy import load_file
-from typer.testing import CliRunner
-
-from benchmarks.in_process import run_in_process
 
 CONFIG = {
     "dataset": "digits",

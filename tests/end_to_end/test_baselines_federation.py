@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from flwr_distill.fleet.local_federation import LocalFederation
 
 from benchmarks.in_process import run_in_process
+from flwr_distill.fleet.local_federation import LocalFederation
 from tests.matrix import BASELINES
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr_distill.fleet.local_federation import LocalFederation
-from flwr_distill.server.page.run_files import read_run
 from PIL import Image
 from sklearn.datasets import load_digits
+
+from flwr_distill.fleet.local_federation import LocalFederation
+from flwr_distill.server.page.run_files import read_run
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ["zero", "one", "two"]

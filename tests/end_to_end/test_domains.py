@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
+
 from flwr_distill.client.app import app
 from flwr_distill.server.app import main
 from flwr_distill.task.datasets import Dataset, DataSpec, RawSamples

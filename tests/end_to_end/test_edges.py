@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.fleet.flower_1_32.registration import SecureControl
 from flwr_distill.fleet.local_federation import LocalFederation, free_ports

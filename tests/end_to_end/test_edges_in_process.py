@@ -7,11 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr_distill.protocol.meeting import DESCRIBE
-from flwr_distill.server.app import main
-from flwr_distill.server.page.run_files import flat
-from flwr_distill.server.settings import RunSettings
-from flwr_distill.task.settings import SettingsError
 from safetensors.numpy import load_file
 
 from benchmarks.edges_in_process import (
@@ -21,6 +16,11 @@ from benchmarks.edges_in_process import (
     partition_nodes,
 )
 from benchmarks.in_process import FIRST_NODE, InProcessGrid
+from flwr_distill.protocol.meeting import DESCRIBE
+from flwr_distill.server.app import main
+from flwr_distill.server.page.run_files import flat
+from flwr_distill.server.settings import RunSettings
+from flwr_distill.task.settings import SettingsError
 
 NODES, EDGES, ROUNDS = 6, 2, 3
 QUICK = {

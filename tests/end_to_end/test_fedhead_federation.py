@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from flwr_distill.fleet.local_federation import LocalFederation
 from safetensors.numpy import load_file
+
+from flwr_distill.fleet.local_federation import LocalFederation
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES, SECTORS = 4, 2

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.links.store import NodeStore

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from flwr_distill.fleet.local_federation import LocalFederation
 
+from flwr_distill.fleet.local_federation import LocalFederation
 from tests.proxies import proxy
 
 COMMAND = str(Path(sys.executable).parent / "flwr-distill")

@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
+
 from flwr_distill.fleet.local_federation import LocalFederation
 
 ROOT = Path(__file__).resolve().parents[2]

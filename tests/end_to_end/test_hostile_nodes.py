@@ -5,6 +5,7 @@ import math
 
 import pytest
 from flwr.app import ConfigRecord, Context, MetricRecord, RecordDict
+
 from flwr_distill.server.app import main
 
 FIRST = 2**64 - 1000  # as in conftest.py

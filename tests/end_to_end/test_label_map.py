@@ -5,6 +5,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from typer.testing import CliRunner
+
+from benchmarks.in_process import run_in_process
 from flwr_distill.cli.main import app
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.server.export.description import KEY, Description
@@ -14,12 +20,6 @@ from flwr_distill.server.page.run_page import run_page
 from flwr_distill.server.roster import TooFewNodesError
 from flwr_distill.task.labels import LabelMap
 from flwr_distill.task.settings import SettingsError
-from PIL import Image
-from sklearn.datasets import load_digits
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from typer.testing import CliRunner
-
-from benchmarks.in_process import run_in_process
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHIN = 0.01

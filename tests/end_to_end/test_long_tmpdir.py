@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.node.nursery import can_fork
 

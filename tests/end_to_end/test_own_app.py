@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from flwr.app import Context, RecordDict
-from flwr_distill.client.app import app as our_client
 
 from benchmarks.flower_federation import FlowerFederation
+from flwr_distill.client.app import app as our_client
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own-app"
 NODES = 5

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from flwr_distill.distill.packing import unpacked
 from flwr_distill.fleet.local_federation import LocalFederation
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.fleet.submission import RunOutcome
 from flwr_distill.node.outbox import FOLDER, entries

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr_distill.cli.main import app
-from flwr_distill.fleet.local_federation import LocalFederation
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
+
+from flwr_distill.cli.main import app
+from flwr_distill.fleet.local_federation import LocalFederation
 
 from .one_place import MODEL, SPLITS, head_of_all, split
 

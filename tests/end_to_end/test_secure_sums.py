@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr_distill.fleet.local_federation import LocalFederation
-from flwr_distill.node.outbox import FOLDER, entries
 from safetensors.numpy import load_file
 
 from benchmarks.in_process import run_in_process
+from flwr_distill.fleet.local_federation import LocalFederation
+from flwr_distill.node.outbox import FOLDER, entries
 
 ROOT = Path(__file__).resolve().parents[2]
 

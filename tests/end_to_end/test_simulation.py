@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
+
+from benchmarks.in_process import run_in_process
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.fleet.flower_1_32.superlink import Control
 from flwr_distill.fleet.local_federation import free_ports
 from flwr_distill.node.processes import start_bound, stop
-from safetensors.numpy import load_file
-
-from benchmarks.in_process import run_in_process
 from tests.matrix import BASELINES
 
 from .one_place import SPLITS, head_of_all, split

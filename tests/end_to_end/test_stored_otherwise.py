@@ -4,13 +4,13 @@ from functools import cache
 
 import numpy as np
 import pytest
-from flwr_distill.cli.main import app
-from flwr_distill.server.export.prediction import read_model
 from PIL import Image
 from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
 from benchmarks.in_process import run_in_process
+from flwr_distill.cli.main import app
+from flwr_distill.server.export.prediction import read_model
 
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 SIDE = 16

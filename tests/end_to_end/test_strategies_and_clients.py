@@ -6,6 +6,7 @@ import logging
 
 import pytest
 from flwr.app import Context, RecordDict
+
 from flwr_distill.server.app import main
 from flwr_distill.task.settings import SettingsError
 

@@ -8,6 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
+from sklearn.linear_model import LogisticRegression
+from typer.testing import CliRunner
+
+from benchmarks.in_process import run_in_process
 from flwr_distill.cli.main import app
 from flwr_distill.client.app import app as client_app
 from flwr_distill.client.secure_sums import SumRefusedError
@@ -21,10 +25,6 @@ from flwr_distill.server.export.prediction import read_model
 from flwr_distill.server.page.run_files import read_run
 from flwr_distill.server.roster import TooFewNodesError
 from flwr_distill.task.settings import SettingsError
-from sklearn.linear_model import LogisticRegression
-from typer.testing import CliRunner
-
-from benchmarks.in_process import run_in_process
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSPITALS = ROOT.parent / "shared/data/heart_disease"

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from flwr_distill.protocol.arrays import as_arrays
-from flwr_distill.server.record.checkpoint import checkpoints, load_checkpoint
-from flwr_distill.task.backbones import Frozen
 from torch import nn
 
 from benchmarks.in_process import run_in_process
+from flwr_distill.protocol.arrays import as_arrays
+from flwr_distill.server.record.checkpoint import checkpoints, load_checkpoint
+from flwr_distill.task.backbones import Frozen
 
 NODES = 4
 WIDTH = 48

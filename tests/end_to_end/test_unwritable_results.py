@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from flwr_distill.fleet.local_federation import LocalFederation
 
 COMMAND = str(Path(sys.executable).parent / "flwr-distill")

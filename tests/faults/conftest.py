@@ -14,6 +14,7 @@ import pytest
 from flwr.proto.control_pb2 import UnregisterNodeRequest
 from flwr.proto.control_pb2_grpc import ControlStub
 from flwr.supercore.grpc import create_channel
+
 from flwr_distill.fleet.local_federation import CONNECTION, LocalFederation, free_ports
 from flwr_distill.node.processes import kill_group, start_bound, stop
 from flwr_distill.node.supervisor import status_file

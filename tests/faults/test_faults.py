@@ -17,6 +17,7 @@ from statistics import median
 
 import grpc
 import pytest
+
 from flwr_distill.fleet.flower_1_32.superlink import SuperLinkError
 from flwr_distill.fleet.submission import RunError
 from flwr_distill.protocol.fedhead import AGGREGATE_SECTOR, DISTILL_SECTOR, TRAIN_SECTOR

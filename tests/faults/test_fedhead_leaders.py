@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from flwr_distill.fleet.local_federation import LocalFederation
 
 ROOT = Path(__file__).resolve().parents[2]

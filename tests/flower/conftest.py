@@ -6,9 +6,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from flwr_distill.task.words import counted
 
 from benchmarks.flower_federation import FlowerFederation
+from flwr_distill.task.words import counted
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 
 import pytest
+
 from flwr_distill.node.stock import is_stock
 from flwr_distill.node.supervisor import status_file
 

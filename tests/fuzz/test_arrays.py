@@ -5,10 +5,11 @@ from io import BytesIO
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
-from flwr_distill.protocol.arrays import finite_arrays, model_arrays
-from flwr_distill.protocol.outliers import update_norm
 from hypothesis import example, given
 from hypothesis import strategies as st
+
+from flwr_distill.protocol.arrays import finite_arrays, model_arrays
+from flwr_distill.protocol.outliers import update_norm
 
 from .conftest import FUZZ, damaged
 

@@ -8,6 +8,11 @@ from dataclasses import fields
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.numpy import load_file, save
+
 from flwr_distill.server.record.checkpoint import (
     FORMAT,
     KEY,
@@ -17,10 +22,6 @@ from flwr_distill.server.record.checkpoint import (
     save_checkpoint,
 )
 from flwr_distill.server.record.packing import pack, unpack
-from hypothesis import given
-from hypothesis import strategies as st
-from safetensors import safe_open
-from safetensors.numpy import load_file, save
 
 from .conftest import FUZZ, JSON, damaged
 

@@ -8,14 +8,15 @@ from uuid import UUID
 import grpc
 import pytest
 from flwr.app import ConfigRecord
+from hypothesis import example, given
+from hypothesis import strategies as st
+
 from flwr_distill.links import LinkError, introduce, receive, send
 from flwr_distill.links.links_pb2 import Header, Part
 from flwr_distill.links.mailbox import Mailbox
 from flwr_distill.links.records import Introduction, Waybill
 from flwr_distill.links.routes import Links
 from flwr_distill.links.store import NodeStore
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from .conftest import FUZZ, damaged
 

@@ -4,13 +4,13 @@ from io import BytesIO
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr_distill.protocol.arrays import as_record
-from flwr_distill.protocol.registry import built_in_methods, phases_of
-from flwr_distill.server.grid.screening import ScreeningGrid
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.in_process import InProcessGrid
+from flwr_distill.protocol.arrays import as_record
+from flwr_distill.protocol.registry import built_in_methods, phases_of
+from flwr_distill.server.grid.screening import ScreeningGrid
 
 from .conftest import FUZZ, damaged
 

@@ -14,6 +14,11 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, MetricRecord, RecordDict
 from flwr.common.logger import FLOWER_LOGGER
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from benchmarks.in_process import FIRST_NODE, InProcessGrid
 from flwr_distill.distill.analytic import Sums
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.protocol.analytic import record_of
@@ -37,11 +42,6 @@ from flwr_distill.strategies.common.registry import find_strategy
 from flwr_distill.strategies.common.waiting import TooFewNodesError
 from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.settings import nested
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
-from torch import nn
-
-from benchmarks.in_process import FIRST_NODE, InProcessGrid
 
 from .conftest import FUZZ
 from .test_replies import KEYS, NAMES, records, replies

@@ -3,14 +3,15 @@
 import json
 
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save
+
 from flwr_distill.distill import VirtualData, VirtualDataError
 from flwr_distill.distill.formation import LARGEST
 from flwr_distill.distill.packing import packed
 from flwr_distill.distill.privacy import privacy_card
 from flwr_distill.distill.virtual_data import FORMAT, LARGEST_VALUE, Bounds, Overview
-from hypothesis import given
-from hypothesis import strategies as st
-from safetensors.torch import save
 
 from .conftest import FUZZ, JSON, damaged
 

@@ -7,6 +7,7 @@ from dataclasses import asdict
 import pytest
 import torch
 from flwr.app import Context, RecordDict
+
 from flwr_distill.distill.augmentation import draw_augmentation
 from flwr_distill.distill.kip import VARIANTS
 from flwr_distill.distill.private_matching import distill_dm_privately

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from flwr_distill.server.page.comparison_page import comparison_page
 from flwr_distill.server.page.run_files import read_run
 from flwr_distill.server.page.run_page import run_page

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
+
+from benchmarks.in_process import run_in_process
+from benchmarks.virtual_device import VirtualDevice
 from flwr_distill.client.session import _local_data
 from flwr_distill.client.training import train_round
 from flwr_distill.task.compute.precision import products_in
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import TrainSettings
-
-from benchmarks.in_process import run_in_process
-from benchmarks.virtual_device import VirtualDevice
 from tests.gpu import work
 from tests.gpu.work import GPU, SPEC, Place, generator, samples
 

@@ -4,6 +4,8 @@ from functools import partial
 
 import pytest
 import torch
+from torch import nn
+
 from flwr_distill.client.cadis import Relational
 from flwr_distill.client.dp_sgd import PrivacyAccount, PrivateTraining
 from flwr_distill.client.fedlgd import Contrastive
@@ -18,8 +20,6 @@ from flwr_distill.task.datasets import Samples
 from flwr_distill.task.datasets.text import text_spec
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import CHANGES, TrainSettings
-from torch import nn
-
 from tests.gpu.work import GPU, SPEC, generator, samples
 
 

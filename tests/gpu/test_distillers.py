@@ -6,6 +6,9 @@ from dataclasses import astuple, replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from typer.testing import CliRunner
+
 from flwr_distill.cli.judge import JUDGES, QUICK
 from flwr_distill.cli.main import app
 from flwr_distill.distill import VirtualData, distiller
@@ -16,9 +19,6 @@ from flwr_distill.distill.kip import distill_kip_many
 from flwr_distill.distill.private_matching import distill_dm_privately
 from flwr_distill.distill.registry import _DISTILLERS
 from flwr_distill.distill.starts import smoothed
-from torch import nn
-from typer.testing import CliRunner
-
 from tests.gpu.work import ACCURACY, ADAM, ONE_PASS, SGD, generator
 
 IMAGES = torch.randn(18, 1, 8, 8, generator=generator())

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from flwr_distill.protocol.registry import built_in_methods
 
+from flwr_distill.protocol.registry import built_in_methods
 from tests.gpu import work
 from tests.gpu.work import ACCURACY, GPU
 from tests.matrix import strategies

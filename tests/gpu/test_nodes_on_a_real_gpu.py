@@ -4,9 +4,9 @@ from contextlib import ExitStack
 
 import pytest
 from flwr.common.constant import ErrorCode
+
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.node.sandbox import why_no_sandbox
-
 from tests.gpu import work
 from tests.node.supernodes import ROOT, SuperNode, running_executor, told, wait_until_gone
 

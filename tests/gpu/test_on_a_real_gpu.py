@@ -2,12 +2,13 @@
 
 import logging
 
-import flwr_distill.client.training
-import flwr_distill.distill.distribution_matching
-import flwr_distill.distill.kip
 import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
+
+import flwr_distill.client.training
+import flwr_distill.distill.distribution_matching
+import flwr_distill.distill.kip
 from flwr_distill.client.session import Session
 from flwr_distill.client.training import epoch_batches, fit, train_round
 from flwr_distill.client.training_together import train_together
@@ -20,7 +21,6 @@ from flwr_distill.task.compute.precision import products_in
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import CHANGES, TrainSettings
-
 from tests.gpu.work import ADAM, ONE_PASS, REAL_GPU, SGD, SPEC, Place, generator, samples
 from tests.node.workers import notes_of_worker
 

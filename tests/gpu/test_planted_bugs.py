@@ -3,6 +3,10 @@
 import copy
 from types import SimpleNamespace
 
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord
+
 import flwr_distill.client.feddyn
 import flwr_distill.client.local_round
 import flwr_distill.client.moon
@@ -10,13 +14,9 @@ import flwr_distill.client.scaffold
 import flwr_distill.client.session
 import flwr_distill.client.training
 import flwr_distill.server.evaluation
-import pytest
-import torch
-from flwr.app import Array, ArrayRecord
 from flwr_distill.client.terms.proximal import Proximal
 from flwr_distill.distill import distiller
 from flwr_distill.distill.augmentation import Augmentation
-
 from tests.gpu.work import GPU, generator, samples
 
 

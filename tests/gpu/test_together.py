@@ -1,10 +1,10 @@
 """Nodes that train together on one GPU."""
 
 import pytest
+
 from flwr_distill.client.training_together import train_together, why_one_by_one
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import CHANGES, TrainSettings
-
 from tests.gpu.work import GPU, SGD, SPEC, generator, samples
 
 

@@ -3,11 +3,12 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-import flwr_distill.client.dp_sgd
 import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+
+import flwr_distill.client.dp_sgd
 from flwr_distill.client.dp_sgd import PrivacyAccount, PrivateTraining, secret_generator
 from flwr_distill.client.session import Session
 from flwr_distill.client.terms import loss_terms
@@ -21,7 +22,6 @@ from flwr_distill.task.datasets import Samples
 from flwr_distill.task.evaluation import evaluate_model
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import CHANGES
-
 from tests.gpu.work import ADAM, ONE_PASS, SGD, SPEC, generator
 
 MEANS = {c: np.full(64, 0.1 * c, np.float32) for c in (1, 2)}

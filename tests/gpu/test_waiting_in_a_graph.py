@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from flwr_distill.task.compute.cuda_graph import graphed
 
+from flwr_distill.task.compute.cuda_graph import graphed
 from tests.gpu.work import REAL_GPU
 
 GPU = torch.device(REAL_GPU)

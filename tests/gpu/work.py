@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from flwr_distill.task.datasets import Samples, load_dataset
 from torch import Tensor
 
 from benchmarks.virtual_device import VirtualDevice
+from flwr_distill.task.datasets import Samples, load_dataset
 
 GPU = "cuda:1"
 """The second virtual GPU: what goes to the first by default is then found."""

@@ -19,6 +19,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
 from flwr_distill.cli.main import app
 from flwr_distill.fleet.run_config import read_run_config
 from flwr_distill.node.settings import load_settings
@@ -27,8 +30,6 @@ from flwr_distill.task.datasets.text import token_ids
 from flwr_distill.task.labels import LabelMap
 from flwr_distill.task.partition import partition_indices
 from flwr_distill.task.settings import TaskSettings
-from PIL import Image
-from typer.testing import CliRunner
 
 CAFE, SPLIT_CAFE = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
 GREY = DataSpec("own", (1, 2, 2), 2, (0.5,), (0.5,))

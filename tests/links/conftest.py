@@ -15,6 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
 from flwr_distill.client.session import RunSource
 from flwr_distill.fleet.local_federation import free_ports
 from flwr_distill.links.mailbox import Mailbox, start_server

@@ -5,6 +5,7 @@ import time
 
 import pytest
 from flwr.app import ConfigRecord
+
 from flwr_distill.links import LinkError, introduce, send
 
 from .conftest import RECEIVER, SENDER

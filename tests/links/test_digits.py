@@ -4,6 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+
 from flwr_distill.links.digits import LARGEST_EXACT, digits_of, number_of
 from flwr_distill.links.masks import LARGEST_VALUE, MOST, dequantised, quantised
 

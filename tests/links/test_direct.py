@@ -8,6 +8,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+
 from flwr_distill.links import LinkError, direct, introduce
 from flwr_distill.links.credentials import Credentials
 from flwr_distill.links.folder import LinkFolder, remove_expired

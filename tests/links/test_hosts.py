@@ -9,6 +9,7 @@ import time
 import pytest
 import yaml
 from cryptography.x509.oid import ExtendedKeyUsageOID
+
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.node.processes import start_bound, stop
 from flwr_distill.node.supervisor import status_file

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import grpc
 import pytest
+
 from flwr_distill.links import LinkError, direct, mailbox, receive, send, streams
 from flwr_distill.links.credentials import Credentials
 from flwr_distill.links.folder import LinkFolder

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from flwr.app import ConfigRecord
+
 from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.fleet.node_request import request_node
 from flwr_distill.links import LinkError, receive, send

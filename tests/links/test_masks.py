@@ -3,6 +3,9 @@
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from flwr_distill.links.masks import (
     LARGEST_VALUE,
     MOST_WEIGHT,
@@ -15,8 +18,6 @@ from flwr_distill.links.masks import (
     threshold,
 )
 from flwr_distill.links.shares import create_shares
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 SEED = bytes(range(32))
 

@@ -6,6 +6,7 @@ import signal
 import time
 
 import pytest
+
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.node.supervisor import status_file
 

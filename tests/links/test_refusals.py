@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+
 from flwr_distill.client.hfldd import keep_parcel
 from flwr_distill.distill import VirtualData
 from flwr_distill.links import send

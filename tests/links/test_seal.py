@@ -3,11 +3,12 @@
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from flwr_distill.links.errors import LinkError
 from flwr_distill.links.records import LARGEST_PARCEL, VIRTUAL_DATA, Peered
 from flwr_distill.links.seal import seal, sealed_size, unseal
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 ALICE, BOB, EVE = (X25519PrivateKey.generate() for _ in range(3))
 RUN = 7

@@ -1,9 +1,10 @@
 """Shares of a secret open it, in any choice that is large enough, and are those of Flower's."""
 
 from flwr.common.secure_aggregation.crypto import shamir as flowers
-from flwr_distill.links.shares import combine_shares, create_shares
 from hypothesis import given
 from hypothesis import strategies as st
+
+from flwr_distill.links.shares import combine_shares, create_shares
 
 
 @given(secret=st.binary(max_size=70), data=st.data())

@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
 from flwr_distill.links.store import (
     CONTINUES,
     SECRET,

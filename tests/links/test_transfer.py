@@ -7,6 +7,7 @@ import stat
 import pytest
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from flwr.app import ConfigRecord
+
 from flwr_distill.links import LinkError, receive, send
 from flwr_distill.links.credentials import key_of
 from flwr_distill.links.records import Introduction

@@ -14,6 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.fleet.submission import RunOutcome
 from flwr_distill.node.supervisor import status_file

@@ -21,6 +21,7 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.run import Run
 from flwr.supernode.nodestate import NodeStateFactory
 from flwr.supernode.start_client_internal import _insert_message
+
 from flwr_distill.node import stock
 
 NODE_ID = 5

@@ -9,6 +9,7 @@ from flwr.proto.clientappio_pb2_grpc import (
     ClientAppIoServicer,
     add_ClientAppIoServicer_to_server,
 )
+
 from flwr_distill.fleet.local_federation import free_ports
 from flwr_distill.node.flower_1_32.appio import AppIo, pull_task_input
 

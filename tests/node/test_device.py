@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.common.logger import FLOWER_LOGGER
+
 from flwr_distill.node import gpu_claims
 from flwr_distill.node.device import UnfitError, take_device
 from flwr_distill.node.gpu_claims import claim

@@ -5,6 +5,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+
 from flwr_distill.fleet.edge_runs import MOST_RUNS, EdgeRuns
 from flwr_distill.fleet.flower_1_32.superlink import RunStatus, SuperLinkError
 from flwr_distill.protocol.edge import DOOR, END, GREET, OPEN, Opened, Opening

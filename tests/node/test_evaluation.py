@@ -5,6 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
+
 from flwr_distill.node.asked import Asked
 from flwr_distill.node.evaluation import blur, cost_of, judge_evaluation, noisy_rate
 from flwr_distill.node.policy import HOSPITAL, OPEN, Policy

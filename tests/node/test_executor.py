@@ -20,6 +20,7 @@ import pytest
 from flwr.app import Message
 from flwr.common.constant import ErrorCode, SubStatus
 from flwr.supercore.constant import TaskType
+
 from flwr_distill.node import line, stock
 
 if stock.is_stock():
@@ -27,7 +28,6 @@ if stock.is_stock():
 
 from flwr_distill.node.flower import executor as node_executor
 from flwr_distill.node.log_lines import OutputQuota
-
 from tests.node.supernodes import (
     SuperNode,
     running_executor,

@@ -17,6 +17,7 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.run import Run, RunNotRunningException
 from flwr.supernode import start_client_internal as flower_supernode
 from flwr.supernode.nodestate import NodeStateFactory
+
 from flwr_distill.node.flower import timing
 from flwr_distill.node.flower.timing import (
     patch_intake,

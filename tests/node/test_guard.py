@@ -41,6 +41,11 @@ from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign,
 from flwr.supercore.run import Run
 from flwr.supernode import start_client_internal as loop
 from flwr.supernode.nodestate import NodeStateFactory
+from PIL import Image
+from safetensors.numpy import save
+from safetensors.torch import save as save_tensors
+from typer.testing import CliRunner
+
 from flwr_distill.cli.main import app
 from flwr_distill.distill.packing import packed, unpacked
 from flwr_distill.distill.virtual_data import VirtualData
@@ -60,10 +65,6 @@ from flwr_distill.protocol.fedseq import PASSED_MODEL, TRAIN_IN_TURN
 from flwr_distill.protocol.method import Method
 from flwr_distill.protocol.registry import find_method
 from flwr_distill.protocol.replies import REFUSED
-from PIL import Image
-from safetensors.numpy import save
-from safetensors.torch import save as save_tensors
-from typer.testing import CliRunner
 
 SERVER, NODE, OTHER = 1, 5, 6
 NODE_CONFIG: dict[str, Any] = {"data": "/data/ward-3", "name": "ward-3"}

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+
 from flwr_distill.node.asked import Asked, Refusal
 from flwr_distill.node.list_page import PAGE, page
 from flwr_distill.node.listed import (

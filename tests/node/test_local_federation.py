@@ -17,6 +17,7 @@ from flwr.supercore.interceptors import (
     SuperExecAuthClientInterceptor,
 )
 from flwr.supercore.interceptors.superexec_auth_interceptor import SERVERAPPIO_SUPEREXEC_METHODS
+
 from flwr_distill.fleet.federation_record import (
     FederationFile,
     FederationRecord,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 from flwr.common.logger import ConsoleHandler
+
 from flwr_distill.node import log_lines
 from flwr_distill.node.log_lines import OutputQuota, escape_records, escaped, titled_output
 

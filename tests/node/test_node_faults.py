@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 from flwr.common.constant import ErrorCode
+
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.fleet.submission import RunError
 from flwr_distill.node.nursery import NURSERY

@@ -4,11 +4,12 @@ import socket
 import urllib.request
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
 from flwr_distill.fleet.local_federation import free_ports
 from flwr_distill.node.metrics import NodeMetrics, serve_metrics
 from flwr_distill.node.settings import NodeError, load_settings
 from flwr_distill.node.supervisor import Node
-from prometheus_client import CollectorRegistry, generate_latest
 
 
 def told(status):

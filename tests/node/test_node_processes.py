@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from flwr_distill.node.kernel import die_with
 from flwr_distill.node.processes import start_bound, stop
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+
 from flwr_distill.node.reachability import check_superlink
 from flwr_distill.node.settings import NodeError
 

@@ -9,6 +9,7 @@ from flwr.server.superlink.fleet.grpc_rere import fleet_servicer
 from flwr.server.superlink.fleet.message_handler import message_handler
 from flwr.supercore.exit import exit as flower_exit
 from flwr.supernode import start_client_internal
+
 from flwr_distill.node.flower.supernode import _Reporter
 from flwr_distill.node.notes import Notes
 

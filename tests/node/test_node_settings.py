@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from flwr_distill.client.session import own_file
 from flwr_distill.node.policy import HOSPITAL, OPEN, STANDARD, Policy
 from flwr_distill.node.settings import NodeError, NodeSettings, load_settings

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from flwr_distill.node import child, nursery, processes, supervisor
 from flwr_distill.node.child import Child, ChildDiedError
 from flwr_distill.node.nursery import NURSERY, ForkedProcess

@@ -4,9 +4,10 @@ import math
 import random
 
 import pytest
-from flwr_distill.node.pace import JITTER, KEEN, LONG_SHARE, SHARE, Pace, pause
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from flwr_distill.node.pace import JITTER, KEEN, LONG_SHARE, SHARE, Pace, pause
 
 properties = settings(derandomize=True, max_examples=50)
 seconds = st.floats(0, 1e6)

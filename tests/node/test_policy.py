@@ -10,6 +10,10 @@ import numpy as np
 import pytest
 import yaml
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
 from flwr_distill.node.asked import Asked
 from flwr_distill.node.policy import HOSPITAL, OPEN, PRESETS, Policy, in_words, read_policy
 from flwr_distill.node.replies import OwnWords, judge_reply
@@ -20,9 +24,6 @@ from flwr_distill.protocol.arrays import as_record
 from flwr_distill.protocol.fedlgd import TRAIN_VIRTUAL
 from flwr_distill.protocol.meeting import DESCRIBE_COLUMNS
 from flwr_distill.task.settings import SettingsError
-from hypothesis import HealthCheck, event, given, settings
-from hypothesis import strategies as st
-from PIL import Image
 
 HUB = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDtqJ7zOtqQtYqOo0CpvDXNlMhV3HeJDpjrASKGLWdop"
 NOBODY = OwnWords({}, [], b"", "")

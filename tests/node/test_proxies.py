@@ -10,6 +10,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+
 from flwr_distill.fleet.flower_1_32.superlink import Control
 from flwr_distill.node.processes import start_bound
 from flwr_distill.node.proxies import (
@@ -21,7 +22,6 @@ from flwr_distill.node.proxies import (
 )
 from flwr_distill.node.reachability import check_superlink
 from flwr_distill.node.settings import NodeError
-
 from tests.proxies import VARIABLES, Proxy, proxy
 
 REMOTE = "superlink.example:9092"

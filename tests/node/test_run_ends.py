@@ -14,6 +14,7 @@ from flwr.common.constant import SubStatus
 from flwr.supercore.constant import TaskType
 from flwr.supercore.run import Run, RunNotRunningException
 from flwr.supernode import start_client_internal
+
 from flwr_distill.links.folder import LinkFolder
 from flwr_distill.links.store import NodeStore
 from flwr_distill.node.flower_1_32.run_ends import (
@@ -25,7 +26,6 @@ from flwr_distill.node.notes import Notes
 from flwr_distill.node.secret import appio_secret
 from flwr_distill.node.settings import NodeSettings
 from flwr_distill.node.supervisor import Node
-
 from tests.node.supernodes import SuperNode
 
 ENDED, RUNNING, UNKNOWN = 2**63 + 1, 2, 3

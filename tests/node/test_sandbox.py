@@ -8,6 +8,7 @@ import sys
 import threading
 
 import pytest
+
 from flwr_distill.node.door import DOOR, INSIDE, open_door
 from flwr_distill.node.nursery import NURSERY
 from flwr_distill.node.run_sandbox import RunSandboxes

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from flwr_distill.fleet import line as fleet_line
 from flwr_distill.fleet.flower_1_32.superlink import Control, SuperLinkError
 from flwr_distill.fleet.local_federation import LocalFederation

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from flwr_distill.node.flower import supernode, timing
 from flwr_distill.node.notes import Notes
 from flwr_distill.node.policy import HOSPITAL

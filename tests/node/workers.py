@@ -3,9 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-import flwr_distill.node.flower.worker
 import pytest
 from flwr.app import Context, Message, RecordDict
+
+import flwr_distill.node.flower.worker
 from flwr_distill.node.flower.worker import Note, Worker
 from flwr_distill.node.flower_1_32.appio import AppIo
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from flwr.app import Context, RecordDict
+
 from flwr_distill.server.app import main
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "class-anchors"

@@ -4,6 +4,8 @@ import re
 
 import pytest
 from flwr.app import Context, Message, RecordDict
+from PIL import Image
+
 from flwr_distill.client.app import app
 from flwr_distill.protocol.registry import all_methods, find_method, handlers
 from flwr_distill.server.settings import composed_settings
@@ -14,7 +16,6 @@ from flwr_distill.task.models import ModelError, create_model
 from flwr_distill.task.plugin import PluginError
 from flwr_distill.task.settings import SettingsError
 from flwr_distill.task.survey import survey
-from PIL import Image
 
 METHOD = "from flwr_distill.protocol.method import Method, Phase\nfrom task.settings import Block\n"
 STRATEGY = "from flwr.serverapp.strategy import FedAvg\nclass Mine(FedAvg): pass\n"

@@ -2,10 +2,11 @@
 
 import sys
 
+import pytest
+
 import flwr_distill.client
 import flwr_distill.protocol
 import flwr_distill.strategies
-import pytest
 from flwr_distill.protocol.registry import all_methods, built_in_methods
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.task.settings import SettingsError
@@ -46,12 +47,17 @@ class CountMetrics(Block):
 METHODS = (
     Method(
         name="nudge",
-        strategy="strategies.nudge:Nudge",
+        strategy="flwr_distill.strategies.nudge:Nudge",
         settings=NudgeSettings,
         phases=(
-            Phase(COUNT, "nodes count", (Reply(metrics=CountMetrics),), "client.nudge:count"),
+            Phase(
+                COUNT,
+                "nodes count",
+                (Reply(metrics=CountMetrics),),
+                "flwr_distill.client.nudge:count",
+            ),
         ),
-        terms={NUDGE: "client.nudge:Term"},
+        terms={NUDGE: "flwr_distill.client.nudge:Term"},
         unprotected=all_protected,
     ),
 )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.strategies.common.registry import find_strategy
 from flwr_distill.task.settings import SettingsError
@@ -169,6 +170,7 @@ def test_anchors_are_means_over_samples_and_a_class_nobody_told_of_pulls_at_noth
 def test_a_node_without_the_package_takes_no_part_and_is_told_what_to_install(run, sent):
     """Here no package is installed at all: the strategy stands in for that of another machine."""
     from flwr.app import Context
+
     from flwr_distill.client.app import app
 
     context = Context(1, 1, {"partition-id": 0, "num-partitions": 2}, RecordDict(), {})

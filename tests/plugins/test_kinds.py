@@ -4,6 +4,7 @@ import json
 import unicodedata
 
 import pytest
+
 from flwr_distill.cli.source import load_source
 from flwr_distill.distill.registry import distiller
 from flwr_distill.protocol.method import Method

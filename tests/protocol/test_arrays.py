@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, RecordDict
+
+from benchmarks.in_process import InProcessGrid
 from flwr_distill.protocol.arrays import (
     as_arrays,
     as_record,
@@ -13,8 +15,6 @@ from flwr_distill.protocol.arrays import (
     sent_arrays,
 )
 from flwr_distill.protocol.averages import summed_change, weighted_mean
-
-from benchmarks.in_process import InProcessGrid
 
 
 def model(seed):

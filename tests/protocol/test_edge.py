@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
 from flwr_distill.protocol.arrays import as_arrays, as_record
 from flwr_distill.protocol.edge import check_plain, from_bytes, task_of, to_bytes, why_not_above
 from flwr_distill.protocol.edge_calls import EdgeError, NobodyThereError, call, listen

@@ -5,9 +5,10 @@ import statistics
 
 import numpy as np
 import pytest
-from flwr_distill.protocol.outliers import absurdly_large, idle, update_norm
 from hypothesis import given
 from hypothesis import strategies as st
+
+from flwr_distill.protocol.outliers import absurdly_large, idle, update_norm
 
 
 @given(st.lists(st.floats(-3, 3, width=32), min_size=1, max_size=6), st.floats(-9, 9, width=32))

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from flwr.serverapp.strategy import Strategy
+
 from flwr_distill.client.terms import LossTerm
 from flwr_distill.protocol.hfldd import TRAIN_POOL
 from flwr_distill.protocol.meeting import DESCRIBE, requirement_of

@@ -5,6 +5,9 @@ from statistics import median
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from flwr_distill.protocol.averages import weighted_mean
 from flwr_distill.protocol.robust import (
     agreement,
@@ -19,8 +22,6 @@ from flwr_distill.protocol.robust import (
     too_long,
     usual_cosines,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 RULES = ["agreement", "multi-krum", "trimmed-mean"]
 START = {"w": np.full((4, 5), 0.5, np.float32), "n": np.array(3)}

@@ -6,6 +6,8 @@ from typing import Annotated
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from pydantic import Field
+
 from flwr_distill.protocol.arrays import as_record
 from flwr_distill.protocol.fedhead import AGGREGATE_SECTOR
 from flwr_distill.protocol.hfldd import LABEL_KNOWLEDGE, RECEIVE
@@ -21,7 +23,6 @@ from flwr_distill.protocol.schema import (
     part_of_the_model,
 )
 from flwr_distill.task.settings import Block
-from pydantic import Field
 
 MODEL = {"w": np.zeros((2, 3), np.float32), "n": np.array(0)}
 

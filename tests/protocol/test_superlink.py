@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import grpc
 import pytest
 from flwr.supercore.retry import make_simple_grpc_retry_invoker, wrap_stub
+
 from flwr_distill.protocol.superlink import limit_absence, limit_calls, overloaded, retry_also
 
 LOCKED = "Exception calling application: (sqlite3.OperationalError) database is locked\n[SQL: ..."

@@ -4,9 +4,9 @@ import json
 
 import pytest
 from flwr.app import Context, RecordDict
+
 from flwr_distill.protocol.registry import built_in_methods
 from flwr_distill.server.app import main
-
 from tests.matrix import strategies
 
 pytestmark = pytest.mark.usefixtures("without_pictures")

@@ -4,6 +4,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+
 from flwr_distill.server.columns import _ask_for_sums
 
 

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
+
 from flwr_distill.protocol.edge import ASK, END, GREET, from_bytes, to_bytes
 from flwr_distill.protocol.edge_calls import EdgeError, NobodyThereError, call
 from flwr_distill.server.edge import Commands, check_below, commands_from_above

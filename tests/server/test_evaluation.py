@@ -5,10 +5,11 @@ import math
 import numpy as np
 import torch
 from flwr.app import ArrayRecord
-from flwr_distill.server.evaluation import server_evaluation
-from flwr_distill.task.datasets import Samples
 from sklearn.metrics import accuracy_score, log_loss, recall_score
 from torch import nn
+
+from flwr_distill.server.evaluation import server_evaluation
+from flwr_distill.task.datasets import Samples
 
 
 def test_accuracy_loss_and_accuracy_by_class_are_scikit_learns():

@@ -7,13 +7,14 @@ from logging import ERROR
 import numpy as np
 import pytest
 from flwr.app import Array, Context, RecordDict
+from safetensors.numpy import load_file
+
 from flwr_distill.protocol.hfldd import DISTILL
 from flwr_distill.server.app import main
 from flwr_distill.server.grid.failures import reason_of
 from flwr_distill.server.record.checkpoint import checkpoints, load_checkpoint
 from flwr_distill.server.rounds import NothingLearntError
 from flwr_distill.strategies.flower import FedAdam
-from safetensors.numpy import load_file
 
 NODES = 3
 QUICK = {

@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 import pytest
-from flwr_distill.task.datasets import load_dataset
 
 from benchmarks.in_process import run_in_process
+from flwr_distill.task.datasets import load_dataset
 
 SIZES = [12, 20, 34, 57, 95, 1200]
 NODES = [{"partition-id": i, "num-partitions": len(SIZES)} for i in range(len(SIZES))]

@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
+from torch import nn
+
+from benchmarks.in_process import FIRST_NODE, InProcessGrid
 from flwr_distill.links.records import Introduction
 from flwr_distill.protocol.arrays import as_record, model_arrays
 from flwr_distill.protocol.fedhead import AGGREGATE_SECTOR, HAND_OUT
@@ -24,9 +27,6 @@ from flwr_distill.strategies.flower import QFedAvg
 from flwr_distill.strategies.hfldd import HFLDD
 from flwr_distill.strategies.scaffold import SCAFFOLD
 from flwr_distill.task.settings import SettingsError
-from torch import nn
-
-from benchmarks.in_process import FIRST_NODE, InProcessGrid
 
 START = {"weight": np.zeros((1, 2), np.float32), "bias": np.zeros(1, np.float32)}
 NODES = range(FIRST_NODE, FIRST_NODE + 5)

@@ -4,6 +4,7 @@ import logging
 
 import pytest
 from flwr.common import log
+
 from flwr_distill.server.names import named, names_in_log
 
 NODE, OTHER = 2**64 - 5, 7_000_000_000_000_000_001

@@ -7,6 +7,8 @@ from itertools import pairwise
 import pytest
 from flwr.app import ConfigRecord, Context, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg, FedProx, Result
+from safetensors.numpy import load_file
+
 from flwr_distill.protocol.meeting import DESCRIBE
 from flwr_distill.server.app import main
 from flwr_distill.server.export.model import export_model, run_to_export
@@ -16,7 +18,6 @@ from flwr_distill.server.record.writing import ResultsError
 from flwr_distill.server.roster import TooFewNodesError
 from flwr_distill.server.rounds import NothingLearntError
 from flwr_distill.task.settings import SettingsError
-from safetensors.numpy import load_file
 
 NODES, ROUNDS = 3, 3
 QUICK = {

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from flwr_distill.protocol.method import TRAIN_PHASE, Method, all_protected
 from flwr_distill.protocol.registry import built_in_methods
 from flwr_distill.server.export.card import model_card

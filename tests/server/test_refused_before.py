@@ -2,9 +2,10 @@
 
 import re
 
-import flwr_distill.server.task
 import pytest
 from flwr.app import Context, RecordDict
+
+import flwr_distill.server.task
 from flwr_distill.server.app import main
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.server.task import Task

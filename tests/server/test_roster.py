@@ -4,6 +4,7 @@ import logging
 
 import pytest
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
+
 from flwr_distill.protocol.meeting import DESCRIBE
 from flwr_distill.server.roster import Roster, meet_nodes
 from flwr_distill.strategies.common.directory import Directory

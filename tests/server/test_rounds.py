@@ -2,9 +2,10 @@
 
 import json
 
-import flwr_distill.server.task
 import pytest
 from flwr.app import ConfigRecord, Context, MetricRecord, RecordDict
+
+import flwr_distill.server.task
 from flwr_distill.protocol.meeting import DESCRIBE
 from flwr_distill.server import rounds
 from flwr_distill.server.app import main

@@ -1,6 +1,7 @@
 """Settings of a run: a table for each method, and what strategy-args change of the run's own."""
 
 import pytest
+
 from flwr_distill.protocol.registry import built_in_methods, find_method
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.task.settings import SettingsError

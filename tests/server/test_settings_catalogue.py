@@ -4,6 +4,8 @@ import tomllib
 from typing import Annotated, Literal
 
 import pytest
+from pydantic import Field
+
 from flwr_distill.protocol.method import Method
 from flwr_distill.protocol.registry import built_in_methods
 from flwr_distill.server.settings import RunSettings, composed_settings
@@ -16,7 +18,6 @@ from flwr_distill.server.settings_catalogue import (
     settings_tables,
 )
 from flwr_distill.task.settings import Block, nested
-from pydantic import Field
 
 TABLES = {table.name: table for table in settings_tables(built_in_methods())}
 SETTINGS = {setting.key: setting for table in TABLES.values() for setting in table.settings}

@@ -5,6 +5,7 @@ import logging
 
 import pytest
 from flwr.app import Context, RecordDict
+
 from flwr_distill.links.records import Introduction
 from flwr_distill.links.routes import Links
 from flwr_distill.server.app import main

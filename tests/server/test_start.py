@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
+
 from flwr_distill.protocol.analytic import TRAIN_SUMS
 from flwr_distill.protocol.arrays import as_arrays
 from flwr_distill.server.app import main

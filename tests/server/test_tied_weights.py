@@ -5,13 +5,13 @@ import json
 import pytest
 import torch
 from flwr.app import Context, RecordDict
-from flwr_distill.protocol.registry import built_in_methods
-from flwr_distill.server.app import main
-from flwr_distill.task.settings import SettingsError
 from safetensors.numpy import load_file
 from torch import nn
 from torch.nn import functional as F
 
+from flwr_distill.protocol.registry import built_in_methods
+from flwr_distill.server.app import main
+from flwr_distill.task.settings import SettingsError
 from tests.matrix import strategies
 
 pytestmark = pytest.mark.usefixtures("without_pictures")

@@ -6,6 +6,7 @@ import hashlib
 import pytest
 import torch
 from flwr.app import Context, RecordDict
+
 from flwr_distill.client.session import Session
 from flwr_distill.client.training import train_round
 from flwr_distill.distill.ensemble import distil_ensemble, teacher_probabilities

@@ -4,9 +4,10 @@ import copy
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+from torch.nn import functional
+
 from flwr_distill.client.session import Session
 from flwr_distill.client.training import epoch_batches
-from torch.nn import functional
 
 FIRST = 2**64 - 1000  # as in tests/conftest.py
 LR = 0.05

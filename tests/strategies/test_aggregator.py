@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedMedian, FedTrimmedAvg, Krum, Strategy
+
 from flwr_distill.protocol.arrays import as_record
 from flwr_distill.protocol.registry import built_in_methods
 from flwr_distill.protocol.robust import robust_mean

@@ -2,12 +2,12 @@
 
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord
+
+from benchmarks.hostile import Attack, Ring
 from flwr_distill.strategies.agreement import Agreement
 from flwr_distill.strategies.cadis import CADIS
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
-
-from benchmarks.hostile import Attack, Ring
 
 FIRST = 2**64 - 1000  # as in conftest.py
 NODES = 10

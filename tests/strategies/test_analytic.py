@@ -8,6 +8,10 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord
+from numpy.testing import assert_allclose
+from scipy.special import softmax
+from sklearn.metrics import log_loss
+
 from flwr_distill.distill.analytic import (
     STRENGTHS,
     Sums,
@@ -41,9 +45,6 @@ from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import SettingsError, TaskSettings
 from flwr_distill.task.source import partition_samples
-from numpy.testing import assert_allclose
-from scipy.special import softmax
-from sklearn.metrics import log_loss
 
 from .naive import FIRST, play, sessions, spoil, start
 

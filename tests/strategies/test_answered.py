@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+
 from flwr_distill.protocol.arrays import as_record
 from flwr_distill.protocol.replies import NothingUsableError
 from flwr_distill.server.grid.screening import ScreeningGrid

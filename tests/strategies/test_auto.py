@@ -8,6 +8,8 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
+from scipy.special import softmax
+
 from flwr_distill.protocol.auto import CHOICE
 from flwr_distill.protocol.hfldd import LABEL_KNOWLEDGE, Distillation, LabelKnowledge
 from flwr_distill.protocol.messages import ARRAYS
@@ -18,7 +20,6 @@ from flwr_distill.strategies.auto.skew import label_skew, one_class_labels
 from flwr_distill.strategies.hfldd import HFLDD
 from flwr_distill.task.datasets import auxiliary_images, load_dataset
 from flwr_distill.task.models import create_model
-from scipy.special import softmax
 
 SPEC = load_dataset("digits").spec
 MODEL = create_model("auto", SPEC, seed=0)

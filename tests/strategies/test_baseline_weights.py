@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from flwr_distill.strategies.fedfa import information_weights
 from flwr_distill.strategies.fednova import normalised_average
 

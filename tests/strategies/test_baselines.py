@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from torch import nn
+from torch.nn import functional
+
 from flwr_distill.client.session import Session
 from flwr_distill.client.training import epoch_batches
 from flwr_distill.protocol.arrays import as_record
@@ -21,8 +24,6 @@ from flwr_distill.strategies.scaffold import SCAFFOLD
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import SettingsError
-from torch import nn
-from torch.nn import functional
 
 FIRST = 2**64 - 1000  # as in conftest.py
 NODES = 3

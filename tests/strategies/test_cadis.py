@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
+
 from flwr_distill.protocol.arrays import as_arrays, as_record
 from flwr_distill.server.app import main
 from flwr_distill.strategies.cadis import CADIS

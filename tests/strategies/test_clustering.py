@@ -4,6 +4,9 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from flwr_distill.strategies.hfldd.clustering import (
     cluster_to_join,
     heterogeneous_clusters,
@@ -12,8 +15,6 @@ from flwr_distill.strategies.hfldd.clustering import (
     nearest_group,
     silhouette_above_noise,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 def soft_labels_of(generator, clients, samples, classes):

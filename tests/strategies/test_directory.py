@@ -4,6 +4,7 @@ import logging
 
 import pytest
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
+
 from flwr_distill.links.records import Introduction
 from flwr_distill.protocol.meeting import DESCRIBE, Requirement
 from flwr_distill.strategies.common.directory import Description, Directory, by_reason

@@ -3,11 +3,13 @@
 import copy
 import logging
 
-import flwr_distill.strategies.dynafed
 import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from torch.nn import functional
+
+import flwr_distill.strategies.dynafed
 from flwr_distill.distill.augmentation import draw_augmentation
 from flwr_distill.distill.errors import DistillError
 from flwr_distill.protocol.arrays import as_record, as_tensors
@@ -18,7 +20,6 @@ from flwr_distill.strategies.dynafed import DynaFed
 from flwr_distill.task.datasets import DataSpec, load_dataset
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import SettingsError
-from torch.nn import functional
 
 SPEC = load_dataset("digits").spec
 MODEL = create_model("auto", SPEC, seed=0)

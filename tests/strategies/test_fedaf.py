@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from torch.nn import functional
+
 from flwr_distill.distill.peer_matching import distill_with_peers
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.links.records import VIRTUAL_DATA
@@ -20,7 +22,6 @@ from flwr_distill.strategies.fedaf import FedAF, knowledge_matching
 from flwr_distill.task.datasets import DataSpec, load_dataset
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import SettingsError
-from torch.nn import functional
 
 from .naive import FIRST, UNEQUAL, assert_by_class, by_class, mean_over_nodes, sessions, start
 

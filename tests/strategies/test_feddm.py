@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from torch.nn import functional
+
 from flwr_distill.client.session import Session
 from flwr_distill.distill.perturbed_matching import distill_around
 from flwr_distill.distill.virtual_data import VirtualData
@@ -21,7 +23,6 @@ from flwr_distill.strategies.feddm import FedDM, stay_within
 from flwr_distill.task.datasets import DataSpec, load_dataset
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import SettingsError
-from torch.nn import functional
 
 FIRST = 2**64 - 1000  # as in conftest.py
 RUN_CONFIG = {"partition.classes": 5}  # each node misses half of the classes

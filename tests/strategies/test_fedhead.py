@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
 from flwr_distill.distill.ensemble import distil_ensemble, teacher_probabilities
 from flwr_distill.protocol.ensemble import EnsembleDistillation
 from flwr_distill.protocol.fedhead import AGGREGATE_SECTOR, DISTILL_SECTOR, HAND_OUT, TRAIN_SECTOR

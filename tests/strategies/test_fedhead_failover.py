@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord
+
 from flwr_distill.protocol.ensemble import EnsembleDistillation
 from flwr_distill.protocol.fedhead import AGGREGATE_SECTOR, DISTILL_SECTOR, HAND_IN, TRAIN_SECTOR
 from flwr_distill.protocol.messages import DELIVERY

@@ -2,11 +2,16 @@
 
 import re
 
-import flwr_distill.client.fedhead
 import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord
+from safetensors.numpy import load, save
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+
+import flwr_distill.client.fedhead
+from benchmarks.hostile import Attack, Ring
 from flwr_distill.protocol.ensemble import EnsembleDistillation
 from flwr_distill.protocol.fedhead import AGGREGATE_SECTOR, DISTILL_SECTOR
 from flwr_distill.protocol.meeting import DESCRIBE
@@ -15,11 +20,6 @@ from flwr_distill.strategies.fedhead import FedHEAD
 from flwr_distill.strategies.fedhead.screening import Norms, far_longer, longest
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
-from safetensors.numpy import load, save
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
-
-from benchmarks.hostile import Attack, Ring
 
 FIRST = 2**64 - 1000  # as in conftest.py
 RUN_CONFIG = {"partition.scheme": "iid", "train.local-epochs": 1, "train.batch-size": 64}

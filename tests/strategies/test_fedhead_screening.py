@@ -2,17 +2,18 @@
 
 import json
 
-import flwr_distill.client.fedhead
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord
+from safetensors.numpy import load, save
+
+import flwr_distill.client.fedhead
 from flwr_distill.protocol.fedhead import DISTILL_SECTOR
 from flwr_distill.server.grid.screening import ScreeningGrid
 from flwr_distill.server.record.journal import Journal
 from flwr_distill.strategies.fedhead import FedHEAD
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
-from safetensors.numpy import load, save
 
 NODES = 6
 RUN_CONFIG = {"partition.scheme": "iid", "train.local-epochs": 1, "train.batch-size": 64}

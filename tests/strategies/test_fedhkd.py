@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
+
 from flwr_distill.client.fedhkd import own_knowledge
 from flwr_distill.client.local_round import LocalRound
 from flwr_distill.protocol.arrays import as_record

@@ -4,11 +4,13 @@ import copy
 from dataclasses import replace
 from datetime import datetime
 
-import flwr_distill.strategies.fedlgd
 import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+from torch.nn import functional
+
+import flwr_distill.strategies.fedlgd
 from flwr_distill.client.session import Session
 from flwr_distill.client.training import epoch_batches
 from flwr_distill.distill.contrastive import supervised_contrastive_loss
@@ -28,7 +30,6 @@ from flwr_distill.task.backbones import seen_spec
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import TrainSettings
-from torch.nn import functional
 
 from .naive import spoil
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
+from safetensors.torch import load
+
 from flwr_distill.links.store import NodeStore
 from flwr_distill.protocol.arrays import as_record
 from flwr_distill.protocol.fedmd import EVALUATE_OWN, LOGITS
@@ -16,7 +18,6 @@ from flwr_distill.strategies.fedmd import FedMD
 from flwr_distill.task.datasets import auxiliary_images, load_dataset
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import SettingsError
-from safetensors.torch import load
 
 from .naive import FIRST, LR, play, sessions, spoil, start, trained
 

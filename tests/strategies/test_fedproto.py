@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+
 from flwr_distill.links.store import NodeStore
 from flwr_distill.protocol.arrays import as_record
 from flwr_distill.protocol.class_means import record_of_means

@@ -4,11 +4,13 @@ import copy
 import logging
 from collections import Counter
 
-import flwr_distill.client.fedseq
 import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from safetensors.numpy import save
+
+import flwr_distill.client.fedseq
 from flwr_distill.client.training import soft_labels
 from flwr_distill.protocol.fedseq import (
     PASS_AGAIN,
@@ -26,7 +28,6 @@ from flwr_distill.strategies.fedseq.traffic import formulas
 from flwr_distill.task.datasets import auxiliary_images, load_dataset
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import SettingsError
-from safetensors.numpy import save
 
 FIRST = 2**64 - 1000  # as in conftest.py
 RUN_CONFIG = {"partition.classes": 3, "train.local-epochs": 1, "train.batch-size": 64}

@@ -4,13 +4,14 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from flwr_distill.strategies.fedseq.grouping import (
     evenness,
     greedy_superclients,
     superclient_to_join,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 
 def naive_evenness(p, q):

@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord
+
 from flwr_distill.protocol.ensemble import EnsembleDistillation
 from flwr_distill.protocol.hfldd import Distillation
 from flwr_distill.strategies.cadis import CADIS

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg, Strategy
+
+from benchmarks.in_process import run_in_process
 from flwr_distill.client.app import app
 from flwr_distill.protocol.arrays import as_arrays, as_record
 from flwr_distill.protocol.registry import built_in_methods
@@ -21,8 +23,6 @@ from flwr_distill.strategies.common.registry import (
 from flwr_distill.task.models import create_model
 from flwr_distill.task.plugin import import_object
 from flwr_distill.task.settings import SettingsError
-
-from benchmarks.in_process import run_in_process
 
 FLOWERS = {
     name: cls

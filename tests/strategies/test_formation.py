@@ -3,6 +3,7 @@
 import math
 
 import pytest
+
 from flwr_distill.distill.formation import LARGEST
 from flwr_distill.protocol.hfldd import Distillation
 from flwr_distill.strategies.common.directory import Directory

@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
 from flwr_distill.protocol.hfldd import (
     DISTILL,
     LABEL_KNOWLEDGE,

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord
+
 from flwr_distill.distill import VirtualData
 from flwr_distill.protocol.hfldd import (
     DISTILL,

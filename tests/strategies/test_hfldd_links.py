@@ -3,6 +3,7 @@
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord
+
 from flwr_distill.client.hfldd import pooled_samples
 from flwr_distill.client.session import Session
 from flwr_distill.distill import VirtualData

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+
 from flwr_distill.client.distillation import REFINE_BANK
 from flwr_distill.client.hfldd import PREFIX, REFINED
 from flwr_distill.client.session import Session

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+
+from benchmarks.hostile import Attack, Ring
 from flwr_distill.client.hfldd import knows
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.protocol.hfldd import VOTE, VOTES, Distillation
@@ -15,8 +17,6 @@ from flwr_distill.strategies.hfldd.votes import contradicted, verdicts, voters
 from flwr_distill.strategies.hfldd.voting import note_verdicts
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
-
-from benchmarks.hostile import Attack, Ring
 
 MODEL = create_model("auto", load_dataset("digits").spec, seed=0)
 RUN_CONFIG = {

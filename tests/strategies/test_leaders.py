@@ -3,6 +3,7 @@
 import logging
 
 import pytest
+
 from flwr_distill.strategies.common.leaders import successor
 
 

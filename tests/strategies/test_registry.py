@@ -2,6 +2,7 @@
 
 import pytest
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, Krum
+
 from flwr_distill.protocol.arguments import read_arguments
 from flwr_distill.protocol.fedhead import FedHEADSettings
 from flwr_distill.protocol.hfldd import HFLDDSettings

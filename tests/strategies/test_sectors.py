@@ -4,12 +4,13 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from flwr_distill.protocol.arrays import check_arrays
-from flwr_distill.protocol.averages import weighted_mean
-from flwr_distill.strategies.fedhead.sectors import assign_sectors, draw_leader
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
+
+from flwr_distill.protocol.arrays import check_arrays
+from flwr_distill.protocol.averages import weighted_mean
+from flwr_distill.strategies.fedhead.sectors import assign_sectors, draw_leader
 
 
 def model(seed, scale=1.0):

@@ -4,6 +4,9 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from flwr_distill.strategies.cadis.similarity import (
     KnownPairs,
     aggregation_weights,
@@ -13,8 +16,6 @@ from flwr_distill.strategies.cadis.similarity import (
     threshold,
     transitive_similarity,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 def meetings(generator, num_clients, rounds):

@@ -6,6 +6,8 @@ from itertools import chain, repeat
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+from torch.nn import functional
+
 from flwr_distill.client.session import Session
 from flwr_distill.client.training import epoch_batches
 from flwr_distill.client.vhl import VirtualTask, virtual_images
@@ -14,7 +16,6 @@ from flwr_distill.strategies.vhl import VHL
 from flwr_distill.task.datasets import DataSpec, Samples, load_dataset
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import SettingsError
-from torch.nn import functional
 
 NODES = 2
 PARTITIONS = 8

@@ -4,6 +4,7 @@ import logging
 import time
 
 import pytest
+
 from flwr_distill.strategies.common import waiting
 from flwr_distill.strategies.common.waiting import TooFewNodesError, connected_nodes
 

@@ -8,10 +8,11 @@ another error, and leaves its stream as the current one.
 from types import SimpleNamespace
 
 import torch
-from flwr_distill.task.compute import cuda_graph
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from flwr_distill.task.compute import cuda_graph
 
 CHANGES_STATISTICS = {torch.ops.aten.native_batch_norm.default}
 """Changes its arguments, and its schema does not say so."""

@@ -5,15 +5,16 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.ndimage import affine_transform
+
 from flwr_distill.task import augmentation
 from flwr_distill.task.augmentation import Augment, augmented, chosen_changes
 from flwr_distill.task.datasets import DataSpec, load_dataset
 from flwr_distill.task.datasets.registry import _ENTRIES
 from flwr_distill.task.datasets.text import text_spec
 from flwr_distill.task.settings import CHANGES, SettingsError, TrainSettings
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from scipy.ndimage import affine_transform
 
 SPEC = load_dataset("digits").spec
 TEXTS = text_spec("some-texts", 4)

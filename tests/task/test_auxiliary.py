@@ -3,8 +3,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from flwr_distill.task.datasets import DatasetError, DataSpec, auxiliary_images
 from PIL import Image
+
+from flwr_distill.task.datasets import DatasetError, DataSpec, auxiliary_images
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 GREY = DataSpec("grey", (1, 6, 8), 3, (0.25,), (0.5,))

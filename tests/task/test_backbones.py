@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from torch import nn
+from torchvision.models import get_model
+
 from flwr_distill.task.backbones import Frozen, copy_to_train, fingerprint, seen_spec, whole_state
 from flwr_distill.task.datasets import DataSpec, load_dataset
 from flwr_distill.task.models import ModelError, create_model, model_of
 from flwr_distill.task.settings import TaskSettings
-from safetensors.torch import save_file
-from torch import nn
-from torchvision.models import get_model
 
 SPEC = load_dataset("digits").spec
 COLOUR = DataSpec("some", (3, 32, 32), 10, (0.4, 0.5, 0.6), (0.2, 0.2, 0.25))

@@ -5,12 +5,13 @@ import io
 import numpy as np
 import pytest
 import torch
-from flwr_distill.task.datasets import DatasetError, load_dataset
-from flwr_distill.task.datasets.corruptions import _CORRUPTIONS, corrupted
 from matplotlib.colors import hsv_to_rgb, rgb_to_hsv
 from PIL import Image
 from scipy.ndimage import gaussian_filter
 from torch.nn.functional import interpolate
+
+from flwr_distill.task.datasets import DatasetError, load_dataset
+from flwr_distill.task.datasets.corruptions import _CORRUPTIONS, corrupted
 
 KINDS = sorted(_CORRUPTIONS)
 

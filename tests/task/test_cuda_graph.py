@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from flwr_distill.task.compute.cuda_graph import graphed
 from torch import Tensor
 
+from flwr_distill.task.compute.cuda_graph import graphed
 from tests.task import cpu_graphs
 
 CUDA = torch.device("cuda")

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from flwr_distill.task.datasets import (
     Dataset,
     DatasetError,

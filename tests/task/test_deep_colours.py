@@ -9,9 +9,10 @@ import imagecodecs
 import numpy as np
 import pytest
 import tifffile
+from PIL import Image
+
 from flwr_distill.task.datasets import DatasetError, DataSpec, load_private_data
 from flwr_distill.task.image_files import UnusableFileError, inspect_image, open_image
-from PIL import Image
 
 RNG = np.random.default_rng(0)
 DEEP = RNG.integers(0, 65536, (6, 8, 3), dtype=np.uint16)

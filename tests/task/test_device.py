@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from flwr_distill.task.compute.device import choose_device, describe_device, place
 from flwr_distill.task.compute.precision import forward_in, products_in
 from flwr_distill.task.datasets import Samples

@@ -8,13 +8,6 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from flwr_distill.cli.main import app
-from flwr_distill.cli.source import load_source
-from flwr_distill.server.export.description import Description
-from flwr_distill.server.export.prediction import ExportedModel
-from flwr_distill.task.datasets import DatasetError, DataSpec, auxiliary_images, load_private_data
-from flwr_distill.task.image_files import UnusableFileError, inspect_image, open_image
-from flwr_distill.task.survey import survey
 from PIL import Image
 from pydicom import dcmread
 from pydicom.dataset import Dataset, FileDataset, FileMetaDataset
@@ -31,6 +24,14 @@ from pydicom.uid import (
     RLELossless,
 )
 from typer.testing import CliRunner
+
+from flwr_distill.cli.main import app
+from flwr_distill.cli.source import load_source
+from flwr_distill.server.export.description import Description
+from flwr_distill.server.export.prediction import ExportedModel
+from flwr_distill.task.datasets import DatasetError, DataSpec, auxiliary_images, load_private_data
+from flwr_distill.task.image_files import UnusableFileError, inspect_image, open_image
+from flwr_distill.task.survey import survey
 
 RNG = np.random.default_rng(0)
 GREY = DataSpec("grey", (1, 6, 8), 2, (0.0,), (1.0,))

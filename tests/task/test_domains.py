@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
+
 from flwr_distill.client.session import Session
 from flwr_distill.task.datasets import (
     Dataset,

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 import torchvision
+
 from flwr_distill.task.datasets import load_dataset
 
 NODES = 3

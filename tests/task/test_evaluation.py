@@ -2,6 +2,9 @@
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional
+
 from flwr_distill.client.fedmd import logits_on
 from flwr_distill.client.fedproto import nearest_prototype
 from flwr_distill.client.hfldd import knows
@@ -10,8 +13,6 @@ from flwr_distill.distill.ensemble import distil_ensemble
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.task.datasets import Samples
 from flwr_distill.task.evaluation import BATCH, evaluate_model, outputs, predict
-from torch import nn
-from torch.nn import functional
 
 
 @pytest.mark.parametrize("n", [1, BATCH, BATCH + 1, 2 * BATCH + 7])

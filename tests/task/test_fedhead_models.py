@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from torch.nn import functional as F
+
 from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.datasets.text import text_spec
 from flwr_distill.task.models import ModelError, create_model, model_names
-from torch.nn import functional as F
 
 CIFAR = DataSpec("some-set", (3, 32, 32), 10, (0.5,) * 3, (0.5,) * 3)
 TEXT = text_spec("some-texts", 4)

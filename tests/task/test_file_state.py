@@ -4,6 +4,7 @@ import os
 import shutil
 
 import pytest
+
 from flwr_distill.task import file_state
 from flwr_distill.task.datasets import auxiliary_files, dataset_files
 from flwr_distill.task.datasets.registry import dataset_names

@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 import tifffile
 import torch
+from PIL import Image, TiffImagePlugin
+from typer.testing import CliRunner
+
 from flwr_distill.cli.main import app
 from flwr_distill.cli.source import load_source
 from flwr_distill.server.export.description import Description
@@ -14,8 +17,6 @@ from flwr_distill.server.export.prediction import ExportedModel
 from flwr_distill.task.datasets import DatasetError, DataSpec, auxiliary_images, load_private_data
 from flwr_distill.task.image_files import UnusableFileError, inspect_image, open_image
 from flwr_distill.task.survey import survey
-from PIL import Image, TiffImagePlugin
-from typer.testing import CliRunner
 
 ROOT = Path(__file__).resolve().parents[2]
 ORIENTATION = 0x0112

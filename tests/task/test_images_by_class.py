@@ -15,6 +15,10 @@ import pyarrow
 import pytest
 import torch
 from flwr.app import Context, RecordDict
+from PIL import Image
+from pyarrow import parquet
+from typer.testing import CliRunner
+
 from flwr_distill.cli.main import app
 from flwr_distill.cli.source import load_source
 from flwr_distill.client.session import Session
@@ -23,9 +27,6 @@ from flwr_distill.task.file_state import FilesChangedError
 from flwr_distill.task.image_files import class_names
 from flwr_distill.task.labels import LabelMap
 from flwr_distill.task.survey import survey
-from PIL import Image
-from pyarrow import parquet
-from typer.testing import CliRunner
 
 SPEC = DataSpec("colour", (3, 6, 8), 2, (0.0,) * 3, (1.0,) * 3)
 RNG = np.random.default_rng(0)

@@ -1,6 +1,7 @@
 """The label map: names in an order that is the same everywhere, told apart, and compared."""
 
 import pytest
+
 from flwr_distill.task.datasets import DatasetError, DataSpec
 from flwr_distill.task.labels import LabelError, LabelMap, in_order
 from flwr_distill.task.settings import SettingsError, TaskSettings

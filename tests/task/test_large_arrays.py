@@ -9,10 +9,11 @@ import sys
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+
 from flwr_distill.task import large_arrays
 from flwr_distill.task.datasets import DatasetError
 from flwr_distill.task.large_arrays import empty, joined, stacked
-from PIL import Image
 
 
 @pytest.fixture(params=["in memory", "in a file"])

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
+
 from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.models import ModelError, create_model, last_dense, model_names
-from torch import nn
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28)])

@@ -5,6 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
+
 from flwr_distill.client.training import epoch_batches, fit
 from flwr_distill.protocol.arrays import arrays_of
 from flwr_distill.server.export.description import Description
@@ -13,8 +16,6 @@ from flwr_distill.server.export.prediction import read_model
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.labels import LabelMap, positions
 from flwr_distill.task.models import ModelError, create_model, why_private_step_fails
-from torch import nn
-from torch.nn import functional as F
 
 SPEC = load_dataset("digits").spec
 

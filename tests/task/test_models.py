@@ -3,10 +3,11 @@ import sys
 import numpy as np
 import pytest
 import torch
-from flwr_distill.task.datasets import DataSpec, load_dataset
-from flwr_distill.task.models import ModelError, create_model, model_names
 from torch import nn
 from torch.nn import functional as F
+
+from flwr_distill.task.datasets import DataSpec, load_dataset
+from flwr_distill.task.models import ModelError, create_model, model_names
 
 
 def _spec(*shape, num_classes=10):

@@ -4,6 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+
 from flwr_distill.protocol.arrays import as_arrays
 from flwr_distill.protocol.meeting import SUMS, record_of_sums, scale_in
 from flwr_distill.task.columns import Columns, Moments, Scale, dwarfed, pooled, scale_of_sums

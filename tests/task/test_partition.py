@@ -4,11 +4,12 @@ import time
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.partition import SCHEMES, PartitionError, partition_indices
 from flwr_distill.task.settings import PartitionSettings
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 LIBRARY_SCHEMES = ["iid", "dirichlet", "shards"]
 CLUSTER_SCHEMES = ["cluster-mc", "cluster-bc", "cluster-uc"]

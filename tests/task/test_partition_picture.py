@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from flwr_distill.task.partition.picture import partition_picture
 
 COUNTS = np.array([[40, 0, 10], [0, 0, 90]])

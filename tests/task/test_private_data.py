@@ -4,10 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
+
 from flwr_distill.task.datasets import DatasetError, DataSpec, labels_of, load_private_data
 from flwr_distill.task.image_files import class_names
 from flwr_distill.task.labels import LabelMap
-from PIL import Image
 
 GREY = DataSpec("grey", (1, 6, 8), 3, (0.25,), (0.5,))
 COLOUR = DataSpec("colour", (3, 6, 8), 3, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))

@@ -4,6 +4,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
 from flwr_distill.protocol.registry import built_in_methods
 from flwr_distill.server.settings import RunSettings, composed_settings
 from flwr_distill.task.settings import SettingsError, TaskSettings

@@ -5,9 +5,10 @@ import sys
 
 import numpy as np
 import pytest
+from PIL import Image
+
 from flwr_distill.task.datasets import DatasetError
 from flwr_distill.task.survey import survey
-from PIL import Image
 
 
 def save(path, seed=0, size=(8, 6), mode="RGB"):

@@ -1,6 +1,7 @@
 """What a survey finds in the columns that a run reads of a node's own table."""
 
 import pytest
+
 from flwr_distill.task.columns import Columns
 from flwr_distill.task.datasets import DatasetError
 from flwr_distill.task.table_survey import survey_table

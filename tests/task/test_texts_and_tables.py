@@ -5,11 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sklearn.utils import murmurhash3_32
+
 from flwr_distill.task.datasets import DatasetError, load_dataset
 from flwr_distill.task.datasets.text import LENGTH, VOCABULARY, token_ids
 from flwr_distill.task.settings import TaskSettings
 from flwr_distill.task.source import partition_samples
-from sklearn.utils import murmurhash3_32
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 

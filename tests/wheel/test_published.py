@@ -11,14 +11,14 @@ from importlib.metadata import packages_distributions
 from io import BytesIO
 
 import pytest
-from flwr_distill.fleet.flower_1_32.bundle import app_bundle
-from flwr_distill.fleet.own_app import APP_DIR
-from flwr_distill.server.settings_catalogue import packaged
 from markdown_it import MarkdownIt
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from flwr_distill import ROOMS
+from flwr_distill.fleet.flower_1_32.bundle import app_bundle
+from flwr_distill.fleet.own_app import APP_DIR
+from flwr_distill.server.settings_catalogue import packaged
 
 from .conftest import ROOT
 

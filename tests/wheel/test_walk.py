@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from flwr_distill.fleet.local_federation import free_ports
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from flwr_distill.fleet.local_federation import free_ports
 from tests.docs.pages import commands
 from tests.docs.reader import Reader
 

@@ -4,6 +4,9 @@ from typing import Self
 
 import torch
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from torch import Tensor, nn
+
+from class_anchors.method import ANCHORS, COUNTS, MEANS, PULL, Survey
 from flwr_distill.client.dp_sgd import require_no_privacy
 from flwr_distill.client.local_round import build_model, received_arrays
 from flwr_distill.client.session import Session
@@ -11,9 +14,6 @@ from flwr_distill.client.terms import Features, LossTerm
 from flwr_distill.protocol.arrays import as_arrays, as_tensors
 from flwr_distill.protocol.messages import ARRAYS, CONFIG, METRICS
 from flwr_distill.task.settings import TrainSettings
-from torch import Tensor, nn
-
-from class_anchors.method import ANCHORS, COUNTS, MEANS, PULL, Survey
 
 BATCH_SIZE = 1024
 

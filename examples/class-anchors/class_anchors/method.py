@@ -7,12 +7,13 @@ from typing import Annotated
 
 import numpy as np
 from flwr.app import ArrayRecord
+from pydantic import Field
+
 from flwr_distill.protocol.arrays import Arrays, finite_arrays
 from flwr_distill.protocol.messages import ARRAYS
 from flwr_distill.protocol.method import Method, Phase
 from flwr_distill.protocol.schema import Count, Reply
 from flwr_distill.task.settings import Block, TrainSettings
-from pydantic import Field
 
 CLASS_MEANS = "query.class_means"
 """Ask a node for the mean features of its classes under the model in the message."""

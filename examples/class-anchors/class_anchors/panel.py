@@ -1,8 +1,7 @@
 """The report: a section on who told the server of how many classes."""
 
-from flwr_distill.strategies.common.sections import RunFiles, Section, Table
-
 from class_anchors.method import CLASS_MEANS
+from flwr_distill.strategies.common.sections import RunFiles, Section, Table
 
 
 def survey(run: RunFiles) -> Section | None:

@@ -8,11 +8,6 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
-from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record, sent_arrays
-from flwr_distill.protocol.messages import ARRAYS, CONFIG
-from flwr_distill.protocol.replies import usable
-from flwr_distill.strategies.common.checked import CheckedFedAvg
-from flwr_distill.strategies.common.run import Run
 
 from class_anchors.method import (
     ANCHORS,
@@ -23,6 +18,11 @@ from class_anchors.method import (
     AnchorSettings,
     Survey,
 )
+from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record, sent_arrays
+from flwr_distill.protocol.messages import ARRAYS, CONFIG
+from flwr_distill.protocol.replies import usable
+from flwr_distill.strategies.common.checked import CheckedFedAvg
+from flwr_distill.strategies.common.run import Run
 
 
 class ClassAnchors(CheckedFedAvg):

@@ -3,10 +3,10 @@
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr_distill.client.handlers import add_methods
 from torch.utils.data import DataLoader
 
 from digits_app.task import Net, accuracy, load_data
+from flwr_distill.client.handlers import add_methods
 
 app = ClientApp()
 

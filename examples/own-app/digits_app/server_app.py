@@ -4,10 +4,10 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
-from flwr_distill.protocol.hfldd import Distillation
-from flwr_distill.strategies.hfldd import HFLDD
 
 from digits_app.task import Net, accuracy, digits
+from flwr_distill.protocol.hfldd import Distillation
+from flwr_distill.strategies.hfldd import HFLDD
 
 app = ServerApp()
 

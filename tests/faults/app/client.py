@@ -14,14 +14,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from unittest.mock import patch
 
-import flwr_distill.client.fedhead
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.clientapp import ClientApp
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+import flwr_distill.client.fedhead
 from flwr_distill.client.app import app as ours
 from flwr_distill.protocol.fedhead import LEADS
 from flwr_distill.protocol.messages import ARRAYS, CONFIG, SERVER_ROUND
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 FOLDER = Path(os.environ["FAULTS"])
 

@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord
+from onnx.reference import ReferenceEvaluator
+from safetensors.torch import load_file
+
 from flwr_distill.server.export import student
 from flwr_distill.server.export.card import model_card
 from flwr_distill.server.export.model import ExportError, _checked, export_model, run_to_export
@@ -15,8 +18,6 @@ from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model, last_dense
 from flwr_distill.task.settings import TaskSettings
 from flwr_distill.task.source import data_spec
-from onnx.reference import ReferenceEvaluator
-from safetensors.torch import load_file
 
 INPUTS = torch.randn(7, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+
 from flwr_distill.server.flower_1_32.batches import BATCH
 from flwr_distill.server.grid.exchange import exchange_over
 

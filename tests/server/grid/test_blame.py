@@ -2,11 +2,12 @@
 
 from types import SimpleNamespace
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from flwr_distill.links.masks import threshold
 from flwr_distill.server.grid.blame import Blame
 from flwr_distill.server.grid.sums import liars, most_hostile
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 @given(st.data())

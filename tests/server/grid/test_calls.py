@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, iterate_object_tree
+
 from flwr_distill.protocol.flower_1_32.together import Together
 from flwr_distill.server.flower_1_32 import batches
 from flwr_distill.server.flower_1_32.batches import BATCH

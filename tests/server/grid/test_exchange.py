@@ -7,6 +7,7 @@ from importlib.metadata import version
 import grpc
 import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+
 from flwr_distill.server import line
 from flwr_distill.server.grid import exchange as exchange_module
 from flwr_distill.server.grid.exchange import Exchange, exchange_over

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy.strategy_utils import sample_nodes
+
 from flwr_distill.protocol.registry import find_method, phases_of
 from flwr_distill.server.grid.ledger import DIRECT, DOWN, RELAYED, UP
 from flwr_distill.server.grid.metered import MeteredGrid, QuorumError

@@ -5,10 +5,11 @@ import math
 from itertools import pairwise
 
 from flwr.app import ConfigRecord, Message, RecordDict
-from flwr_distill.server.grid.ids import RANDOM_BYTES, make_id_random
-from flwr_distill.server.grid.metered import MeteredGrid
 from hypothesis import given
 from hypothesis import strategies as st
+
+from flwr_distill.server.grid.ids import RANDOM_BYTES, make_id_random
+from flwr_distill.server.grid.metered import MeteredGrid
 
 BITS = 128
 DRAWS = 2000

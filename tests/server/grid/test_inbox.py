@@ -11,6 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from flwr.common.constant import ErrorCode
 from flwr.supercore.inflatable import inflatable_utils
 from flwr.superlink.grid import GrpcGrid
+
 from flwr_distill.server.flower_1_32 import inbox as inbox_module
 from flwr_distill.server.flower_1_32.exchange import LONGEST_CALL
 from flwr_distill.server.flower_1_32.inbox import PULLS

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
 from flwr_distill.server.grid.ledger import (
     DIRECT,
     DOWN,

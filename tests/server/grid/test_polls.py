@@ -2,6 +2,7 @@
 
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+
 from flwr_distill.client.app import app
 from flwr_distill.client.session import Session
 from flwr_distill.protocol.messages import CLIPPING_NORM, PACE, POLL_EVERY

@@ -4,6 +4,7 @@ import logging
 
 import pytest
 from flwr.app import Message, MetricRecord, RecordDict
+
 from flwr_distill.server.grid import progress
 from flwr_distill.server.grid.metered import MeteredGrid
 from flwr_distill.server.grid.progress import Progress

@@ -18,6 +18,8 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.serverapp.strategy import FedAvg, FedMedian, FedProx, FedTrimmedAvg, Krum
+
+from benchmarks.in_process import InProcessGrid
 from flwr_distill.protocol.arrays import DecodedArray, as_record
 from flwr_distill.protocol.method import TRAIN_PHASE, Phase
 from flwr_distill.protocol.registry import method_of, phases_of
@@ -32,8 +34,6 @@ from flwr_distill.strategies.common.checked import CheckedFedAvg
 from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.strategies.moon import MOON
 from flwr_distill.strategies.scaffold import SCAFFOLD
-
-from benchmarks.in_process import InProcessGrid
 
 FIRST = 2**64 - 1000  # as in conftest.py
 NODES, HOSTILE = 6, (1, 4)

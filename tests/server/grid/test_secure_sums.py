@@ -6,6 +6,8 @@ import math
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+
+from benchmarks.in_process import InProcessGrid
 from flwr_distill.client.app import MethodApp
 from flwr_distill.client.secure_sums import FOLDER, STATE
 from flwr_distill.fleet.certificates import CertificateFolder
@@ -28,8 +30,6 @@ from flwr_distill.protocol.secure_sums import (
 from flwr_distill.server.grid.metered import QuorumError
 from flwr_distill.server.grid.secure_sums import SecureSumGrid
 from flwr_distill.server.record.journal import Journal
-
-from benchmarks.in_process import InProcessGrid
 
 RUN, FIRST = 7, 2**64 - 50
 CONFIG = {"strategy": "fedavg", "secure-sums": True}

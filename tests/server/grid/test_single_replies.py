@@ -8,6 +8,7 @@ from io import BytesIO
 import numpy as np
 import pytest
 from flwr.app import Array, ConfigRecord, Message, MetricRecord, RecordDict
+
 from flwr_distill.protocol.arrays import as_record
 from flwr_distill.protocol.fedhead import TRAIN_SECTOR
 from flwr_distill.protocol.fedlgd import TRAIN_VIRTUAL

@@ -12,6 +12,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+
 from flwr_distill.protocol.arrays import RecordArrays, as_record, sent_arrays
 from flwr_distill.protocol.averages import weighted_mean
 from flwr_distill.server.grid import metered as grid_module

@@ -2,6 +2,7 @@
 
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+
 from flwr_distill.server.app import main
 from flwr_distill.server.grid.together import name_companions
 

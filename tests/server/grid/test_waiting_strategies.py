@@ -2,6 +2,7 @@
 
 import pytest
 from flwr.app import Message, MetricRecord, RecordDict
+
 from flwr_distill.server.grid import metered
 from flwr_distill.server.grid.metered import MeteredGrid
 from flwr_distill.server.roster import TooFewNodesError

@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+
 from flwr_distill.server.page.comparison_page import comparison_page
 from flwr_distill.server.page.run_files import read_run
 

@@ -1,12 +1,13 @@
 """The maths of comparing runs, and the words for numbers."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from flwr_distill.server.page.comparison import best, common_accuracy, differing, labels, reached
 from flwr_distill.server.page.comparison_page import comparison_page, comparison_tables
 from flwr_distill.server.page.run_files import read_run
 from flwr_distill.server.page.words import between, data_size, seconds, spans
-from hypothesis import given
-from hypothesis import strategies as st
 
 accuracies = st.lists(st.none() | st.floats(0, 1), max_size=8)
 

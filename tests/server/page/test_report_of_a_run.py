@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from flwr.app import Context, RecordDict
+
 from flwr_distill.distill.privacy import Closeness, PrivacyCard, Yardstick
 from flwr_distill.server.app import main
 from flwr_distill.server.page.privacy import privacy

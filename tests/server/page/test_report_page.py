@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import pytest
+
 from flwr_distill.server.page.curves import Series, line_chart
 from flwr_distill.server.page.drawings import cluster_star, dot_plot, leader_grid
 from flwr_distill.server.page.run_files import RunFilesError, read_run

@@ -2,9 +2,10 @@
 
 from io import BytesIO
 
-from flwr_distill.server.page.topology_picture import topology_picture
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
+
+from flwr_distill.server.page.topology_picture import topology_picture
 
 TOPOLOGY = {
     "clusters": [{"head": "10", "members": ["2"]}, {"head": "3", "members": []}],

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+
 from flwr_distill.server.record.about import about_run, class_counts
 from flwr_distill.server.roster import Roster
 from flwr_distill.server.settings import RunSettings

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
 from flwr_distill.fleet.local_federation import LocalFederation
 
 APP = Path(__file__).resolve().parents[3] / "benchmarks" / "rounds_app"

@@ -8,6 +8,11 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+from safetensors.numpy import save, save_file
+
 from flwr_distill.server.record import checkpoint as module
 from flwr_distill.server.record.checkpoint import (
     FORMAT,
@@ -18,10 +23,6 @@ from flwr_distill.server.record.checkpoint import (
     save_checkpoint,
 )
 from flwr_distill.server.record.packing import PackingError, pack, renamed, unpack
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import array_shapes, arrays
-from safetensors.numpy import save, save_file
 
 NODE = 2**64 - 1000
 

@@ -5,6 +5,7 @@ import logging
 
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
+
 from flwr_distill.server.grid.metered import MeteredGrid
 from flwr_distill.server.record.journal import Journal
 

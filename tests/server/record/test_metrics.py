@@ -5,10 +5,11 @@ import urllib.error
 import urllib.request
 
 import pytest
-from flwr_distill.fleet.local_federation import free_ports
-from flwr_distill.server.record.metrics import PORT_VARIABLE, RunMetrics, serve_metrics
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+
+from flwr_distill.fleet.local_federation import free_ports
+from flwr_distill.server.record.metrics import PORT_VARIABLE, RunMetrics, serve_metrics
 
 
 def row(number, **more):

@@ -1,6 +1,7 @@
 """A node that merely claims a partition does not take another's place in a resumed run."""
 
 import pytest
+
 from flwr_distill.links.store import SECRET
 from flwr_distill.server.record.places import returned_nodes
 from flwr_distill.server.roster import Roster

@@ -7,13 +7,14 @@ import re
 
 import pytest
 from flwr.app import ArrayRecord, MetricRecord
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
 from flwr_distill.server.grid.ledger import Ledger
 from flwr_distill.server.page.run_files import read_run
 from flwr_distill.server.page.run_page import write_report
 from flwr_distill.server.record.journal import Journal
 from flwr_distill.server.record.recorder import RunRecorder
 from flwr_distill.server.settings import RunSettings
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 
 def rows_of(folder):

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 from flwr.serverapp.strategy import FedAvg
+from safetensors.numpy import load_file
+
 from flwr_distill.protocol.fedaf import DISTILL_WITH_PEERS
 from flwr_distill.protocol.feddm import DISTILL_AROUND
 from flwr_distill.protocol.fedhead import TRAIN_SECTOR
@@ -26,8 +28,6 @@ from flwr_distill.server.record.checkpoint import CheckpointError, checkpoints, 
 from flwr_distill.server.record.resume import OffsetRounds, lock_run_folder
 from flwr_distill.server.roster import meet_nodes
 from flwr_distill.strategies.common.registry import find_strategy
-from safetensors.numpy import load_file
-
 from tests.matrix import strategies
 
 pytestmark = pytest.mark.usefixtures("without_pictures")

@@ -5,6 +5,7 @@ import logging
 import numpy as np
 from flwr.app import ArrayRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
+
 from flwr_distill.protocol.meeting import CONTINUE
 from flwr_distill.protocol.messages import CONFIG
 from flwr_distill.server.record.checkpoint import Checkpoint

@@ -6,6 +6,7 @@ import re
 
 import pytest
 from flwr.app import ArrayRecord
+
 from flwr_distill.server.page.run_files import flat
 from flwr_distill.server.record.checkpoint import Checkpoint, CheckpointError, save_checkpoint
 from flwr_distill.server.record.resume import checkpoint_to_resume, find_run_to_resume

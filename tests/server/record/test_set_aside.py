@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from flwr.app import MetricRecord, RecordDict
+
 from flwr_distill.protocol.arrays import as_record
 from flwr_distill.server.grid.screening import ScreeningGrid
 from flwr_distill.server.record.journal import Journal

@@ -9,11 +9,12 @@ from contextlib import contextmanager
 
 import pytest
 from flwr.app import Context, RecordDict
+from safetensors import SafetensorError
+
 from flwr_distill.server.app import main
 from flwr_distill.server.record.resume import find_run_to_resume
 from flwr_distill.server.record.writing import ResultsError, results_in
 from flwr_distill.server.settings import RunSettings
-from safetensors import SafetensorError
 
 KILOBYTES = 1000
 
