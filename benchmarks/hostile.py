@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from benchmarks.in_process import Node
-from flwr_distill.client.distillation import distilled
 from flwr_distill.client.session import Session
 from flwr_distill.client.training import Trained, train_round
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.links import send
 from flwr_distill.protocol.arrays import as_arrays, as_record
-from flwr_distill.protocol.fedhead import AGGREGATE_SECTOR, DISTILL_SECTOR
-from flwr_distill.protocol.hfldd import Distillation
 from flwr_distill.protocol.messages import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, SERVER_ROUND
+from flwr_distill.strategies.fedhead.method import AGGREGATE_SECTOR, DISTILL_SECTOR
+from flwr_distill.strategies.hfldd.distillation import distilled
+from flwr_distill.strategies.hfldd.method import Distillation
 from flwr_distill.task.datasets import Samples
 
 CLAIM = 992
@@ -132,16 +132,18 @@ class Ring:
             case Attack.NAN:  # else our own client would refuse to send it
                 return {
                     "flwr_distill.client.local_round.train_round": self._spoiled,
-                    "flwr_distill.client.fedhead.check_arrays": lambda arrays, like: arrays,
+                    "flwr_distill.strategies.fedhead.client.check_arrays": lambda arrays, like: (
+                        arrays
+                    ),
                 }
             case Attack.FLIPPED_VIRTUAL_DATA:
-                return {"flwr_distill.client.hfldd.distilled": _flipped_virtual_data}
+                return {"flwr_distill.strategies.hfldd.client.distilled": _flipped_virtual_data}
             case Attack.RANDOM_VIRTUAL_DATA:
-                return {"flwr_distill.client.hfldd.distilled": _random_virtual_data}
+                return {"flwr_distill.strategies.hfldd.client.distilled": _random_virtual_data}
             case Attack.OVERSIZED_PARCEL:
                 return {
-                    "flwr_distill.client.hfldd.distilled": _oversized_virtual_data,
-                    "flwr_distill.client.fedhead.send": _send_oversized,
+                    "flwr_distill.strategies.hfldd.client.distilled": _oversized_virtual_data,
+                    "flwr_distill.strategies.fedhead.client.send": _send_oversized,
                     "flwr_distill.links.records.Waybill.check_size": lambda waybill, size: None,
                 }
         return {"flwr_distill.client.local_round.train_round": self._spoiled}

@@ -22,8 +22,8 @@ def distilling_once() -> Iterator[None]:
     These depend on samples, settings and seed alone, and take most of the time of a short run.
     """
     with (
-        patch("flwr_distill.client.distillation.distill_many", remembered(distill_many)),
-        patch("flwr_distill.client.fedlgd.distill_dm", remembered(distill_dm)),
+        patch("flwr_distill.strategies.hfldd.distillation.distill_many", remembered(distill_many)),
+        patch("flwr_distill.strategies.fedlgd.client.distill_dm", remembered(distill_dm)),
     ):
         yield
 

@@ -6,9 +6,9 @@ from statistics import median_low
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flwr_distill.protocol.arrays import Arrays
-from flwr_distill.protocol.robust import room
 
 FEWEST = 4
 """Fewest values among which one can be absurd."""
@@ -72,7 +72,7 @@ def idle(norms: Mapping[K, float]) -> list[K]:
 def capped(num_examples: Mapping[K, int], most: float) -> dict[K, int]:
     """Numbers of samples that count: claims, of which none exceeds the others' by far.
 
-    At most `robust.room` times the median: where nodes say that they have as many samples, one that
+    At most `room` times the median: where nodes say that they have as many samples, one that
     says it has a thousand times as many weighs little more than they do. A claim of less than half
     of the nodes hardly moves that bound. Of an even number the median is the lower one, which the
     larger claim of two cannot raise.
@@ -94,3 +94,23 @@ def capped(num_examples: Mapping[K, int], most: float) -> dict[K, int]:
     claims = np.maximum(np.array(list(num_examples.values()), dtype=np.float64), 1)
     limit = min(most, max(room(claims), ORDINARY)) * median_low(claims)
     return {key: max(1, int(min(number, limit))) for key, number in num_examples.items()}
+
+
+def room(weights: NDArray[np.float64]) -> float:
+    """Times the median that a model may weigh and be long, at least 1.
+
+    One robust standard deviation of the weights' logarithms: 1 among nodes of as many samples, more
+    where they differ, so that honest ones that have more count for more. Claims of less than half
+    of the nodes hardly raise it.
+
+    Parameters
+    ----------
+    weights : ndarray
+        Samples of each model, (n,), > 0.
+    """
+    return math.exp(spread(np.log(weights), 0))
+
+
+def spread(values: NDArray[np.float64], least: float) -> float:
+    """Robust standard deviation, at least `least`."""
+    return max(1.4826 * float(np.median(np.abs(values - np.median(values)))), least)

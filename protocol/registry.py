@@ -1,7 +1,7 @@
 """Methods by name: ours, and those of installed packages.
 
-Ours are the ``METHODS`` of the modules in this package. An installed package declares its own by
-an entry point in the group ``flwr_distill.methods``.
+Ours are the ``METHODS`` of the `method` module in each folder of `strategies`. An installed package
+declares its own by an entry point in the group ``flwr_distill.methods``.
 """
 
 import difflib
@@ -16,7 +16,6 @@ from logging import WARNING
 from flwr.app import ConfigRecord, Message
 from flwr.common import log
 
-import flwr_distill.protocol
 from flwr_distill.protocol.meeting import PHASES as MEETING
 from flwr_distill.protocol.messages import CONFIG
 from flwr_distill.protocol.method import EVALUATE_PHASE, TRAIN_PHASE, Method, Phase
@@ -25,6 +24,7 @@ from flwr_distill.protocol.secure_sums import in_secure_sums
 from flwr_distill.task.plugin import PluginError, installed_plugins, load_plugin, package_of
 from flwr_distill.task.settings import Block, SettingsError
 
+STRATEGIES = "flwr_distill.strategies"
 COMMON = (*MEETING, *SECURE_SUMS)
 """Phases of no single method."""
 
@@ -32,11 +32,13 @@ COMMON = (*MEETING, *SECURE_SUMS)
 @cache
 def built_in_methods() -> dict[str, Method]:
     """Methods of this project, by name."""
+    strategies = importlib.import_module(STRATEGIES)
     modules = (
-        importlib.import_module(f"flwr_distill.protocol.{module.name}")
-        for module in pkgutil.iter_modules(flwr_distill.protocol.__path__)
+        importlib.import_module(f"{STRATEGIES}.{folder.name}.method")
+        for folder in pkgutil.iter_modules(strategies.__path__)
+        if folder.name != "common"
     )
-    return {method.name: method for module in modules for method in getattr(module, "METHODS", ())}
+    return {method.name: method for module in modules for method in module.METHODS}
 
 
 @cache

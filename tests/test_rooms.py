@@ -11,14 +11,14 @@ FLOORS = [
     {"cli"},
     {"fleet"},
     {"server", "node"},
-    {"client", "strategies"},
+    {"strategies"},
+    {"client"},
     {"protocol"},
     {"links"},
     {"distill"},
     {"task"},
 ]
 """From top to bottom. Rooms on one floor do not know each other."""
-CENTRAL = ("client.app", "client.local_round", "client.training", "client.dp_sgd")
 ROOMS = set().union(*FLOORS)
 
 
@@ -106,11 +106,8 @@ def test_distillation_and_task_know_nothing_of_flower(graph):
 
 def test_the_node_knows_nothing_of_methods(graph):
     """It reads their declarations, by name, and nothing else of them."""
-    from flwr_distill.protocol.registry import built_in_methods
-
     used = {other for module in graph if room(module) == "node" for other in graph[module]}
     assert set(map(room, used)) <= {"node", "links", "protocol", "distill", "task"}
-    assert not used & {f"flwr_distill.protocol.{name}" for name in built_in_methods()}
 
 
 def test_a_worker_leaves_all_names_but_node_to_the_app(graph):
@@ -122,23 +119,31 @@ def test_a_worker_leaves_all_names_but_node_to_the_app(graph):
     assert set(map(room, reached)) == {"node"}
 
 
-def test_nothing_central_names_a_method(graph):
-    """Server, grid, report and the ClientApp's common code are composed from declarations."""
-    from flwr_distill.protocol.registry import built_in_methods
+def method_of(module):
+    """The method in whose folder a module lies, if any."""
+    _, room, *rest = module.split(".")
+    return rest[0] if room == "strategies" and rest and rest[0] != "common" else None
 
-    own = {method.strategy.split(":")[0].split(".")[2] for method in built_in_methods().values()}
-    own -= {"strategy"}
-    central = [
-        module
-        for module in graph
-        if room(module) == "server"
-        or module.removeprefix("flwr_distill.") in CENTRAL
-        or module.startswith(("flwr_distill.strategies.common", "flwr_distill.client.terms"))
-    ]
+
+def test_server_and_nodes_find_methods_through_the_registry_only(graph):
+    """Grid, report, common code and the ClientApp are composed from declarations."""
     named = [
         f"{module} imports {other}"
-        for module in central
-        for other in graph[module]
-        if other.split(".")[2:3] and other.split(".")[2] in own
+        for module, others in graph.items()
+        for other in others
+        if room(module) != "cli" and not method_of(module) and method_of(other)
     ]
     assert named == []
+
+
+def test_a_methods_server_and_client_sides_never_import_each_other(graph):
+    """Nor does its declaration import either: a node's policy reads it without PyTorch."""
+    sides = {"strategy": {"client"}, "client": {"strategy"}, "method": {"strategy", "client"}}
+    crossing = [
+        f"{module} imports {other}"
+        for module, others in graph.items()
+        for other in others
+        if method_of(module) and method_of(other)
+        if other.split(".")[-1] in sides.get(module.split(".")[-1], ())
+    ]
+    assert crossing == []

@@ -2,7 +2,7 @@
 
 import json
 
-from flwr_distill.protocol.auto import CHOICE
+from flwr_distill.strategies.auto.method import CHOICE
 from flwr_distill.strategies.common.sections import RunFiles, Section
 
 

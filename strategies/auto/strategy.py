@@ -17,8 +17,8 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor, nn
 
 from flwr_distill.protocol.arrays import as_arrays, as_tensors
-from flwr_distill.protocol.auto import CANDIDATES, CHOICE
 from flwr_distill.protocol.replies import NothingUsableError
+from flwr_distill.strategies.auto.method import CANDIDATES, CHOICE
 from flwr_distill.strategies.auto.rule import ON_FROZEN, Choice, choose, held_suffices
 from flwr_distill.strategies.auto.skew import label_skew, one_class_labels
 from flwr_distill.strategies.common.directory import Directory

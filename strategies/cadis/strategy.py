@@ -12,17 +12,8 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from flwr_distill.protocol.arrays import Arrays, as_arrays
-from flwr_distill.protocol.averages import weighted_mean
-from flwr_distill.protocol.cadis import CADISSettings
-from flwr_distill.protocol.robust import (
-    Rule,
-    agreement,
-    inner_products,
-    robust_mean,
-    room,
-    shortening,
-    too_long,
-)
+from flwr_distill.protocol.outliers import room
+from flwr_distill.strategies.cadis.method import CADISSettings
 from flwr_distill.strategies.cadis.similarity import (
     KnownPairs,
     aggregation_weights,
@@ -32,7 +23,16 @@ from flwr_distill.strategies.cadis.similarity import (
     similarity_of_a_cluster,
     threshold,
 )
+from flwr_distill.strategies.common.averages import weighted_mean
 from flwr_distill.strategies.common.checked import CheckedFedAvg, Update
+from flwr_distill.strategies.common.robust import (
+    Rule,
+    agreement,
+    inner_products,
+    robust_mean,
+    shortening,
+    too_long,
+)
 from flwr_distill.strategies.common.run import Run
 from flwr_distill.strategies.common.topology import FlatClusters
 from flwr_distill.task.settings import SettingsError
@@ -45,12 +45,12 @@ class CADIS(CheckedFedAvg):
     Clients are similar if training changes the weights of their last dense layer similarly. Clients
     above a rising threshold of similarity, directly or through others, form a cluster, and client i
     weighs ``u_i ~ 1/|cluster of i| n_i/n``. Nodes keep the relations between the samples of a
-    minibatch close to those of the global model (:class:`client.cadis.Relational`).
+    minibatch close to those of the global model (:class:`strategies.cadis.client.Relational`).
 
     Parameters
     ----------
     aggregation, kd_lambda, most_say, main_cluster, rule
-        See `protocol.cadis.CADISSettings`.
+        See `strategies.cadis.method.CADISSettings`.
     layer : str (default: "")
         Name of the dense layer that is compared and whose input are the features. If empty, the
         last: the server takes the last two-dimensional array called ``*.weight``.

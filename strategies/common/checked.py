@@ -11,11 +11,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record, model_arrays, sent_arrays
-from flwr_distill.protocol.averages import weighted_mean
 from flwr_distill.protocol.meeting import one_line
 from flwr_distill.protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES, TRAIN_LOSS
 from flwr_distill.protocol.replies import number, set_aside, usable
 from flwr_distill.strategies.common.answered import Answered
+from flwr_distill.strategies.common.averages import weighted_mean
 from flwr_distill.strategies.common.run import Run
 from flwr_distill.strategies.common.state import check_tag, tag
 

@@ -122,7 +122,7 @@ def _reason(
     if unknown := unknown_argument(strategy, arguments, fields):
         return unknown
     if strategy.__module__.startswith("flwr."):  # ours of the same name gives it what it needs
-        fitted = f"flwr_distill.strategies.flower:{strategy.__name__}"
+        fitted = f"flwr_distill.strategies.flower.strategy:{strategy.__name__}"
         for method in built_in_methods().values():
             if method.strategy == fitted:
                 return f"{error} (take strategy = {method.name!r})"

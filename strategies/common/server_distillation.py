@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from flwr_distill.distill.ensemble import distil_ensemble, teacher_probabilities
 from flwr_distill.protocol.arrays import Arrays, as_tensors
-from flwr_distill.protocol.ensemble import EnsembleDistillation
 from flwr_distill.strategies.common.draws import round_generator
+from flwr_distill.strategies.common.ensemble import EnsembleDistillation
 
 
 class ServerDistillation:

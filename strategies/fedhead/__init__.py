@@ -1,5 +1,12 @@
 """FedHEAD: sectors whose leaders distil the ensemble of their members."""
 
-from flwr_distill.strategies.fedhead.strategy import FedHEAD
+from typing import TYPE_CHECKING
 
-__all__ = ["FedHEAD"]
+from flwr_distill.strategies.common.lazily import lazily
+
+if TYPE_CHECKING:
+    from flwr_distill.strategies.fedhead.plus import FedHEADPlus
+    from flwr_distill.strategies.fedhead.strategy import FedHEAD
+
+__all__ = ["FedHEAD", "FedHEADPlus"]
+__getattr__ = lazily(__name__, FedHEAD="strategy", FedHEADPlus="plus")

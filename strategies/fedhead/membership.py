@@ -11,8 +11,8 @@ from flwr.serverapp import Grid
 from flwr_distill.links.records import LinkMode
 from flwr_distill.links.routes import Links
 from flwr_distill.protocol.replies import NothingUsableError
-from flwr_distill.protocol.robust import limited
 from flwr_distill.strategies.common.directory import Description, Directory
+from flwr_distill.strategies.common.robust import limited
 from flwr_distill.strategies.common.topology import Cluster
 from flwr_distill.strategies.common.waiting import connected_nodes
 from flwr_distill.strategies.fedhead.sectors import assign_sectors, draw_leader
@@ -31,7 +31,7 @@ class Membership:
         See `strategies.fedhead.FedHEAD`.
     evenly : bool (default: False)
         Whether all nodes of a sector lead as often, whatever number of samples they claim, and
-        claims count at most as `protocol.robust.limited` says.
+        claims count at most as `strategies.common.robust.limited` says.
 
     Attributes
     ----------

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from flwr_distill.protocol.arrays import Arrays
-from flwr_distill.protocol.averages import weighted_mean
-from flwr_distill.protocol.outliers import absurdly_large, idle, update_norm
-from flwr_distill.protocol.robust import FEWEST, inner_products, room, shortening, too_long
+from flwr_distill.protocol.outliers import absurdly_large, idle, room, update_norm
+from flwr_distill.strategies.common.averages import weighted_mean
+from flwr_distill.strategies.common.robust import FEWEST, inner_products, shortening, too_long
 
 LONGER = 1.1
 """A mean of models is no further from the start than the furthest; a trimmed one may be a bit."""
@@ -103,7 +103,7 @@ def far_longer(told: Mapping[int, float], num_examples: Mapping[int, int]) -> li
 
 
 def longest(told: Mapping[int, float], num_examples: Mapping[int, int]) -> float:
-    """Norm that no update may have in any sector: `robust.room` times the median of all nodes."""
+    """Norm that no update may have in any sector: `outliers.room` times the median of all nodes."""
     weights = np.array([num_examples[node] for node in told], dtype=np.float64)
     return room(weights) * median_low(told.values())
 

@@ -14,9 +14,31 @@ from flwr.serverapp.strategy import FedAvg
 from flwr_distill.links.records import LinkMode
 from flwr_distill.links.routes import Links
 from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record, model_arrays, sent_arrays
-from flwr_distill.protocol.averages import weighted_mean
-from flwr_distill.protocol.ensemble import EnsembleDistillation
-from flwr_distill.protocol.fedhead import (
+from flwr_distill.protocol.meeting import one_line
+from flwr_distill.protocol.messages import (
+    ARRAYS,
+    CONFIG,
+    DELIVERY,
+    NUM_EXAMPLES,
+    PARCEL,
+    REJECTED,
+    ROUTE,
+    SERVER_ROUND,
+    TRAIN_LOSS,
+)
+from flwr_distill.protocol.outliers import update_norm
+from flwr_distill.protocol.replies import number, set_aside, usable
+from flwr_distill.strategies.common.answered import Answered
+from flwr_distill.strategies.common.averages import weighted_mean
+from flwr_distill.strategies.common.directory import Directory
+from flwr_distill.strategies.common.ensemble import EnsembleDistillation
+from flwr_distill.strategies.common.leaders import successor
+from flwr_distill.strategies.common.robust import Rule, trimmed_mean
+from flwr_distill.strategies.common.run import Run
+from flwr_distill.strategies.common.state import check_tag, tag
+from flwr_distill.strategies.common.topology import Cluster, Topology
+from flwr_distill.strategies.fedhead.membership import Membership
+from flwr_distill.strategies.fedhead.method import (
     AGGREGATE_SECTOR,
     DISTILL_SECTOR,
     GLOBAL_MODEL,
@@ -32,28 +54,6 @@ from flwr_distill.protocol.fedhead import (
     UPDATE_NORM,
     FedHEADSettings,
 )
-from flwr_distill.protocol.meeting import one_line
-from flwr_distill.protocol.messages import (
-    ARRAYS,
-    CONFIG,
-    DELIVERY,
-    NUM_EXAMPLES,
-    PARCEL,
-    REJECTED,
-    ROUTE,
-    SERVER_ROUND,
-    TRAIN_LOSS,
-)
-from flwr_distill.protocol.outliers import update_norm
-from flwr_distill.protocol.replies import number, set_aside, usable
-from flwr_distill.protocol.robust import Rule, trimmed_mean
-from flwr_distill.strategies.common.answered import Answered
-from flwr_distill.strategies.common.directory import Directory
-from flwr_distill.strategies.common.leaders import successor
-from flwr_distill.strategies.common.run import Run
-from flwr_distill.strategies.common.state import check_tag, tag
-from flwr_distill.strategies.common.topology import Cluster, Topology
-from flwr_distill.strategies.fedhead.membership import Membership
 from flwr_distill.strategies.fedhead.screening import (
     Norms,
     agreeing,
@@ -108,7 +108,7 @@ class FedHEAD(Answered, FedAvg):
     Parameters
     ----------
     sectors, fixed_leader, least_classes, least_gain, rule, audit
-        See `protocol.fedhead.FedHEADSettings`. If not fixed, node k leads with probability
+        See `strategies.fedhead.method.FedHEADSettings`. If not fixed, node k leads with probability
         ``p_km / p_m``, or with a rule other than the mean all do alike; fixed leaders are those of
         the paper's table 7.
     ensemble_distillation : EnsembleDistillation, optional (default: None)

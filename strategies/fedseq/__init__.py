@@ -1,5 +1,11 @@
 """FedSeq: superclients whose nodes train one model after another."""
 
-from flwr_distill.strategies.fedseq.strategy import FedSeq
+from typing import TYPE_CHECKING
+
+from flwr_distill.strategies.common.lazily import lazily
+
+if TYPE_CHECKING:
+    from flwr_distill.strategies.fedseq.strategy import FedSeq
 
 __all__ = ["FedSeq"]
+__getattr__ = lazily(__name__, FedSeq="strategy")

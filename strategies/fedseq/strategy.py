@@ -13,18 +13,6 @@ from flwr.serverapp import Grid
 from flwr_distill.links.records import LinkMode
 from flwr_distill.links.routes import Links
 from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record, model_arrays, sent_arrays
-from flwr_distill.protocol.averages import weighted_mean
-from flwr_distill.protocol.fedhead import LINK_ERROR
-from flwr_distill.protocol.fedseq import (
-    CONFIDENCE,
-    PASS_AGAIN,
-    PASSED_MODEL,
-    TELL_CONFIDENCE,
-    TRAIN_IN_TURN,
-    TRAIN_LAST,
-    FedSeqSettings,
-    Pretraining,
-)
 from flwr_distill.protocol.meeting import one_line
 from flwr_distill.protocol.messages import (
     ARRAYS,
@@ -39,13 +27,25 @@ from flwr_distill.protocol.messages import (
 )
 from flwr_distill.protocol.outliers import absurdly_large, update_norm
 from flwr_distill.protocol.replies import NothingUsableError, number, set_aside, usable
+from flwr_distill.strategies.common.averages import weighted_mean
 from flwr_distill.strategies.common.checked import CheckedFedAvg
 from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.strategies.common.retries import Retries
 from flwr_distill.strategies.common.run import Run
 from flwr_distill.strategies.common.topology import FlatClusters
 from flwr_distill.strategies.common.waiting import connected_nodes
+from flwr_distill.strategies.fedhead.method import LINK_ERROR
 from flwr_distill.strategies.fedseq.grouping import greedy_superclients, superclient_to_join
+from flwr_distill.strategies.fedseq.method import (
+    CONFIDENCE,
+    PASS_AGAIN,
+    PASSED_MODEL,
+    TELL_CONFIDENCE,
+    TRAIN_IN_TURN,
+    TRAIN_LAST,
+    FedSeqSettings,
+    Pretraining,
+)
 from flwr_distill.task.settings import SettingsError
 from flwr_distill.task.words import counted
 
@@ -94,7 +94,7 @@ class FedSeq(CheckedFedAvg):
     num_classes : int
         Classes of the task.
     most_nodes, least_samples
-        See `protocol.fedseq.FedSeqSettings`.
+        See `strategies.fedseq.method.FedSeqSettings`.
     pretraining : Pretraining, optional (default: None)
         How nodes estimate what they hold; None takes the defaults.
     links : str (default: "auto")

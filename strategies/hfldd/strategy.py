@@ -15,7 +15,19 @@ from numpy.typing import NDArray
 from flwr_distill.links.records import VIRTUAL_DATA, LinkMode
 from flwr_distill.links.routes import Links
 from flwr_distill.protocol.arrays import Arrays, as_arrays, sent_arrays
-from flwr_distill.protocol.hfldd import (
+from flwr_distill.protocol.meeting import one_line
+from flwr_distill.protocol.messages import CONFIG, METRICS, PARCEL, ROUTE, SERVER_ROUND
+from flwr_distill.protocol.replies import NothingUsableError, number, set_aside, usable
+from flwr_distill.strategies.common.checked import RobustFedAvg, Update
+from flwr_distill.strategies.common.directory import Directory
+from flwr_distill.strategies.common.formation import chosen_formation
+from flwr_distill.strategies.common.retries import Retries
+from flwr_distill.strategies.common.run import Run
+from flwr_distill.strategies.common.topology import Topology
+from flwr_distill.strategies.common.waiting import connected_nodes
+from flwr_distill.strategies.hfldd.clusters import Clusters
+from flwr_distill.strategies.hfldd.limits import Limits
+from flwr_distill.strategies.hfldd.method import (
     AVERAGE_LAST,
     BALANCED,
     DISTILL,
@@ -34,18 +46,6 @@ from flwr_distill.protocol.hfldd import (
     Refinement,
     soft_labels_of,
 )
-from flwr_distill.protocol.meeting import one_line
-from flwr_distill.protocol.messages import CONFIG, METRICS, PARCEL, ROUTE, SERVER_ROUND
-from flwr_distill.protocol.replies import NothingUsableError, number, set_aside, usable
-from flwr_distill.strategies.common.checked import RobustFedAvg, Update
-from flwr_distill.strategies.common.directory import Directory
-from flwr_distill.strategies.common.formation import chosen_formation
-from flwr_distill.strategies.common.retries import Retries
-from flwr_distill.strategies.common.run import Run
-from flwr_distill.strategies.common.topology import Topology
-from flwr_distill.strategies.common.waiting import connected_nodes
-from flwr_distill.strategies.hfldd.clusters import Clusters
-from flwr_distill.strategies.hfldd.limits import Limits
 from flwr_distill.strategies.hfldd.traffic import hfldd_bits
 from flwr_distill.strategies.hfldd.voting import hold_vote
 from flwr_distill.task.settings import Block, SettingsError

@@ -10,11 +10,11 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_distill.protocol.arrays import Arrays, as_record
-from flwr_distill.protocol.hfldd import KNOWN, RANKS, VOTE, VOTER, VoteMetrics
 from flwr_distill.protocol.messages import CONFIG, METRICS
 from flwr_distill.protocol.replies import set_aside, usable
 from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.strategies.hfldd.clusters import Clusters, LiveCluster
+from flwr_distill.strategies.hfldd.method import KNOWN, RANKS, VOTE, VOTER, VoteMetrics
 from flwr_distill.strategies.hfldd.votes import contradicted, verdicts, voters
 from flwr_distill.task.settings import SettingsError
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from flwr_distill.client.hfldd import REFINED
 from flwr_distill.links.store import NodeStore
 from flwr_distill.node.asked import Asked
 from flwr_distill.node.policy import OPEN, STANDARD, Policy
-from flwr_distill.protocol.feddm import DISTILL_AROUND
-from flwr_distill.protocol.hfldd import DISTILL
+from flwr_distill.strategies.feddm.method import DISTILL_AROUND
+from flwr_distill.strategies.hfldd.client import REFINED
+from flwr_distill.strategies.hfldd.method import DISTILL
 
 from .site import NODE, Site
 from .test_policy_leaks import HFLDD, refused

@@ -16,9 +16,9 @@ from flwr_distill.node.account import LifetimeAccount
 from flwr_distill.node.outbox import FOLDER, entries
 from flwr_distill.node.policy import HOSPITAL, OPEN, Policy
 from flwr_distill.protocol.arrays import as_record
-from flwr_distill.protocol.feddm import DISTILL_AROUND
-from flwr_distill.protocol.hfldd import LABEL_KNOWLEDGE
 from flwr_distill.protocol.replies import REFUSED
+from flwr_distill.strategies.feddm.method import DISTILL_AROUND
+from flwr_distill.strategies.hfldd.method import LABEL_KNOWLEDGE
 from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import SettingsError

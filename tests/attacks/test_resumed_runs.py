@@ -15,8 +15,8 @@ from flwr_distill.links.masks import public_bytes
 from flwr_distill.links.store import NodeStore
 from flwr_distill.node.account import LifetimeAccount
 from flwr_distill.node.policy import HOSPITAL, STANDARD
-from flwr_distill.protocol.hfldd import DISTILL
 from flwr_distill.protocol.meeting import CONTINUE, DESCRIBE
+from flwr_distill.strategies.hfldd.method import DISTILL
 
 from . import site as site_module
 from .site import NODE, Site

@@ -13,10 +13,10 @@ from safetensors.torch import save_file
 from flwr_distill.client.app import app
 from flwr_distill.client.session import Session
 from flwr_distill.client.terms import LossTerm, Proximal, loss_terms
-from flwr_distill.protocol.feddyn import DYNAMIC
-from flwr_distill.protocol.hfldd import TRAIN_POOL
 from flwr_distill.protocol.meeting import DESCRIBE, Requirement
 from flwr_distill.protocol.registry import all_methods, built_in_methods, check_config, phases_of
+from flwr_distill.strategies.feddyn.method import DYNAMIC
+from flwr_distill.strategies.hfldd.method import TRAIN_POOL
 from flwr_distill.task.backbones import fingerprint
 from flwr_distill.task.models import create_model, model_of
 from flwr_distill.task.settings import SettingsError, TrainSettings

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from flwr_distill.client.cadis import Relational, log_relations
 from flwr_distill.client.terms import loss_terms
 from flwr_distill.client.training import train_round
+from flwr_distill.strategies.cadis.client import Relational, log_relations
 from flwr_distill.task.datasets import Samples
 from flwr_distill.task.settings import TrainSettings
 

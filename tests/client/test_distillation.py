@@ -6,10 +6,10 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
-from flwr_distill.client import distillation
-from flwr_distill.client.distillation import distilled
 from flwr_distill.distill.virtual_data import VirtualData
-from flwr_distill.protocol.hfldd import Distillation
+from flwr_distill.strategies.hfldd import distillation
+from flwr_distill.strategies.hfldd.distillation import distilled
+from flwr_distill.strategies.hfldd.method import Distillation
 
 NUM_NODES = 12
 RUN_CONFIG = {"partition.scheme": "pathological", "partition.classes": 1}

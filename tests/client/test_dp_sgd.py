@@ -15,7 +15,6 @@ from torch import nn
 from torch.nn import functional
 
 from flwr_distill.client.app import app
-from flwr_distill.client.cadis import Relational
 from flwr_distill.client.dp_sgd import (
     SPENT,
     BudgetSpentError,
@@ -23,13 +22,14 @@ from flwr_distill.client.dp_sgd import (
     PrivateTraining,
     secret_generator,
 )
-from flwr_distill.client.moon import ModelContrastive
 from flwr_distill.client.session import Session
 from flwr_distill.client.terms import Proximal
 from flwr_distill.client.training import soft_labels, train_round
 from flwr_distill.links.store import NodeStore
-from flwr_distill.protocol.moon import MOONSettings
 from flwr_distill.protocol.schema import LARGEST_NUMBER
+from flwr_distill.strategies.cadis.client import Relational
+from flwr_distill.strategies.moon.client import ModelContrastive
+from flwr_distill.strategies.moon.method import MOONSettings
 from flwr_distill.task.augmentation import Augment, augmented
 from flwr_distill.task.datasets import DataSpec, Samples, load_dataset
 from flwr_distill.task.models import create_model

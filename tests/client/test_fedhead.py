@@ -6,13 +6,18 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from safetensors.numpy import save
 
-import flwr_distill.client.fedhead
+import flwr_distill.strategies.fedhead.client
 from flwr_distill.client.app import app
-from flwr_distill.client.fedhead import MEMBERS, OWN, distil_sector, mean_of_sector
 from flwr_distill.client.session import Session
 from flwr_distill.protocol.arrays import arrays_of, as_arrays
-from flwr_distill.protocol.ensemble import EnsembleDistillation
-from flwr_distill.protocol.fedhead import AGGREGATE_SECTOR, GLOBAL_MODEL, HAND_OUT, TRAIN_SECTOR
+from flwr_distill.strategies.common.ensemble import EnsembleDistillation
+from flwr_distill.strategies.fedhead.client import MEMBERS, OWN, distil_sector, mean_of_sector
+from flwr_distill.strategies.fedhead.method import (
+    AGGREGATE_SECTOR,
+    GLOBAL_MODEL,
+    HAND_OUT,
+    TRAIN_SECTOR,
+)
 from flwr_distill.task.models import create_model
 
 NODE = 2**64 - 5
@@ -109,12 +114,12 @@ def test_a_teacher_is_trimmed_where_the_mean_is(session, monkeypatch, rule, size
         session.store.write(f"sector-model-{rank}", save(arrays_of(model)))
     members = {"server-round": 1, "rule": rule, "weights": [(rank, 1.0) for rank in range(size)]}
     session.store.write(MEMBERS, json.dumps(members).encode())
-    found, teach = [], flwr_distill.client.fedhead.teacher_probabilities
+    found, teach = [], flwr_distill.strategies.fedhead.client.teacher_probabilities
 
     def noted(*args, **options):
         found.append(options["cut"])
         return teach(*args, **options)
 
-    monkeypatch.setattr(flwr_distill.client.fedhead, "teacher_probabilities", noted)
+    monkeypatch.setattr(flwr_distill.strategies.fedhead.client, "teacher_probabilities", noted)
     distil_sector(session, model, EnsembleDistillation(distill_epochs=1), 1)
     assert found == [cut]

@@ -6,9 +6,9 @@ import time
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
-import flwr_distill.client.fedhead
-from flwr_distill.client.fedhead import SENT_AT_ONCE, hand_out
+import flwr_distill.strategies.fedhead.client
 from flwr_distill.links import LinkError
+from flwr_distill.strategies.fedhead.client import SENT_AT_ONCE, hand_out
 
 DEAF = 3
 
@@ -24,7 +24,7 @@ def test_members_are_sent_to_side_by_side_and_one_that_fails_is_left_out(tmp_pat
             raise LinkError("it does not answer")
         return ConfigRecord({"to": route["rank"]})
 
-    monkeypatch.setattr(flwr_distill.client.fedhead, "send", send)
+    monkeypatch.setattr(flwr_distill.strategies.fedhead.client, "send", send)
     node_config = {"partition-id": 0, "num-partitions": 5, "state-dir": str(tmp_path)}
     context = Context(1, 7, node_config, RecordDict(), {})
     routes = {f"route.{rank}": ConfigRecord({"rank": rank}) for rank in range(SENT_AT_ONCE)}

@@ -10,13 +10,18 @@ from flwr.app import ConfigRecord, Context, RecordDict
 from torch import nn
 from torch.nn import functional
 
-from flwr_distill.client import fedlgd
 from flwr_distill.client.dp_sgd import PrivacyAccount
-from flwr_distill.client.fedlgd import global_samples, joined, loss_gradient, virtual_samples
 from flwr_distill.client.session import Session
 from flwr_distill.distill.errors import VirtualDataError
 from flwr_distill.distill.virtual_data import VirtualData
-from flwr_distill.protocol.fedlgd import VirtualTraining
+from flwr_distill.strategies.fedlgd import client as fedlgd
+from flwr_distill.strategies.fedlgd.client import (
+    global_samples,
+    joined,
+    loss_gradient,
+    virtual_samples,
+)
+from flwr_distill.strategies.fedlgd.method import VirtualTraining
 from flwr_distill.task.datasets import Samples
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import SettingsError

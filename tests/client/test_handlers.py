@@ -10,11 +10,11 @@ from torch.utils.data import TensorDataset
 
 from flwr_distill.client import handlers
 from flwr_distill.client.handlers import add_methods
-from flwr_distill.protocol.hfldd import Distillation
 from flwr_distill.protocol.registry import all_methods
 from flwr_distill.strategies.cadis import CADIS
 from flwr_distill.strategies.fedhead import FedHEAD
 from flwr_distill.strategies.hfldd import HFLDD
+from flwr_distill.strategies.hfldd.method import Distillation
 from flwr_distill.task.file_state import FilesChangedError
 from flwr_distill.task.settings import SettingsError
 

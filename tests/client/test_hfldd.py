@@ -8,13 +8,13 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Context, RecordDict
 
-from flwr_distill.client.hfldd import keep_parcel, pooled_samples
 from flwr_distill.client.session import Session
 from flwr_distill.distill import VirtualData
 from flwr_distill.links import introduce, send
 from flwr_distill.links.records import VIRTUAL_DATA, Introduction
 from flwr_distill.links.routes import Links
-from flwr_distill.protocol.hfldd import ParcelBounds
+from flwr_distill.strategies.hfldd.client import keep_parcel, pooled_samples
+from flwr_distill.strategies.hfldd.method import ParcelBounds
 
 RUN, HEAD, MEMBER = 1, 2**64 - 5, 2**64 - 6
 

@@ -9,9 +9,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr_distill.client.app import app
 from flwr_distill.client.session import Session
 from flwr_distill.client.terms.kept import keep, kept
-from flwr_distill.protocol.feddyn import DYNAMIC
-from flwr_distill.protocol.moon import MODEL_CONTRAST
-from flwr_distill.protocol.scaffold import CONTROL_VARIATE
+from flwr_distill.strategies.feddyn.method import DYNAMIC
+from flwr_distill.strategies.moon.method import MODEL_CONTRAST
+from flwr_distill.strategies.scaffold.method import CONTROL_VARIATE
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
 

@@ -20,7 +20,7 @@ from flwr_distill.distill.ntk import ntk
 from flwr_distill.distill.private_matching import distill_dm_privately
 from flwr_distill.distill.registry import formation_arguments
 from flwr_distill.distill.starts import start
-from flwr_distill.protocol.hfldd import Distillation, ParcelBounds
+from flwr_distill.strategies.hfldd.method import Distillation, ParcelBounds
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.settings import SettingsError
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from flwr_distill.distill import DistillError
 from flwr_distill.distill.formation import Formation
 from flwr_distill.distill.starts import smoothed, start
-from flwr_distill.protocol.hfldd import Distillation
 from flwr_distill.server.settings import RunSettings
+from flwr_distill.strategies.hfldd.method import Distillation
 from flwr_distill.task.settings import SettingsError
 
 LABELS = torch.tensor([4, 1] * 50)

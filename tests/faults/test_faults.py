@@ -20,9 +20,9 @@ import pytest
 
 from flwr_distill.fleet.flower_1_32.superlink import SuperLinkError
 from flwr_distill.fleet.submission import RunError
-from flwr_distill.protocol.fedhead import AGGREGATE_SECTOR, DISTILL_SECTOR, TRAIN_SECTOR
-from flwr_distill.protocol.fedlgd import TRAIN_VIRTUAL
-from flwr_distill.protocol.hfldd import DISTILL, NUM_PARCELS, RECEIVE, TRAIN_POOL
+from flwr_distill.strategies.fedhead.method import AGGREGATE_SECTOR, DISTILL_SECTOR, TRAIN_SECTOR
+from flwr_distill.strategies.fedlgd.method import TRAIN_VIRTUAL
+from flwr_distill.strategies.hfldd.method import DISTILL, NUM_PARCELS, RECEIVE, TRAIN_POOL
 
 
 class Fault(Enum):

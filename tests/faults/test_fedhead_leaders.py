@@ -21,7 +21,7 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-from flwr_distill.protocol.fedhead import DISTILL_SECTOR
+from flwr_distill.strategies.fedhead.method import DISTILL_SECTOR
 from flwr_distill.strategies.fedhead.strategy import FedHEAD
 
 class KillingGrid:

@@ -21,7 +21,6 @@ from torch import nn
 from benchmarks.in_process import FIRST_NODE, InProcessGrid
 from flwr_distill.distill.analytic import Sums
 from flwr_distill.distill.virtual_data import VirtualData
-from flwr_distill.protocol.analytic import record_of
 from flwr_distill.protocol.arrays import as_arrays, as_record
 from flwr_distill.protocol.meeting import requirement_of
 from flwr_distill.protocol.registry import built_in_methods, phases_of
@@ -37,6 +36,7 @@ from flwr_distill.server.rounds import NothingLearntError, Rounds
 from flwr_distill.server.settings import composed_settings
 from flwr_distill.server.strategy import strategy_of_run
 from flwr_distill.server.task import Task
+from flwr_distill.strategies.analytic.method import record_of
 from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.strategies.common.registry import find_strategy
 from flwr_distill.strategies.common.waiting import TooFewNodesError

@@ -7,11 +7,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flwr_distill.links.records import Delivery, Introduction, Parcel, Route
-from flwr_distill.protocol.ensemble import EnsembleDistillation
-from flwr_distill.protocol.fedlgd import GlobalData, VirtualTraining
-from flwr_distill.protocol.hfldd import Distillation
 from flwr_distill.server.page.run_files import flat
 from flwr_distill.server.settings import RunSettings, default_settings
+from flwr_distill.strategies.common.ensemble import EnsembleDistillation
+from flwr_distill.strategies.fedlgd.method import GlobalData, VirtualTraining
+from flwr_distill.strategies.hfldd.method import Distillation
 from flwr_distill.task.settings import SettingsError, TaskSettings, TrainSettings
 
 from .conftest import FUZZ

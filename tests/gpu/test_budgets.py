@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from flwr_distill.client.cadis import Relational
 from flwr_distill.client.dp_sgd import PrivacyAccount, PrivateTraining
-from flwr_distill.client.fedlgd import Contrastive
 from flwr_distill.client.terms import Proximal
 from flwr_distill.client.training import train_round
 from flwr_distill.distill.distribution_matching import distill_dm
@@ -16,6 +14,8 @@ from flwr_distill.distill.ensemble import distil_ensemble
 from flwr_distill.distill.gradient_matching import match_gradient
 from flwr_distill.distill.kip import distill_kip
 from flwr_distill.links.store import NodeStore
+from flwr_distill.strategies.cadis.client import Relational
+from flwr_distill.strategies.fedlgd.client import Contrastive
 from flwr_distill.task.datasets import Samples
 from flwr_distill.task.datasets.text import text_spec
 from flwr_distill.task.models import create_model

@@ -7,13 +7,13 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord
 
-import flwr_distill.client.feddyn
 import flwr_distill.client.local_round
-import flwr_distill.client.moon
-import flwr_distill.client.scaffold
 import flwr_distill.client.session
 import flwr_distill.client.training
 import flwr_distill.server.evaluation
+import flwr_distill.strategies.feddyn.client
+import flwr_distill.strategies.moon.client
+import flwr_distill.strategies.scaffold.client
 from flwr_distill.client.terms.proximal import Proximal
 from flwr_distill.distill import distiller
 from flwr_distill.distill.augmentation import Augmentation
@@ -51,14 +51,14 @@ def test_a_mask_left_on_the_cpu(gpus, plant):
 
 def test_a_second_model_left_on_the_cpu(gpus, federation, plant):
     on_cpu = SimpleNamespace(deepcopy=lambda model: copy.deepcopy(model).cpu())
-    plant(flwr_distill.client.moon, "copy", on_cpu)
+    plant(flwr_distill.strategies.moon.client, "copy", on_cpu)
     with found("same device"):
         federation(GPU, strategy="moon")
 
 
 def test_state_made_on_the_cpu(gpus, federation, plant):
     plant(
-        flwr_distill.client.scaffold,
+        flwr_distill.strategies.scaffold.client,
         "zeros",
         lambda like: {k: torch.zeros(v.shape) for k, v in like.items()},
     )
@@ -70,7 +70,7 @@ def test_state_made_on_the_first_gpu_instead_of_the_models(gpus, federation, pla
     def zeros(like):
         return {name: torch.zeros(value.shape, device="cuda") for name, value in like.items()}
 
-    plant(flwr_distill.client.feddyn, "zeros", zeros)
+    plant(flwr_distill.strategies.feddyn.client, "zeros", zeros)
     with found("cuda:0 and cuda:1"):
         federation(GPU, strategy="feddyn")
 

@@ -15,9 +15,9 @@ from flwr_distill.client.terms import loss_terms
 from flwr_distill.client.training import soft_labels, train_round
 from flwr_distill.links.store import NodeStore
 from flwr_distill.protocol.class_means import record_of_means
-from flwr_distill.protocol.fedhkd import FedHKDSettings
 from flwr_distill.protocol.registry import all_methods
-from flwr_distill.protocol.vhl import VHLSettings
+from flwr_distill.strategies.fedhkd.method import FedHKDSettings
+from flwr_distill.strategies.vhl.method import VHLSettings
 from flwr_distill.task.datasets import Samples
 from flwr_distill.task.evaluation import evaluate_model
 from flwr_distill.task.models import create_model

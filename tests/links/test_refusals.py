@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from flwr_distill.client.hfldd import keep_parcel
 from flwr_distill.distill import VirtualData
 from flwr_distill.links import send
 from flwr_distill.links.records import VIRTUAL_DATA
-from flwr_distill.protocol.hfldd import ParcelBounds
+from flwr_distill.strategies.hfldd.client import keep_parcel
+from flwr_distill.strategies.hfldd.method import ParcelBounds
 from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.settings import TaskSettings
 

@@ -60,11 +60,11 @@ from flwr_distill.node.flower.timing import patch_intake
 from flwr_distill.node.flower_1_32.guard import Guard, patch_guard
 from flwr_distill.node.outbox import FOLDER, entries, virtual_data_file
 from flwr_distill.node.policy import HOSPITAL, OPEN, STANDARD, Policy
-from flwr_distill.protocol.fedlgd import TRAIN_VIRTUAL, VirtualTraining
-from flwr_distill.protocol.fedseq import PASSED_MODEL, TRAIN_IN_TURN
 from flwr_distill.protocol.method import Method
 from flwr_distill.protocol.registry import find_method
 from flwr_distill.protocol.replies import REFUSED
+from flwr_distill.strategies.fedlgd.method import TRAIN_VIRTUAL, VirtualTraining
+from flwr_distill.strategies.fedseq.method import PASSED_MODEL, TRAIN_IN_TURN
 
 SERVER, NODE, OTHER = 1, 5, 6
 NODE_CONFIG: dict[str, Any] = {"data": "/data/ward-3", "name": "ward-3"}

@@ -21,8 +21,8 @@ from flwr_distill.node.rules import judge_message, judge_spending
 from flwr_distill.node.settings import NodeError, NodeSettings, load_settings
 from flwr_distill.node.supervisor import _log_data
 from flwr_distill.protocol.arrays import as_record
-from flwr_distill.protocol.fedlgd import TRAIN_VIRTUAL
 from flwr_distill.protocol.meeting import DESCRIBE_COLUMNS
+from flwr_distill.strategies.fedlgd.method import TRAIN_VIRTUAL
 from flwr_distill.task.settings import SettingsError
 
 HUB = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDtqJ7zOtqQtYqOo0CpvDXNlMhV3HeJDpjrASKGLWdop"

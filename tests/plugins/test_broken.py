@@ -114,7 +114,7 @@ def test_an_entry_point_to_a_class_that_is_no_strategy_is_refused(install):
 def test_a_name_that_is_taken_by_one_of_ours_is_refused_and_ours_is_not_replaced(install, caplog):
     install("mine", STRATEGY, moon="mine:Mine")
     assert "the name is taken by a method of flwr-distill (rename it)" in refused("moon")
-    assert all_methods()["moon"].strategy == "flwr_distill.strategies.moon:MOON"
+    assert all_methods()["moon"].strategy == "flwr_distill.strategies.moon.strategy:MOON"
     assert "method 'moon' of someones==1.0" in caplog.text
 
 
@@ -247,7 +247,7 @@ def test_a_handler_that_fails_on_a_node_is_named_with_file_and_line(install):
 
 def test_a_package_may_use_our_phases_and_terms_as_they_are(install):
     source = METHOD + (
-        "from flwr_distill.protocol.scaffold import METHODS\n"
+        "from flwr_distill.strategies.scaffold.method import METHODS\n"
         "(ours,) = METHODS\n"
         "METHOD = Method('mine', 'mine:X', phases=ours.phases, terms=ours.terms)\n"
     )

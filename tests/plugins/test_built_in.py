@@ -1,11 +1,9 @@
-"""A method of ours: three new files with one name, and no other file is touched."""
+"""A method of ours is one new folder, and no other file is touched."""
 
 import sys
 
 import pytest
 
-import flwr_distill.client
-import flwr_distill.protocol
 import flwr_distill.strategies
 from flwr_distill.protocol.registry import all_methods, built_in_methods
 from flwr_distill.server.settings import RunSettings
@@ -47,17 +45,17 @@ class CountMetrics(Block):
 METHODS = (
     Method(
         name="nudge",
-        strategy="flwr_distill.strategies.nudge:Nudge",
+        strategy="flwr_distill.strategies.nudge.strategy:Nudge",
         settings=NudgeSettings,
         phases=(
             Phase(
                 COUNT,
                 "nodes count",
                 (Reply(metrics=CountMetrics),),
-                "flwr_distill.client.nudge:count",
+                "flwr_distill.strategies.nudge.client:count",
             ),
         ),
-        terms={NUDGE: "flwr_distill.client.nudge:Term"},
+        terms={NUDGE: "flwr_distill.strategies.nudge.client:Term"},
         unprotected=all_protected,
     ),
 )
@@ -68,7 +66,7 @@ STRATEGY = '''
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from flwr_distill.protocol.nudge import COUNT, NUDGE
+from flwr_distill.strategies.nudge.method import COUNT, NUDGE
 from flwr_distill.strategies.common.checked import CheckedFedAvg
 
 
@@ -96,7 +94,7 @@ from flwr.app import Message, MetricRecord, RecordDict
 
 from flwr_distill.client.session import Session
 from flwr_distill.client.terms import LossTerm
-from flwr_distill.protocol.nudge import NUDGE
+from flwr_distill.strategies.nudge.method import NUDGE
 
 NUDGES = []
 
@@ -126,23 +124,20 @@ class Term(LossTerm):
 
 @pytest.fixture
 def nudge(tmp_path, monkeypatch):
-    """The three files, as if they lay in the rooms."""
-    rooms = {
-        flwr_distill.protocol: DECLARATION,
-        flwr_distill.strategies: STRATEGY,
-        flwr_distill.client: CLIENT,
-    }
-    for room, source in rooms.items():
-        folder = tmp_path / room.__name__
-        folder.mkdir()
-        (folder / "nudge.py").write_text(source)
-        monkeypatch.setattr(room, "__path__", [*room.__path__, str(folder)])
+    """The folder, as if it lay in `strategies`."""
+    folder = tmp_path / "nudge"
+    folder.mkdir()
+    files = {"__init__": "", "method": DECLARATION, "strategy": STRATEGY, "client": CLIENT}
+    for name, source in files.items():
+        (folder / f"{name}.py").write_text(source)
+    path = [*flwr_distill.strategies.__path__, str(tmp_path)]
+    monkeypatch.setattr(flwr_distill.strategies, "__path__", path)
     built_in_methods.cache_clear()
     all_methods.cache_clear()
     yield
-    for room in rooms:
-        sys.modules.pop(f"{room.__name__}.nudge", None)
-        vars(room).pop("nudge", None)
+    for name in [name for name in sys.modules if "strategies.nudge" in name]:
+        del sys.modules[name]
+    vars(flwr_distill.strategies).pop("nudge", None)
     monkeypatch.undo()
     built_in_methods.cache_clear()
     all_methods.cache_clear()
@@ -150,7 +145,7 @@ def nudge(tmp_path, monkeypatch):
 
 def test_its_setting_phase_handler_and_loss_term_take_part(nudge, run, sent):
     folder = run(strategy="nudge", num_rounds=1, nudge__weight=0.25)
-    from flwr_distill.client.nudge import NUDGES
+    from flwr_distill.strategies.nudge.client import NUDGES
 
     samples = sum(reply["samples"] for reply in NUDGES) // len(NUDGES)
     assert [{"weight": 0.25, "samples": samples}] * 3 == NUDGES

@@ -380,11 +380,11 @@ def test_the_report_of_a_run_can_be_made_where_its_package_is_not_installed(inst
 
 
 def test_a_class_that_a_package_declares_too_stays_its_owners(install):
-    from flwr_distill.strategies.moon import MOON
+    from flwr_distill.strategies.moon.strategy import MOON
 
     source = (
         "from flwr_distill.protocol.method import Method\n"
-        "METHOD = Method('my-moon', 'flwr_distill.strategies.moon:MOON')\n"
+        "METHOD = Method('my-moon', 'flwr_distill.strategies.moon.strategy:MOON')\n"
     )
     install("mine", source, my_moon="mine:METHOD")
     assert isinstance(find_method("my-moon"), Method)

@@ -14,7 +14,7 @@ from flwr_distill.protocol.arrays import (
     model_arrays,
     sent_arrays,
 )
-from flwr_distill.protocol.averages import summed_change, weighted_mean
+from flwr_distill.strategies.common.averages import summed_change, weighted_mean
 
 
 def model(seed):

@@ -9,8 +9,6 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from pydantic import Field
 
 from flwr_distill.protocol.arrays import as_record
-from flwr_distill.protocol.fedhead import AGGREGATE_SECTOR
-from flwr_distill.protocol.hfldd import LABEL_KNOWLEDGE, RECEIVE
 from flwr_distill.protocol.meeting import DESCRIBE
 from flwr_distill.protocol.registry import built_in_methods, phases_of
 from flwr_distill.protocol.schema import (
@@ -22,6 +20,8 @@ from flwr_distill.protocol.schema import (
     like_the_model,
     part_of_the_model,
 )
+from flwr_distill.strategies.fedhead.method import AGGREGATE_SECTOR
+from flwr_distill.strategies.hfldd.method import LABEL_KNOWLEDGE, RECEIVE
 from flwr_distill.task.settings import Block
 
 MODEL = {"w": np.zeros((2, 3), np.float32), "n": np.array(0)}

@@ -9,12 +9,12 @@ import pytest
 from flwr.app import Array, Context, RecordDict
 from safetensors.numpy import load_file
 
-from flwr_distill.protocol.hfldd import DISTILL
 from flwr_distill.server.app import main
 from flwr_distill.server.grid.failures import reason_of
 from flwr_distill.server.record.checkpoint import checkpoints, load_checkpoint
 from flwr_distill.server.rounds import NothingLearntError
-from flwr_distill.strategies.flower import FedAdam
+from flwr_distill.strategies.flower.strategy import FedAdam
+from flwr_distill.strategies.hfldd.method import DISTILL
 
 NODES = 3
 QUICK = {
@@ -148,7 +148,7 @@ def test_a_round_whose_only_superclient_rejects_its_model_has_failed(
     def unreadable(*parcel):
         raise ValueError("no model of this run")
 
-    monkeypatch.setattr("flwr_distill.client.fedseq.receive", unreadable)
+    monkeypatch.setattr("flwr_distill.strategies.fedseq.client.receive", unreadable)
     own = {"strategy": "fedseq", "min-nodes": 2, "runs-dir": str(tmp_path)}
     config = {**QUICK, **little_distillation, **own}
     with pytest.raises(NothingLearntError, match="2 failed rounds"):

@@ -13,8 +13,6 @@ from torch import nn
 from benchmarks.in_process import FIRST_NODE, InProcessGrid
 from flwr_distill.links.records import Introduction
 from flwr_distill.protocol.arrays import as_record, model_arrays
-from flwr_distill.protocol.fedhead import AGGREGATE_SECTOR, HAND_OUT
-from flwr_distill.protocol.hfldd import LABEL_KNOWLEDGE, RECEIVE, LabelKnowledge
 from flwr_distill.protocol.meeting import DescribeConfig
 from flwr_distill.protocol.registry import built_in_methods, phases_of
 from flwr_distill.server.grid.failures import reason_of
@@ -22,10 +20,12 @@ from flwr_distill.server.grid.screening import ScreeningGrid
 from flwr_distill.server.record.journal import Journal
 from flwr_distill.server.rounds import Rounds
 from flwr_distill.strategies.common.directory import Directory
-from flwr_distill.strategies.fednova import FedNova
-from flwr_distill.strategies.flower import QFedAvg
+from flwr_distill.strategies.fedhead.method import AGGREGATE_SECTOR, HAND_OUT
+from flwr_distill.strategies.fednova.strategy import FedNova
+from flwr_distill.strategies.flower.strategy import QFedAvg
 from flwr_distill.strategies.hfldd import HFLDD
-from flwr_distill.strategies.scaffold import SCAFFOLD
+from flwr_distill.strategies.hfldd.method import LABEL_KNOWLEDGE, RECEIVE, LabelKnowledge
+from flwr_distill.strategies.scaffold.strategy import SCAFFOLD
 from flwr_distill.task.settings import SettingsError
 
 START = {"weight": np.zeros((1, 2), np.float32), "bias": np.zeros(1, np.float32)}

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 
-from flwr_distill.protocol.analytic import TRAIN_SUMS
 from flwr_distill.protocol.arrays import as_arrays
 from flwr_distill.server.app import main
 from flwr_distill.server.page.run_files import read_run
 from flwr_distill.server.page.run_page import run_page
 from flwr_distill.server.record.checkpoint import checkpoints, load_checkpoint
 from flwr_distill.server.rounds import NothingLearntError
+from flwr_distill.strategies.analytic.method import TRAIN_SUMS
 from flwr_distill.task.settings import SettingsError
 
 pytestmark = pytest.mark.usefixtures("without_pictures")

@@ -7,17 +7,17 @@ from flwr.serverapp.strategy import FedMedian, FedTrimmedAvg, Krum, Strategy
 
 from flwr_distill.protocol.arrays import as_record
 from flwr_distill.protocol.registry import built_in_methods
-from flwr_distill.protocol.robust import robust_mean
-from flwr_distill.strategies.agreement import UNCLEAR, Agreement
+from flwr_distill.strategies.agreement.strategy import UNCLEAR, Agreement
 from flwr_distill.strategies.common.checked import RobustFedAvg
 from flwr_distill.strategies.common.registry import (
     create_aggregator,
     create_strategy,
     find_strategy,
 )
-from flwr_distill.strategies.fedlgd import FedLGD
+from flwr_distill.strategies.common.robust import robust_mean
+from flwr_distill.strategies.fedlgd.strategy import FedLGD
 from flwr_distill.strategies.hfldd import HFLDD
-from flwr_distill.strategies.moon import MOON
+from flwr_distill.strategies.moon.strategy import MOON
 from flwr_distill.task.settings import SettingsError
 
 NODES = 7

@@ -4,7 +4,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord
 
 from benchmarks.hostile import Attack, Ring
-from flwr_distill.strategies.agreement import Agreement
+from flwr_distill.strategies.agreement.strategy import Agreement
 from flwr_distill.strategies.cadis import CADIS
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model

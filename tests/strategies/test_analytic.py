@@ -23,7 +23,10 @@ from flwr_distill.distill.analytic import (
     noisy_penalty,
     ridge,
 )
-from flwr_distill.protocol.analytic import (
+from flwr_distill.protocol.arrays import as_arrays, as_record
+from flwr_distill.protocol.registry import find_method, phases_of
+from flwr_distill.server.grid.secure_sums import SecureSumGrid
+from flwr_distill.strategies.analytic.method import (
     BY_CLASS,
     COUNTS,
     EVALUATE_OWN,
@@ -34,10 +37,7 @@ from flwr_distill.protocol.analytic import (
     means_of,
     sums_of,
 )
-from flwr_distill.protocol.arrays import as_arrays, as_record
-from flwr_distill.protocol.registry import find_method, phases_of
-from flwr_distill.server.grid.secure_sums import SecureSumGrid
-from flwr_distill.strategies.analytic import Analytic
+from flwr_distill.strategies.analytic.strategy import Analytic
 from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.task.backbones import Frozen
 from flwr_distill.task.backbones.random_features import RandomFourier
@@ -283,7 +283,7 @@ def test_a_secure_sum_that_no_samples_have_changes_nothing(client_grid, monkeypa
     def negative(sums, *others):
         return means_of(Sums(-sums.gram, sums.by_class, sums.counts), *others)
 
-    monkeypatch.setattr("flwr_distill.client.analytic.means_of", negative)
+    monkeypatch.setattr("flwr_distill.strategies.analytic.client.means_of", negative)
     config, strategy = {**IID, **SECURE}, strategy_of()
     arrays = play(strategy, masked(client_grid(3, config), config), 1, start(MODEL))
     assert not strategy.sums

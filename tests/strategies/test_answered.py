@@ -13,10 +13,10 @@ from flwr_distill.strategies.common.answered import MissingHandlerError, Unanswe
 from flwr_distill.strategies.common.checked import CheckedFedAvg
 from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.strategies.fedhead import FedHEAD
-from flwr_distill.strategies.flower import FedAdam
+from flwr_distill.strategies.flower.strategy import FedAdam
 from flwr_distill.strategies.hfldd import HFLDD
-from flwr_distill.strategies.moon import MOON
-from flwr_distill.strategies.scaffold import SCAFFOLD
+from flwr_distill.strategies.moon.strategy import MOON
+from flwr_distill.strategies.scaffold.strategy import SCAFFOLD
 
 START = {"last.weight": np.zeros((4, 5), np.float32)}
 NODES = 4

@@ -10,14 +10,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from scipy.special import softmax
 
-from flwr_distill.protocol.auto import CHOICE
-from flwr_distill.protocol.hfldd import LABEL_KNOWLEDGE, Distillation, LabelKnowledge
 from flwr_distill.protocol.messages import ARRAYS
 from flwr_distill.protocol.replies import NothingUsableError
 from flwr_distill.strategies.auto import Auto, panel, strategy
+from flwr_distill.strategies.auto.method import CHOICE
 from flwr_distill.strategies.auto.rule import Choice, choose
 from flwr_distill.strategies.auto.skew import label_skew, one_class_labels
 from flwr_distill.strategies.hfldd import HFLDD
+from flwr_distill.strategies.hfldd.method import LABEL_KNOWLEDGE, Distillation, LabelKnowledge
 from flwr_distill.task.datasets import auxiliary_images, load_dataset
 from flwr_distill.task.models import create_model
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from flwr_distill.strategies.fedfa import information_weights
-from flwr_distill.strategies.fednova import normalised_average
+from flwr_distill.strategies.fedfa.strategy import information_weights
+from flwr_distill.strategies.fednova.strategy import normalised_average
 
 
 def test_fednova_with_equal_steps_is_fedavg():

@@ -17,7 +17,7 @@ from flwr_distill.strategies.cadis.similarity import (
     similarity_of_a_cluster,
     threshold,
 )
-from flwr_distill.strategies.fednova import FedNova
+from flwr_distill.strategies.fednova.strategy import FedNova
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
 from flwr_distill.task.partition import partition_indices

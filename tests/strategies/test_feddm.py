@@ -15,11 +15,11 @@ from flwr_distill.client.session import Session
 from flwr_distill.distill.perturbed_matching import distill_around
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.links.records import VIRTUAL_DATA
-from flwr_distill.protocol.feddm import DISTILL_AROUND
 from flwr_distill.protocol.registry import built_in_methods, phases_of
 from flwr_distill.server.app import main
 from flwr_distill.server.grid.screening import ScreeningGrid
-from flwr_distill.strategies.feddm import FedDM, stay_within
+from flwr_distill.strategies.feddm.method import DISTILL_AROUND
+from flwr_distill.strategies.feddm.strategy import FedDM, stay_within
 from flwr_distill.task.datasets import DataSpec, load_dataset
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import SettingsError

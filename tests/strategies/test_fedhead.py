@@ -11,15 +11,20 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from flwr_distill.distill.ensemble import distil_ensemble, teacher_probabilities
-from flwr_distill.protocol.ensemble import EnsembleDistillation
-from flwr_distill.protocol.fedhead import AGGREGATE_SECTOR, DISTILL_SECTOR, HAND_OUT, TRAIN_SECTOR
 from flwr_distill.protocol.messages import DELIVERY
 from flwr_distill.strategies.common.directory import Description, Directory
+from flwr_distill.strategies.common.ensemble import EnsembleDistillation
 from flwr_distill.strategies.common.topology import Cluster
-from flwr_distill.strategies.feddf import FedDF
+from flwr_distill.strategies.feddf.strategy import FedDF
 from flwr_distill.strategies.fedhead import FedHEAD
 from flwr_distill.strategies.fedhead.membership import Membership
-from flwr_distill.strategies.fedhead_plus import FedHEADPlus
+from flwr_distill.strategies.fedhead.method import (
+    AGGREGATE_SECTOR,
+    DISTILL_SECTOR,
+    HAND_OUT,
+    TRAIN_SECTOR,
+)
+from flwr_distill.strategies.fedhead.plus import FedHEADPlus
 from flwr_distill.task.datasets import auxiliary_images, load_dataset
 from flwr_distill.task.models import create_model
 
@@ -233,9 +238,9 @@ def test_a_malformed_or_missing_models_node_is_left_out_and_the_round_goes_on(
     strategy.configure_train(1, start_of_a_run(), ConfigRecord(), grid)
     (cluster,) = strategy.topology.clusters
     failing, garbage, nan, honest = cluster.members
-    import flwr_distill.client.fedhead
+    import flwr_distill.strategies.fedhead.client
 
-    send = flwr_distill.client.fedhead.send
+    send = flwr_distill.strategies.fedhead.client.send
 
     def tampered(session, route, payload, deadline):
         if session.node_id == failing:
@@ -245,12 +250,12 @@ def test_a_malformed_or_missing_models_node_is_left_out_and_the_round_goes_on(
         if session.node_id == nan:
             broken = copy.deepcopy(MODEL)
             broken.state_dict()["0.bias"][0] = torch.nan
-            payload = flwr_distill.client.fedhead.save(
-                flwr_distill.client.fedhead.arrays_of(broken)
+            payload = flwr_distill.strategies.fedhead.client.save(
+                flwr_distill.strategies.fedhead.client.arrays_of(broken)
             )
         return send(session, route, payload)
 
-    monkeypatch.setattr(flwr_distill.client.fedhead, "send", tampered)
+    monkeypatch.setattr(flwr_distill.strategies.fedhead.client, "send", tampered)
     found = play(strategy, grid)
     assert rejected == [2]
     for node, reason in ((garbage, "[Hh]eader"), (nan, "0.bias holds NaN or infinity")):

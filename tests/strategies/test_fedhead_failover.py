@@ -6,13 +6,18 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord
 
-from flwr_distill.protocol.ensemble import EnsembleDistillation
-from flwr_distill.protocol.fedhead import AGGREGATE_SECTOR, DISTILL_SECTOR, HAND_IN, TRAIN_SECTOR
 from flwr_distill.protocol.messages import DELIVERY
 from flwr_distill.strategies.common.directory import Directory
+from flwr_distill.strategies.common.ensemble import EnsembleDistillation
 from flwr_distill.strategies.common.topology import Cluster
 from flwr_distill.strategies.fedhead import FedHEAD
-from flwr_distill.strategies.fedhead_plus import FedHEADPlus
+from flwr_distill.strategies.fedhead.method import (
+    AGGREGATE_SECTOR,
+    DISTILL_SECTOR,
+    HAND_IN,
+    TRAIN_SECTOR,
+)
+from flwr_distill.strategies.fedhead.plus import FedHEADPlus
 from flwr_distill.task.datasets import auxiliary_images, load_dataset
 from flwr_distill.task.models import create_model
 

@@ -10,13 +10,13 @@ from safetensors.numpy import load, save
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-import flwr_distill.client.fedhead
+import flwr_distill.strategies.fedhead.client
 from benchmarks.hostile import Attack, Ring
-from flwr_distill.protocol.ensemble import EnsembleDistillation
-from flwr_distill.protocol.fedhead import AGGREGATE_SECTOR, DISTILL_SECTOR
 from flwr_distill.protocol.meeting import DESCRIBE
 from flwr_distill.server.grid.screening import ScreeningGrid
+from flwr_distill.strategies.common.ensemble import EnsembleDistillation
 from flwr_distill.strategies.fedhead import FedHEAD
+from flwr_distill.strategies.fedhead.method import AGGREGATE_SECTOR, DISTILL_SECTOR
 from flwr_distill.strategies.fedhead.screening import Norms, far_longer, longest
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
@@ -198,7 +198,7 @@ def test_a_claim_of_samples_counts_for_ten_nodes_at_most_and_only_at_the_meeting
 def test_a_member_that_tells_too_small_a_norm_costs_itself_and_not_its_leader(
     grid_of, monkeypatch, caplog
 ):
-    grid, send = grid_of(), flwr_distill.client.fedhead.send
+    grid, send = grid_of(), flwr_distill.strategies.fedhead.client.send
     strategy = strategy_of(sectors=1, fixed_leader=True)
     (cluster,) = first_clusters(strategy, grid)
     liar = cluster.members[0]
@@ -209,7 +209,7 @@ def test_a_member_that_tells_too_small_a_norm_costs_itself_and_not_its_leader(
             payload = save({n: value + 20 * (sent[n] - value) for n, value in START.items()})
         return send(session, route, payload, deadline)
 
-    monkeypatch.setattr(flwr_distill.client.fedhead, "send", longer)
+    monkeypatch.setattr(flwr_distill.strategies.fedhead.client, "send", longer)
     found = play(strategy, grid)
     assert strategy.topology.heads == (cluster.head,)
     reason = f"rejected: leader {cluster.head} rejects it: its norm is"
@@ -218,7 +218,7 @@ def test_a_member_that_tells_too_small_a_norm_costs_itself_and_not_its_leader(
 
 
 def test_a_member_with_a_bf16_header_costs_itself_and_not_its_sector(grid_of, monkeypatch, caplog):
-    grid, send = grid_of(), flwr_distill.client.fedhead.send
+    grid, send = grid_of(), flwr_distill.strategies.fedhead.client.send
     strategy = strategy_of(sectors=1, fixed_leader=True)
     (cluster,) = first_clusters(strategy, grid)
 
@@ -227,7 +227,7 @@ def test_a_member_with_a_bf16_header_costs_itself_and_not_its_sector(grid_of, mo
             payload = save_tensors({n: v.bfloat16() for n, v in load_tensors(payload).items()})
         return send(session, route, payload, deadline)
 
-    monkeypatch.setattr(flwr_distill.client.fedhead, "send", in_bf16)
+    monkeypatch.setattr(flwr_distill.strategies.fedhead.client, "send", in_bf16)
     assert play(strategy, grid) is not None
     assert strategy.topology.heads == (cluster.head,)
     assert caplog.text.count(f"leader {cluster.head} rejects it: ") == 1

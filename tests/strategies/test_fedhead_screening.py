@@ -7,11 +7,11 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord
 from safetensors.numpy import load, save
 
-import flwr_distill.client.fedhead
-from flwr_distill.protocol.fedhead import DISTILL_SECTOR
+import flwr_distill.strategies.fedhead.client
 from flwr_distill.server.grid.screening import ScreeningGrid
 from flwr_distill.server.record.journal import Journal
 from flwr_distill.strategies.fedhead import FedHEAD
+from flwr_distill.strategies.fedhead.method import DISTILL_SECTOR
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
 
@@ -38,7 +38,7 @@ def away(payload):
 @pytest.fixture
 def mean_of_a_round(client_grid, monkeypatch, tmp_path):
     """Mean of a sector of six in the first round, where two members spoil what they send."""
-    send = flwr_distill.client.fedhead.send
+    send = flwr_distill.strategies.fedhead.client.send
 
     def play(spoil, **run_config):
         def without_distillation(node, message):
@@ -58,7 +58,7 @@ def mean_of_a_round(client_grid, monkeypatch, tmp_path):
             hostile = session.node_id in cluster.members[:2]
             return send(session, route, spoil(payload) if hostile else payload)
 
-        monkeypatch.setattr(flwr_distill.client.fedhead, "send", spoiled)
+        monkeypatch.setattr(flwr_distill.strategies.fedhead.client, "send", spoiled)
         arrays, _ = strategy.aggregate_train(1, grid.send_and_receive(messages))
         entries = map(json.loads, (tmp_path / "journal.jsonl").read_text().splitlines())
         booked = [entry for entry in entries if "set_aside" in entry]

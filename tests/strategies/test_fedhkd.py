@@ -9,14 +9,14 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
-from flwr_distill.client.fedhkd import own_knowledge
 from flwr_distill.client.local_round import LocalRound
 from flwr_distill.protocol.arrays import as_record
-from flwr_distill.protocol.fedhkd import HYPER_KNOWLEDGE, FedHKDSettings
 from flwr_distill.server.privacy import check_privacy
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.strategies.common.registry import find_strategy
-from flwr_distill.strategies.fedhkd import FedHKD
+from flwr_distill.strategies.fedhkd.client import own_knowledge
+from flwr_distill.strategies.fedhkd.method import HYPER_KNOWLEDGE, FedHKDSettings
+from flwr_distill.strategies.fedhkd.strategy import FedHKD
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import SettingsError

@@ -10,7 +10,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 from torch.nn import functional
 
-import flwr_distill.strategies.fedlgd
+import flwr_distill.strategies.fedlgd.strategy
 from flwr_distill.client.session import Session
 from flwr_distill.client.training import epoch_batches
 from flwr_distill.distill.contrastive import supervised_contrastive_loss
@@ -23,9 +23,9 @@ from flwr_distill.node.asked import Asked
 from flwr_distill.node.policy import HOSPITAL
 from flwr_distill.node.replies import OwnWords, claimed_epsilon, judge_reply
 from flwr_distill.node.rules import judge_message, judge_spending
-from flwr_distill.protocol.fedlgd import GLOBAL_DATA, GRADIENT, VIRTUAL
-from flwr_distill.strategies.agreement import Agreement
-from flwr_distill.strategies.fedlgd import FedLGD
+from flwr_distill.strategies.agreement.strategy import Agreement
+from flwr_distill.strategies.fedlgd.method import GLOBAL_DATA, GRADIENT, VIRTUAL
+from flwr_distill.strategies.fedlgd.strategy import FedLGD
 from flwr_distill.task.backbones import seen_spec
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
@@ -305,7 +305,7 @@ def test_a_gradient_that_is_out_of_line_does_not_move_the_servers_data(
         targets.append(torch.cat([array.flatten() for array in target.values()]))
         return images
 
-    monkeypatch.setattr(flwr_distill.strategies.fedlgd, "match_gradient", noted)
+    monkeypatch.setattr(flwr_distill.strategies.fedlgd.strategy, "match_gradient", noted)
     grid = client_grid(6, {**RUN_CONFIG, "partition.scheme": "iid"})
     play(strategy_of(), grid)
     spoil(grid, FIRST, longer_and_reversed)

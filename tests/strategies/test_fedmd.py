@@ -12,9 +12,9 @@ from safetensors.torch import load
 
 from flwr_distill.links.store import NodeStore
 from flwr_distill.protocol.arrays import as_record
-from flwr_distill.protocol.fedmd import EVALUATE_OWN, LOGITS
 from flwr_distill.server.app import main
-from flwr_distill.strategies.fedmd import FedMD
+from flwr_distill.strategies.fedmd.method import EVALUATE_OWN, LOGITS
+from flwr_distill.strategies.fedmd.strategy import FedMD
 from flwr_distill.task.datasets import auxiliary_images, load_dataset
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import SettingsError

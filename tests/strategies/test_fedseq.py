@@ -10,9 +10,13 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from safetensors.numpy import save
 
-import flwr_distill.client.fedseq
+import flwr_distill.strategies.fedseq.client
 from flwr_distill.client.training import soft_labels
-from flwr_distill.protocol.fedseq import (
+from flwr_distill.protocol.registry import built_in_methods, phases_of
+from flwr_distill.protocol.replies import NothingUsableError
+from flwr_distill.server.grid.screening import ScreeningGrid
+from flwr_distill.strategies.fedseq import FedSeq
+from flwr_distill.strategies.fedseq.method import (
     PASS_AGAIN,
     TELL_CONFIDENCE,
     TRAIN_IN_TURN,
@@ -20,10 +24,6 @@ from flwr_distill.protocol.fedseq import (
     FedSeqSettings,
     Pretraining,
 )
-from flwr_distill.protocol.registry import built_in_methods, phases_of
-from flwr_distill.protocol.replies import NothingUsableError
-from flwr_distill.server.grid.screening import ScreeningGrid
-from flwr_distill.strategies.fedseq import FedSeq
 from flwr_distill.strategies.fedseq.traffic import formulas
 from flwr_distill.task.datasets import auxiliary_images, load_dataset
 from flwr_distill.task.models import create_model
@@ -209,19 +209,22 @@ HOSTILE = {
 def test_a_bad_model_of_the_node_before_is_rejected_and_training_begins_anew(
     client_grid, by_hand, how, monkeypatch, flower_log
 ):
-    strategy, real = strategy_of(most_nodes=4), flwr_distill.client.fedseq._sent
+    strategy, real = strategy_of(most_nodes=4), flwr_distill.strategies.fedseq.client._sent
     grid = client_grid(4, RUN_CONFIG)
 
     def sent(session, route, payload, deadline):
         (chain,) = strategy._chains
         if session.node_id == chain.nodes[0]:
             spoilt = HOSTILE[how](
-                {n: np.array(a) for n, a in flwr_distill.client.fedseq.load(payload).items()}
+                {
+                    n: np.array(a)
+                    for n, a in flwr_distill.strategies.fedseq.client.load(payload).items()
+                }
             )
             payload = save(spoilt)
         return real(session, route, payload, deadline)
 
-    monkeypatch.setattr(flwr_distill.client.fedseq, "_sent", sent)
+    monkeypatch.setattr(flwr_distill.strategies.fedseq.client, "_sent", sent)
     found = play(strategy, grid)
     (chain,) = strategy._chains
     assert chain.trained == chain.nodes[2:]
@@ -262,9 +265,11 @@ def test_a_superclient_whose_model_is_absurdly_large_is_set_aside(
 
 
 def test_bytes_that_are_no_model_are_rejected(client_grid, monkeypatch):
-    real = flwr_distill.client.fedseq._sent
+    real = flwr_distill.strategies.fedseq.client._sent
     monkeypatch.setattr(
-        flwr_distill.client.fedseq, "_sent", lambda s, r, payload, d: real(s, r, b"\x01", d)
+        flwr_distill.strategies.fedseq.client,
+        "_sent",
+        lambda s, r, payload, d: real(s, r, b"\x01", d),
     )
     strategy = strategy_of(most_nodes=4)
     play(strategy, client_grid(3, RUN_CONFIG))

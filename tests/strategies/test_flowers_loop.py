@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord
 
-from flwr_distill.protocol.ensemble import EnsembleDistillation
-from flwr_distill.protocol.hfldd import Distillation
 from flwr_distill.strategies.cadis import CADIS
+from flwr_distill.strategies.common.ensemble import EnsembleDistillation
 from flwr_distill.strategies.fedhead import FedHEAD
-from flwr_distill.strategies.fedlgd import FedLGD
+from flwr_distill.strategies.fedlgd.strategy import FedLGD
 from flwr_distill.strategies.hfldd import HFLDD
+from flwr_distill.strategies.hfldd.method import Distillation
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
 

@@ -14,12 +14,12 @@ from flwr_distill.client.app import app
 from flwr_distill.protocol.arrays import as_arrays, as_record
 from flwr_distill.protocol.registry import built_in_methods
 from flwr_distill.server.settings import RunSettings
-from flwr_distill.strategies import flower as fitted
 from flwr_distill.strategies.common.registry import (
     create_aggregator,
     create_strategy,
     find_strategy,
 )
+from flwr_distill.strategies.flower import strategy as fitted
 from flwr_distill.task.models import create_model
 from flwr_distill.task.plugin import import_object
 from flwr_distill.task.settings import SettingsError
@@ -44,7 +44,7 @@ def name_of(flowers):
     """The method that is a class of Flower's, or that class fitted to our nodes."""
     classes = {name: import_object(m.strategy) for name, m in built_in_methods().items()}
     names = [name for name, cls in classes.items() if flowers in (cls, *cls.__bases__)]
-    assert names, f"{flowers.__name__} is new in Flower: declare it in protocol/flower.py"
+    assert names, f"{flowers.__name__} is new in Flower: declare it in strategies/flower/method.py"
     return names[0]
 
 

@@ -5,12 +5,12 @@ import math
 import pytest
 
 from flwr_distill.distill.formation import LARGEST
-from flwr_distill.protocol.hfldd import Distillation
 from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.strategies.common.formation import chosen_formation
-from flwr_distill.strategies.fedlgd import FedLGD
+from flwr_distill.strategies.fedlgd.strategy import FedLGD
 from flwr_distill.strategies.hfldd import HFLDD
 from flwr_distill.strategies.hfldd.limits import Limits
+from flwr_distill.strategies.hfldd.method import Distillation
 from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import SettingsError

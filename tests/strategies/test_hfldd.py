@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from flwr_distill.protocol.hfldd import (
+from flwr_distill.protocol.replies import NothingUsableError
+from flwr_distill.strategies.hfldd import HFLDD
+from flwr_distill.strategies.hfldd.clusters import Clusters
+from flwr_distill.strategies.hfldd.method import (
     DISTILL,
     LABEL_KNOWLEDGE,
     RECEIVE,
@@ -16,9 +19,6 @@ from flwr_distill.protocol.hfldd import (
     Distillation,
     LabelKnowledge,
 )
-from flwr_distill.protocol.replies import NothingUsableError
-from flwr_distill.strategies.hfldd import HFLDD
-from flwr_distill.strategies.hfldd.clusters import Clusters
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
 from flwr_distill.task.partition import partition_indices

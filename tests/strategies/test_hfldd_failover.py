@@ -9,16 +9,16 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord
 
 from flwr_distill.distill import VirtualData
-from flwr_distill.protocol.hfldd import (
+from flwr_distill.strategies.common.retries import Retries
+from flwr_distill.strategies.hfldd import HFLDD
+from flwr_distill.strategies.hfldd.clusters import Clusters
+from flwr_distill.strategies.hfldd.method import (
     DISTILL,
     LABEL_KNOWLEDGE,
     NUM_PARCELS,
     TRAIN_POOL,
     Distillation,
 )
-from flwr_distill.strategies.common.retries import Retries
-from flwr_distill.strategies.hfldd import HFLDD
-from flwr_distill.strategies.hfldd.clusters import Clusters
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
 

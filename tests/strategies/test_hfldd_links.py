@@ -4,7 +4,6 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord
 
-from flwr_distill.client.hfldd import pooled_samples
 from flwr_distill.client.session import Session
 from flwr_distill.distill import VirtualData
 from flwr_distill.distill.packing import unpacked
@@ -12,11 +11,12 @@ from flwr_distill.distill.virtual_data import Bounds
 from flwr_distill.links.mailbox import Mailbox, start_server
 from flwr_distill.links.records import VIRTUAL_DATA
 from flwr_distill.links.seal import sealed_size
-from flwr_distill.protocol.hfldd import DISTILL, RECEIVE, Distillation
 from flwr_distill.protocol.meeting import DESCRIBE
 from flwr_distill.server.grid.ledger import DIRECT, RELAYED
 from flwr_distill.server.grid.metered import MeteredGrid
 from flwr_distill.strategies.hfldd import HFLDD
+from flwr_distill.strategies.hfldd.client import pooled_samples
+from flwr_distill.strategies.hfldd.method import DISTILL, RECEIVE, Distillation
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
 

@@ -4,17 +4,17 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 
-from flwr_distill.client.distillation import REFINE_BANK
-from flwr_distill.client.hfldd import PREFIX, REFINED
 from flwr_distill.client.session import Session
 from flwr_distill.client.terms import extractor
 from flwr_distill.distill import VirtualData
 from flwr_distill.distill.distribution_matching import distill_dm
 from flwr_distill.links.store import NodeStore
-from flwr_distill.protocol.hfldd import DISTILL, NUM_PARCELS, Distillation, HFLDDSettings
 from flwr_distill.strategies.common.traffic import BITS_PER_FLOAT
 from flwr_distill.strategies.hfldd import HFLDD
+from flwr_distill.strategies.hfldd.client import PREFIX, REFINED
 from flwr_distill.strategies.hfldd.clusters import LiveCluster
+from flwr_distill.strategies.hfldd.distillation import REFINE_BANK
+from flwr_distill.strategies.hfldd.method import DISTILL, NUM_PARCELS, Distillation, HFLDDSettings
 from flwr_distill.strategies.hfldd.traffic import hfldd_bits
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model

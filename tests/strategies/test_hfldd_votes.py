@@ -8,11 +8,11 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 
 from benchmarks.hostile import Attack, Ring
-from flwr_distill.client.hfldd import knows
 from flwr_distill.distill.virtual_data import VirtualData
-from flwr_distill.protocol.hfldd import VOTE, VOTES, Distillation
 from flwr_distill.strategies.hfldd import HFLDD
+from flwr_distill.strategies.hfldd.client import knows
 from flwr_distill.strategies.hfldd.clusters import LiveCluster
+from flwr_distill.strategies.hfldd.method import VOTE, VOTES, Distillation
 from flwr_distill.strategies.hfldd.votes import contradicted, verdicts, voters
 from flwr_distill.strategies.hfldd.voting import note_verdicts
 from flwr_distill.task.datasets import load_dataset

@@ -4,8 +4,6 @@ import pytest
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, Krum
 
 from flwr_distill.protocol.arguments import read_arguments
-from flwr_distill.protocol.fedhead import FedHEADSettings
-from flwr_distill.protocol.hfldd import HFLDDSettings
 from flwr_distill.protocol.registry import built_in_methods
 from flwr_distill.strategies.common.registry import (
     create_aggregator,
@@ -13,9 +11,11 @@ from flwr_distill.strategies.common.registry import (
     find_strategy,
 )
 from flwr_distill.strategies.fedhead import FedHEAD
-from flwr_distill.strategies.fedprox import FedProx
+from flwr_distill.strategies.fedhead.method import FedHEADSettings
+from flwr_distill.strategies.fedprox.strategy import FedProx
 from flwr_distill.strategies.hfldd import HFLDD
-from flwr_distill.strategies.moon import MOON
+from flwr_distill.strategies.hfldd.method import HFLDDSettings
+from flwr_distill.strategies.moon.strategy import MOON
 from flwr_distill.task.settings import Block, SettingsError
 
 
@@ -111,7 +111,7 @@ def test_a_class_named_by_its_path_belongs_to_the_method_of_its_nearest_base():
         built_in_methods()["hfldd"],
     )
     assert (
-        find_strategy("flwr_distill.strategies.fedhead_plus:FedHEADPlus")[1].name == "fedhead-plus"
+        find_strategy("flwr_distill.strategies.fedhead.plus:FedHEADPlus")[1].name == "fedhead-plus"
     )
     assert find_strategy("flwr.serverapp.strategy:FedAdam")[1].name == "fedavg"
     assert find_strategy("flwr.serverapp.strategy.strategy:Strategy")[1] is None

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from flwr_distill.protocol.arrays import check_arrays
-from flwr_distill.protocol.averages import weighted_mean
+from flwr_distill.strategies.common.averages import weighted_mean
 from flwr_distill.strategies.fedhead.sectors import assign_sectors, draw_leader
 
 

@@ -5,12 +5,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from flwr_distill.client.fedmd import logits_on
-from flwr_distill.client.fedproto import nearest_prototype
-from flwr_distill.client.hfldd import knows
 from flwr_distill.client.training import soft_labels
 from flwr_distill.distill.ensemble import distil_ensemble
 from flwr_distill.distill.virtual_data import VirtualData
+from flwr_distill.strategies.fedmd.client import logits_on
+from flwr_distill.strategies.fedproto.client import nearest_prototype
+from flwr_distill.strategies.hfldd.client import knows
 from flwr_distill.task.datasets import Samples
 from flwr_distill.task.evaluation import BATCH, evaluate_model, outputs, predict
 

@@ -6,8 +6,8 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 from digits_app.task import Net, accuracy, digits
-from flwr_distill.protocol.hfldd import Distillation
 from flwr_distill.strategies.hfldd import HFLDD
+from flwr_distill.strategies.hfldd.method import Distillation
 
 app = ServerApp()
 

@@ -19,10 +19,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.clientapp import ClientApp
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-import flwr_distill.client.fedhead
+import flwr_distill.strategies.fedhead.client
 from flwr_distill.client.app import app as ours
-from flwr_distill.protocol.fedhead import LEADS
 from flwr_distill.protocol.messages import ARRAYS, CONFIG, SERVER_ROUND
+from flwr_distill.strategies.fedhead.method import LEADS
 
 FOLDER = Path(os.environ["FAULTS"])
 
@@ -98,12 +98,12 @@ def _sends(spoil):
     """Answer with another model, in the reply, in a parcel and in a leader's store alike."""
 
     def answered(message, context):
-        arrays_of = flwr_distill.client.fedhead.arrays_of
+        arrays_of = flwr_distill.strategies.fedhead.client.arrays_of
 
         def spoiled(model):
             return {name: spoil(array) for name, array in arrays_of(model).items()}
 
-        with patch.object(flwr_distill.client.fedhead, "arrays_of", spoiled):
+        with patch.object(flwr_distill.strategies.fedhead.client, "arrays_of", spoiled):
             reply = ours(message, context)
         if sent := reply.content.array_records.get(ARRAYS):
             arrays = {name: Array(spoil(array.numpy())) for name, array in sent.items()}

@@ -24,7 +24,6 @@ from flwr_distill.protocol.arrays import DecodedArray, as_record
 from flwr_distill.protocol.method import TRAIN_PHASE, Phase
 from flwr_distill.protocol.registry import method_of, phases_of
 from flwr_distill.protocol.replies import SET_ASIDE
-from flwr_distill.protocol.scaffold import CONTROL_VARIATE
 from flwr_distill.protocol.schema import EvaluateMetrics, Reply, TrainMetrics, like_the_model
 from flwr_distill.server.app import main
 from flwr_distill.server.grid import metered
@@ -32,8 +31,9 @@ from flwr_distill.server.grid.screening import ScreeningGrid
 from flwr_distill.server.record.journal import Journal
 from flwr_distill.strategies.common.checked import CheckedFedAvg
 from flwr_distill.strategies.common.directory import Directory
-from flwr_distill.strategies.moon import MOON
-from flwr_distill.strategies.scaffold import SCAFFOLD
+from flwr_distill.strategies.moon.strategy import MOON
+from flwr_distill.strategies.scaffold.method import CONTROL_VARIATE
+from flwr_distill.strategies.scaffold.strategy import SCAFFOLD
 
 FIRST = 2**64 - 1000  # as in conftest.py
 NODES, HOSTILE = 6, (1, 4)

@@ -14,8 +14,6 @@ from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.fleet.node_request import request_node
 from flwr_distill.links.masks import digest, quantised
 from flwr_distill.protocol.arrays import as_arrays, as_record
-from flwr_distill.protocol.fedlgd import GRADIENT, NEEDS_GLOBAL_DATA, VIRTUAL, VirtualTraining
-from flwr_distill.protocol.hfldd import NUM_PARCELS
 from flwr_distill.protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES
 from flwr_distill.protocol.registry import find_method, phases_of
 from flwr_distill.protocol.secure_sums import (
@@ -30,6 +28,13 @@ from flwr_distill.protocol.secure_sums import (
 from flwr_distill.server.grid.metered import QuorumError
 from flwr_distill.server.grid.secure_sums import SecureSumGrid
 from flwr_distill.server.record.journal import Journal
+from flwr_distill.strategies.fedlgd.method import (
+    GRADIENT,
+    NEEDS_GLOBAL_DATA,
+    VIRTUAL,
+    VirtualTraining,
+)
+from flwr_distill.strategies.hfldd.method import NUM_PARCELS
 
 RUN, FIRST = 7, 2**64 - 50
 CONFIG = {"strategy": "fedavg", "secure-sums": True}

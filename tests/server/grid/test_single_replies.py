@@ -10,11 +10,11 @@ import pytest
 from flwr.app import Array, ConfigRecord, Message, MetricRecord, RecordDict
 
 from flwr_distill.protocol.arrays import as_record
-from flwr_distill.protocol.fedhead import TRAIN_SECTOR
-from flwr_distill.protocol.fedlgd import TRAIN_VIRTUAL
 from flwr_distill.protocol.registry import built_in_methods, phases_of
 from flwr_distill.protocol.replies import SET_ASIDE
 from flwr_distill.server.grid.screening import ScreeningGrid
+from flwr_distill.strategies.fedhead.method import TRAIN_SECTOR
+from flwr_distill.strategies.fedlgd.method import TRAIN_VIRTUAL
 
 START = {"w": np.zeros((2, 3), np.float32), "steps": np.array(7, np.int64)}
 FIRST = 2**64 - 1000

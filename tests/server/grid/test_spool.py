@@ -14,11 +14,11 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 from flwr_distill.protocol.arrays import RecordArrays, as_record, sent_arrays
-from flwr_distill.protocol.averages import weighted_mean
 from flwr_distill.server.grid import metered as grid_module
 from flwr_distill.server.grid.ledger import UP
 from flwr_distill.server.grid.metered import MeteredGrid
 from flwr_distill.server.grid.spool import IN_MEMORY, Spool, StoredArray
+from flwr_distill.strategies.common.averages import weighted_mean
 from flwr_distill.strategies.common.checked import CheckedFedAvg
 
 

@@ -11,15 +11,6 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from safetensors.numpy import load_file
 
-from flwr_distill.protocol.fedaf import DISTILL_WITH_PEERS
-from flwr_distill.protocol.feddm import DISTILL_AROUND
-from flwr_distill.protocol.fedhead import TRAIN_SECTOR
-from flwr_distill.protocol.fedhkd import TRAIN_KNOWLEDGE
-from flwr_distill.protocol.fedlgd import TRAIN_VIRTUAL
-from flwr_distill.protocol.fedmd import TRAIN_CONSENSUS
-from flwr_distill.protocol.fedproto import TRAIN_PROTOTYPES
-from flwr_distill.protocol.fedseq import TRAIN_LAST
-from flwr_distill.protocol.hfldd import TRAIN_POOL
 from flwr_distill.protocol.registry import built_in_methods
 from flwr_distill.server import app as server_app
 from flwr_distill.server.app import main
@@ -28,6 +19,15 @@ from flwr_distill.server.record.checkpoint import CheckpointError, checkpoints, 
 from flwr_distill.server.record.resume import OffsetRounds, lock_run_folder
 from flwr_distill.server.roster import meet_nodes
 from flwr_distill.strategies.common.registry import find_strategy
+from flwr_distill.strategies.fedaf.method import DISTILL_WITH_PEERS
+from flwr_distill.strategies.feddm.method import DISTILL_AROUND
+from flwr_distill.strategies.fedhead.method import TRAIN_SECTOR
+from flwr_distill.strategies.fedhkd.method import TRAIN_KNOWLEDGE
+from flwr_distill.strategies.fedlgd.method import TRAIN_VIRTUAL
+from flwr_distill.strategies.fedmd.method import TRAIN_CONSENSUS
+from flwr_distill.strategies.fedproto.method import TRAIN_PROTOTYPES
+from flwr_distill.strategies.fedseq.method import TRAIN_LAST
+from flwr_distill.strategies.hfldd.method import TRAIN_POOL
 from tests.matrix import strategies
 
 pytestmark = pytest.mark.usefixtures("without_pictures")

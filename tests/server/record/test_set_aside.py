@@ -9,9 +9,9 @@ from flwr.app import MetricRecord, RecordDict
 from flwr_distill.protocol.arrays import as_record
 from flwr_distill.server.grid.screening import ScreeningGrid
 from flwr_distill.server.record.journal import Journal
-from flwr_distill.strategies.agreement import Agreement
+from flwr_distill.strategies.agreement.strategy import Agreement
 from flwr_distill.strategies.cadis import CADIS
-from flwr_distill.strategies.moon import MOON
+from flwr_distill.strategies.moon.strategy import MOON
 
 FIRST = 2**64 - 1000  # as in conftest.py
 START = {"last.weight": np.zeros((4, 5), np.float32)}

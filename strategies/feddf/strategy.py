@@ -1,0 +1,85 @@
+"""FedDF: FedAvg, and then the nodes' ensemble distilled on the server."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Self
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
+from torch import Tensor, nn
+
+from flwr_distill.protocol.arrays import Arrays
+from flwr_distill.strategies.common.averages import weighted_mean
+from flwr_distill.strategies.common.checked import CheckedFedAvg, Update
+from flwr_distill.strategies.common.ensemble import EnsembleDistillation
+from flwr_distill.strategies.common.run import Run
+from flwr_distill.strategies.common.server_distillation import ServerDistillation
+from flwr_distill.strategies.fedhead.method import FedHEADSettings
+
+
+class FedDF(CheckedFedAvg):
+    """Ensemble distillation on the server: FedHEAD+ without sectors (Lin et al. 2020).
+
+    The server averages the nodes' models as FedAvg does, and distils their weighted ensemble into
+    the mean on a reference set without labels.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The run's architecture.
+    reference : callable
+        Gives the reference set, samples (n, ...); called once, when first needed.
+    ensemble_distillation : EnsembleDistillation, optional (default: None)
+        How to distil; None takes the defaults. The published FedDF averages ``logits``.
+    server_epochs : int (default: 20)
+        Most epochs of a distillation.
+    seed : int (default: 0)
+        Seed of the held-out part and of the minibatches.
+    device : torch.device or str (default: "cpu")
+        Where the server distils.
+    **kwargs
+        As Flower's FedAvg takes them.
+    """
+
+    run_arguments = ("model", "seed", "device")
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        reference: Callable[[], Tensor],
+        ensemble_distillation: EnsembleDistillation | None = None,
+        server_epochs: int = 20,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        request = ensemble_distillation or EnsembleDistillation()
+        request = request.model_copy(update={"distill_epochs": server_epochs})
+        self._distil = ServerDistillation(model, reference, request, seed, device)
+        self._round = 0
+
+    @classmethod
+    def from_run(cls, settings: FedHEADSettings, run: Run, **arguments: Any) -> Self:
+        """Make the strategy for a run of our ServerApp; see `strategies.common.run.Run`."""
+        own = {
+            "reference": run.auxiliary(
+                settings.reference, settings.reference_size, "fedhead.reference"
+            ),
+            "ensemble_distillation": settings.ensemble_distillation,
+            "server_epochs": settings.server_epochs,
+        }
+        return super().from_run(None, run, **{**own, **arguments})
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Have the sampled nodes train, as FedAvg does."""
+        self._round = server_round
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def combine(self, updates: list[Update]) -> Arrays:
+        """Average the nodes' models and distil their ensemble into the mean."""
+        members = [(update.num_examples, update.arrays) for update in updates]
+        return self._distil(members, weighted_mean(members), self._round)

@@ -1,0 +1,93 @@
+"""FedDyn: nodes' objectives regularised dynamically, so that their optima agree."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from flwr.app import ConfigRecord
+from torch import nn
+
+from flwr_distill.protocol.arrays import Arrays, trained_names
+from flwr_distill.strategies.common.averages import summed_change, weighted_mean
+from flwr_distill.strategies.common.checked import CheckedFedAvg, Update
+from flwr_distill.strategies.feddyn.method import DYNAMIC, FedDynSettings
+
+
+class FedDyn(CheckedFedAvg):
+    """Federated learning with dynamic regularisation (Acar et al. 2021, Algorithm 1).
+
+    Node i adds ``-<g_i, w> + alpha/2 ||w - w_t||^2`` to its loss, and then
+    ``g_i <- g_i - alpha (w_i - w_t)`` (:class:`strategies.feddyn.client.Dynamic`). The server keeps
+    ``h <- h - alpha/m sum_i (w_i - w_t)`` over the participants P, m being all nodes, and takes
+    ``w <- 1/|P| sum_i w_i - h / alpha``.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The run's architecture, which tells parameters from what else its state holds; the latter is
+        averaged.
+    alpha : float (default: 0.01)
+        Weight of the regulariser; the paper takes 0.1, 0.01 or 0.001.
+    **kwargs
+        As Flower's FedAvg takes them.
+    """
+
+    run_arguments = ("model",)
+    state_keys = ("h",)
+
+    def __init__(self, *, model: nn.Module, alpha: float = 0.01, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.request = FedDynSettings.checked({"alpha": alpha}, "feddyn")
+        self.h: Arrays = {}
+        self._trained = trained_names(model)
+
+    def records(self) -> Mapping[str, ConfigRecord]:
+        """Ask for the regulariser."""
+        return {DYNAMIC: ConfigRecord(self.request.model_dump(by_alias=True))}
+
+    def combine(self, updates: list[Update]) -> Arrays:
+        """Take the server's step."""
+        models = [update.arrays for update in updates]
+        mean, self.h = dynamic_step(
+            self.start_of_round, models, self.h, self.request.alpha, self.num_nodes, self._trained
+        )
+        return mean
+
+
+def dynamic_step(
+    start: Arrays,
+    models: list[Arrays],
+    h: Arrays,
+    alpha: float,
+    num_nodes: int,
+    trained: Collection[str],
+) -> tuple[Arrays, Arrays]:
+    """Take the server's step of FedDyn.
+
+    Parameters
+    ----------
+    start : Mapping[str, ndarray]
+        w_t, the model that all began with.
+    models : list of Mapping[str, ndarray]
+        w_i of the participants.
+    h : Mapping[str, ndarray]
+        The server's state; what is missing is 0.
+    alpha : float
+        Weight of the regulariser.
+    num_nodes : int
+        m.
+    trained : collection of str
+        Names of the arrays that it concerns; the others are averaged.
+
+    Returns
+    -------
+    tuple of Mapping[str, ndarray]
+        w_{t+1} and the new h, in float64.
+    """
+    mean = weighted_mean((1.0, model) for model in models)
+    h_next = {}
+    for name in trained:
+        change = summed_change(name, start, ((1.0, model) for model in models))
+        h_next[name] = h.get(name, 0.0) - alpha / num_nodes * change
+        step = change / len(models) - h_next[name] / alpha
+        mean[name] = (start[name] + step).astype(start[name].dtype)
+    return mean, h_next

@@ -1,0 +1,75 @@
+"""FedHEAD+: FedHEAD, with one more distillation on the server."""
+
+from collections.abc import Callable
+from logging import WARNING
+from typing import Any, Self
+
+import torch
+from flwr.common import log
+from torch import Tensor, nn
+
+from flwr_distill.protocol.arrays import Arrays
+from flwr_distill.strategies.common.averages import weighted_mean
+from flwr_distill.strategies.common.run import Run
+from flwr_distill.strategies.common.server_distillation import ServerDistillation
+from flwr_distill.strategies.fedhead.method import FedHEADSettings
+from flwr_distill.strategies.fedhead.strategy import FedHEAD, Weighted
+from flwr_distill.task.auxiliary_names import NOISE
+
+
+class FedHEADPlus(FedHEAD):
+    """FedHEAD, and then the sectors' ensemble distilled on the server (FedHEAD+).
+
+    After step 5 the server distils ``sum_m p_m f(x; z_m)`` into w on a reference set without
+    labels.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The run's architecture.
+    reference : callable
+        Gives the reference set, samples (n, ...); called once, when first needed.
+    server_epochs : int (default: 20)
+        n_g, most epochs on the server; early stopping and the rest as on leaders.
+    device : torch.device or str (default: "cpu")
+        Where the server distils.
+    **kwargs
+        As :class:`FedHEAD` takes them.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        reference: Callable[[], Tensor],
+        server_epochs: int = 20,
+        device: torch.device | str = "cpu",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        request = self.ensemble_distillation.model_copy(update={"distill_epochs": server_epochs})
+        self._distil = ServerDistillation(model, reference, request, self.seed, device)
+
+    @classmethod
+    def from_run(cls, settings: FedHEADSettings, run: Run, **arguments: Any) -> Self:
+        """Make the strategy for a run of our ServerApp; see `strategies.common.run.Run`."""
+        if settings.reference == NOISE:
+            log(
+                WARNING,
+                "fedhead-plus distils on images of noise, which say little of the nodes' images: "
+                "where their labels differ much, that costs accuracy (set fedhead.reference to "
+                'images like theirs, or strategy to "fedhead")',
+            )
+        own = {
+            "model": run.model,
+            "device": run.device,
+            "reference": run.auxiliary(
+                settings.reference, settings.reference_size, "fedhead.reference"
+            ),
+            "server_epochs": settings.server_epochs,
+        }
+        return super().from_run(settings, run, **{**own, **arguments})
+
+    def combine(self, server_round: int, sectors: list[Weighted]) -> Arrays:
+        """Distil the sectors' ensemble into the mean of step 5."""
+        return self._distil(sectors, weighted_mean(sectors), server_round)

@@ -1,0 +1,199 @@
+"""FedLGD: messages between server and nodes, settings and declaration."""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from flwr.app import RecordDict
+from pydantic import Field, ValidationInfo, field_validator
+
+from flwr_distill.protocol.arrays import Arrays
+from flwr_distill.protocol.messages import ARRAYS, CONFIG
+from flwr_distill.protocol.method import Method, Phase
+from flwr_distill.protocol.schema import TRAIN, Reply, Request, TrainRequest, part_of_the_model
+from flwr_distill.task.settings import Block, TrainSettings
+
+TRAIN_VIRTUAL = "train.virtual"
+"""Have a node train on virtual data in place of its own."""
+
+VIRTUAL = "virtual"
+"""Name of the record with the request for training on virtual data."""
+
+GLOBAL_DATA = "global-data"
+"""Name of the record of the server's virtual data."""
+
+NEEDS_GLOBAL_DATA = "needs-global-data"
+"""Metric of a node that does not have the global data of the digest it was sent."""
+
+GRADIENT = "gradient"
+"""Name of the reply's second array record: the loss's gradient on the virtual data."""
+
+
+class VirtualTraining(Block):
+    """A node's training on virtual data in one round.
+
+    Parameters
+    ----------
+    per_class : int
+        Virtual images of each class on the node.
+    formation : int (default: 1)
+        Smaller images along each side of a virtual image.
+    first_steps : int
+        Steps of distribution matching with random networks, if the node has no virtual data yet.
+    refine_steps : int (default: 0)
+        Steps of distribution matching with the received model, before training.
+    contrast : float (default: 0.0)
+        lambda, weight of the supervised contrastive term.
+    gradient : list of str (default: [])
+        Weights of the received model; the node sends the gradient with respect to these, of the
+        model's loss on the virtual data.
+    dp_epsilon : float (default: 0.0)
+        Epsilon that making the virtual data costs each sample; 0 is without differential privacy.
+    """
+
+    per_class: Annotated[int, Field(ge=1)]
+    formation: Annotated[int, Field(ge=1, le=4)] = 1
+    first_steps: Annotated[int, Field(ge=1)]
+    refine_steps: Annotated[int, Field(ge=0)] = 0
+    contrast: Annotated[float, Field(ge=0)] = 0.0
+    gradient: Annotated[list[str], Field(default_factory=list)]
+    dp_epsilon: Annotated[float, Field(ge=0)] = 0.0
+
+
+class GlobalData(Block):
+    """The server's virtual data: their digest, and the data for nodes without them.
+
+    Parameters
+    ----------
+    digest : str
+        SHA-256 of the payload.
+    payload : bytes (default: b"")
+        Encoded by :meth:`distill.virtual_data.VirtualData.to_bytes`; empty if the node has them.
+    """
+
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    payload: bytes = b""
+
+
+class FedLGDSettings(Block):
+    """Settings of FedLGD (``fedlgd.*``).
+
+    Parameters
+    ----------
+    per_class : int (default: 10)
+        Virtual images of each class on a node.
+    formation : int (default: 1)
+        Each virtual image, of nodes and server, holds formation x formation smaller ones, which are
+        enlarged where they are trained on; 1 is one image, 0 chooses by image size.
+    first_steps : int (default: 400)
+        Steps in which a node makes its virtual data, with random networks.
+    refine_steps : int (default: 20)
+        Steps in which it refines them in a selected round (the paper: 100, of SGD; here Adam's).
+    every : int (default: 5)
+        Rounds from one selected round to the next; the first round is selected.
+    selections : int (default: 10)
+        Selected rounds in all; with 0 this is FedAvg on virtual data.
+    contrast : float (default: 1.0)
+        lambda, weight of the contrastive term (the paper: 10 on DIGITS, 1 on CIFAR10C).
+    global_per_class : int (default: 10)
+        Virtual images of each class at the server.
+    global_steps : int (default: 40)
+        Steps in which the server refines them (the paper: 500, of SGD; here Adam's).
+    match : str (default: "gradient")
+        What the server matches: the ``gradient`` of the loss on the nodes' virtual data at the
+        round's model (the paper's), or the ``update`` made by the round's training (the published
+        code's), for which nodes send only their models.
+    dp_epsilon : float (default: 0.0)
+        Epsilon that a run costs each sample of a node, at ``train.dp-delta``: virtual data are made
+        once, from differentially private class means, and everything that nodes send follows from
+        them. Needs ``refine-steps = 0``; 0 is without differential privacy.
+    """
+
+    per_class: Annotated[int, Field(ge=1)] = 10
+    formation: Annotated[int, Field(ge=0, le=4)] = 1
+    first_steps: Annotated[int, Field(ge=1)] = 400
+    refine_steps: Annotated[int, Field(ge=0)] = 20
+    every: Annotated[int, Field(ge=1)] = 5
+    selections: Annotated[int, Field(ge=0)] = 10
+    contrast: Annotated[float, Field(ge=0)] = 1.0
+    global_per_class: Annotated[int, Field(ge=1)] = 10
+    global_steps: Annotated[int, Field(ge=1)] = 40
+    match: Literal["gradient", "update"] = "gradient"
+    dp_epsilon: Annotated[float, Field(ge=0)] = 0.0
+
+    @field_validator("dp_epsilon")
+    @classmethod
+    def _is_one_release(cls, epsilon: float, info: ValidationInfo) -> float:
+        if epsilon and info.data.get("refine_steps"):
+            raise ValueError("refining has no differential privacy (set refine-steps to 0)")
+        return epsilon
+
+
+class LacksGlobalData(Block):
+    """Metrics of a node that lost the server's virtual data."""
+
+    needs_global_data: Literal[1]
+
+
+def _unprotected(settings: FedLGDSettings, train: TrainSettings) -> str:
+    return (
+        "nodes train on virtual data, not on their samples (set train.dp-noise to 0, and for "
+        "differential privacy fedlgd.dp-epsilon to 1.0 and fedlgd.refine-steps to 0)"
+    )
+
+
+def _own_privacy(settings: FedLGDSettings) -> float:
+    return settings.dp_epsilon
+
+
+def _epsilon_of_message(records: Mapping[str, Mapping[str, object]]) -> float:
+    request = VirtualTraining.checked(records.get(VIRTUAL, {}), "message")
+    return 0.0 if request.refine_steps else request.dp_epsilon
+
+
+def _summed(content: RecordDict, model: Arrays) -> Mapping[str, Arrays]:
+    """Array records of the answers: the model, and the gradient if the message asks for one."""
+    request = VirtualTraining.checked(content.config_records[VIRTUAL], "message")
+    if not request.gradient:
+        return {ARRAYS: model}
+    return {ARRAYS: model, GRADIENT: {name: model[name] for name in request.gradient}}
+
+
+METHODS = (
+    Method(
+        name="fedlgd",
+        strategy="flwr_distill.strategies.fedlgd.strategy:FedLGD",
+        summary="Nodes train on virtual data of their own and of the server, both refined.",
+        settings=FedLGDSettings,
+        phases=(
+            Phase(
+                TRAIN_VIRTUAL,
+                "nodes train on virtual data",
+                (
+                    Reply(
+                        metrics=TRAIN.metrics,
+                        arrays={**TRAIN.arrays, GRADIENT: part_of_the_model},
+                        optional={GRADIENT},
+                    ),
+                    Reply(metrics=LacksGlobalData),
+                ),
+                "flwr_distill.strategies.fedlgd.client:train_virtual",
+                request=Request(
+                    {CONFIG: TrainRequest, VIRTUAL: VirtualTraining, GLOBAL_DATA: GlobalData},
+                    (ARRAYS,),
+                ),
+                leaves="the model, trained on its virtual data, and the loss's gradient on these",
+                quorum=True,
+                compared=True,
+                summed=_summed,
+                own=(f"{GLOBAL_DATA}.payload",),
+                own_privacy=_epsilon_of_message,
+            ),
+        ),
+        terms={VIRTUAL: "flwr_distill.strategies.fedlgd.client:Contrastive"},
+        unprotected=_unprotected,
+        own_privacy=_own_privacy,
+        summed=(TRAIN_VIRTUAL,),
+        panels=("flwr_distill.strategies.common.panels:virtual_data",),
+        defence={"aggregator": "agreement"},
+    ),
+)

@@ -1,0 +1,165 @@
+"""A node's virtual data; in a simulation, those of several virtual nodes at once."""
+
+import zlib
+from dataclasses import replace
+from logging import INFO, WARNING
+
+import torch
+from flwr.app import Context
+from flwr.common import log
+from torch import nn
+
+from flwr_distill.client.features import seen_data
+from flwr_distill.client.private_distillation import distil_privately
+from flwr_distill.client.session import Session, own_file, virtual_per_class
+from flwr_distill.client.simulation import in_simulation, locked, session_of
+from flwr_distill.client.terms import extractor
+from flwr_distill.distill.auto import choose
+from flwr_distill.distill.distribution_matching import REFINE_BANK, distill_dm
+from flwr_distill.distill.formation import best_formation
+from flwr_distill.distill.many import distill_many
+from flwr_distill.distill.own_network import network_arguments
+from flwr_distill.distill.registry import caution_of
+from flwr_distill.distill.virtual_data import VirtualData
+from flwr_distill.links.store import NodeStore
+from flwr_distill.protocol.messages import REAL_PER_VIRTUAL
+from flwr_distill.strategies.hfldd.method import Distillation, Refinement
+
+BATCH = 10
+"""Virtual nodes of a simulation for which a process distils in one call."""
+
+
+def distilled(context: Context, request: Distillation) -> bytes:
+    """Distil a node's training data, once per run.
+
+    In Flower's simulation runtime every process can load every partition, and distilling many small
+    sets at once costs little more than one. There the first message distils for a batch of
+    partitions, and the other nodes of the batch read the results, which are the same either way.
+
+    Returns
+    -------
+    bytes
+        Encoded :class:`distill.virtual_data.VirtualData`: ``distilled_size`` samples, spread evenly
+        over the node's classes, with the privacy card.
+    """
+    session = Session.of(context)
+    if request.dp_epsilon or not in_simulation(context):
+        name = f"distilled-{_digest(request)}"
+        payload = session.store.read(name)
+        if payload is None:
+            if request.dp_epsilon:
+                made = distil_privately(
+                    session,
+                    epsilon=request.dp_epsilon,
+                    per_class=_per_class(session, request),
+                    steps=request.distill_steps or None,
+                    formation=request.formation,
+                )
+            else:
+                (made,) = _distil([session], request)
+            payload = made.to_bytes(request.bits)
+            session.store.write(name, payload)
+        return payload
+    shared = NodeStore(session.store.folder.parent / f"distilled-{_digest(request)}")
+    own, batches = session.identity, -(-int(context.node_config["num-partitions"]) // BATCH)
+    with locked(shared.folder / f".lock-{own % batches}"):
+        if str(own) not in shared.names():
+            partitions = range(own % batches, int(context.node_config["num-partitions"]), batches)
+            sessions = [session_of(context, partition) for partition in partitions]
+            for other, virtual in zip(sessions, _distil(sessions, request), strict=True):
+                shared.write(str(other.identity), virtual.to_bytes(request.bits))
+    return (shared.folder / str(own)).read_bytes()
+
+
+def refined(
+    session: Session, model: nn.Module, payload: bytes, request: Distillation, how: Refinement
+) -> bytes:
+    """Continue a node's virtual data with the features of the global model (FedLGD eq. 1).
+
+    Parameters
+    ----------
+    model : nn.Module
+        The global model, on the node's device.
+    payload : bytes
+        The node's current virtual data; see `distilled`, also for the result.
+    """
+    data, virtual = seen_data(session), VirtualData.from_bytes(payload)
+    result = distill_dm(
+        data.train.inputs,
+        data.train.labels,
+        num_classes=data.spec.num_classes,
+        per_class=_per_class(session, request),
+        init=request.start,
+        steps=how.steps,
+        generator=session.generator("refine", how.server_round),
+        device=session.device,
+        network=extractor(model, session.task.train.feature_layer),
+        bank=REFINE_BANK,
+        initial_images=virtual.images,
+        formation=virtual.formation,
+    )
+    result = replace(result, soft_labels=virtual.soft_labels)
+    return result.with_card(data.train.inputs, data.holdout.inputs).to_bytes(request.bits)
+
+
+def _distil(sessions: list[Session], request: Distillation) -> list[VirtualData]:
+    """Distil for nodes of one run; nodes with the same size per class go together."""
+    distiller = _distiller(sessions[0], request)
+    own_network = network_arguments(
+        distiller,
+        request.network,
+        own_file(sessions[0].node_config, request.network_weights),
+        sessions[0].device,
+    )
+    sharing: dict[int, list[Session]] = {}
+    for session in sessions:
+        sharing.setdefault(_per_class(session, request), []).append(session)
+    made = {}
+    for per_class, alike in sharing.items():
+        if distiller == "auto":
+            for session in alike:
+                _log_choice(session)
+        results = distill_many(
+            distiller,
+            [(data.train.inputs, data.train.labels) for data in map(seen_data, alike)],
+            num_classes=alike[0].data.spec.num_classes,
+            per_class=per_class,
+            init=request.start,
+            steps=request.distill_steps or None,
+            generators=[s.generator("distill") for s in alike],
+            device=alike[0].device,
+            formation=request.formation,
+            **own_network,
+        )
+        for session, virtual in zip(alike, results, strict=True):
+            data = seen_data(session)
+            made[session.identity] = virtual.with_card(data.train.inputs, data.holdout.inputs)
+    for warning in sorted({caution_of(virtual.method) for virtual in made.values()} - {""}):
+        log(WARNING, "Distilled: %s", warning)
+    return [made[session.identity] for session in sessions]
+
+
+def _log_choice(session: Session) -> None:
+    spec, held = seen_data(session).spec, len(torch.unique(session.data.train.labels))
+    method, reason = choose(held, spec.num_classes, spec.shape)
+    log(INFO, "Distiller auto takes %s: %s", method, reason)
+
+
+def _distiller(session: Session, request: Distillation) -> str:
+    """The distiller; ``auto`` takes none that the node's owner would not let leave."""
+    bounded = int(session.node_config.get(REAL_PER_VIRTUAL, 1)) > 1
+    return "dm" if bounded and request.distiller == "auto" else request.distiller
+
+
+def _per_class(session: Session, request: Distillation) -> int:
+    """Virtual samples of each class on a node."""
+    num_present = len(torch.unique(session.data.train.labels))
+    wanted = max(1, request.distilled_size // num_present)
+    if request.dp_epsilon:
+        return wanted
+    formation = request.formation or best_formation(session.data.spec.shape)
+    return virtual_per_class(session, wanted, formation)
+
+
+def _digest(request: Distillation) -> str:
+    return f"{zlib.crc32(request.model_dump_json().encode()):08x}"

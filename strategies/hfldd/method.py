@@ -1,0 +1,546 @@
+"""HFLDD: messages between server and nodes, settings and declaration."""
+
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from flwr.app import ArrayRecord
+from numpy.typing import NDArray
+from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator
+
+from flwr_distill.links.records import Delivery, Parcel, Route
+from flwr_distill.protocol.arrays import Arrays, finite_arrays
+from flwr_distill.protocol.messages import ARRAYS, CONFIG, PARCEL, ROUTE
+from flwr_distill.protocol.method import Method, Phase
+from flwr_distill.protocol.schema import (
+    TRAIN,
+    Count,
+    PrivacyMetrics,
+    Reply,
+    Request,
+    Share,
+    TrainMetrics,
+    TrainRequest,
+)
+from flwr_distill.task.auxiliary_names import check_auxiliary
+from flwr_distill.task.settings import Block, TrainSettings
+
+LABEL_KNOWLEDGE = "query.label_knowledge"
+"""Ask a node for its soft labels on the global auxiliary set (step 1)."""
+
+DISTILL = "train.distill"
+"""Have a cluster member distil its data for its head (step 4)."""
+
+RECEIVE = "train.receive"
+"""Hand a cluster head the parcels of its members (step 4)."""
+
+TRAIN_POOL = "train.pool"
+"""Have a cluster head train on D_h: its own data and its members' virtual data."""
+
+VOTE = "query.vote"
+"""Have a cluster head say how well other heads' models know its members' virtual data."""
+
+VOTER = "voter"
+"""Record with another head's model, ``voter.<place>``, to vote on virtual data."""
+
+VOTES = "votes"
+"""Metric of a head's reply to a request for votes, see `VoteMetrics`."""
+
+KNOWN = "known"
+"""Config key of the request for votes, ``known.<place>``: classes that the voter may judge."""
+
+RANKS = "ranks"
+"""Config key of the request for votes: ranks of the members whose virtual data are new."""
+
+LEFT_OUT = "left-out"
+"""Config key of a head's train message: ranks of the members whose virtual data were voted out."""
+
+SOFT_LABELS = "soft-labels"
+"""Array of a node's soft labels."""
+
+REFINEMENT = "refinement"
+"""Config record of a request to distil, see `Refinement`; the global model comes with it."""
+
+KEPT_PARCELS = "kept-parcels"
+"""Metric of a head's reply: ranks of the members whose parcels it keeps."""
+
+NUM_PARCELS = "num-parcels"
+"""Metric of a head's reply: number of members whose virtual data it trains on."""
+
+OWN_DIVERGENCE = "own-divergence"
+"""Metric of a reply with soft labels: divergence between two random halves of the node's data."""
+
+BALANCED = "balanced"
+AVERAGE_LAST = "average-last"
+"""Config key of a head's train message: whether classes are drawn evenly from D_h."""
+
+
+class LabelKnowledge(Block):
+    """Soft labels on a global auxiliary set (HFLDD, step 1).
+
+    Parameters
+    ----------
+    initial_steps : int (default: 10)
+        E_1, SGD steps of the initial model before soft labels are taken.
+    initial_lr : float (default: 0.01)
+        Learning rate of these steps.
+    initial_batch_size : int (default: 64)
+        Minibatch of these steps.
+    auxiliary : str (default: "noise")
+        Global auxiliary set D_g, which every node builds for itself: ``noise``, ``fashion-mnist``,
+        ``tiny-imagenet``, or a folder or npz that is on every node, or
+        ``@NAME`` for what nodes' owners call so.
+    auxiliary_size : int (default: 1000)
+        |D_g|, its number of samples.
+    """
+
+    initial_steps: Annotated[int, Field(ge=1)] = 10
+    initial_lr: Annotated[float, Field(gt=0)] = 0.01
+    initial_batch_size: Annotated[int, Field(ge=1)] = 64
+    auxiliary: Annotated[str, AfterValidator(check_auxiliary)] = "noise"
+    auxiliary_size: Annotated[int, Field(ge=1)] = 1000
+
+
+class LabelRequest(LabelKnowledge):
+    """The request for soft labels.
+
+    Parameters
+    ----------
+    own_divergence : bool (default: False)
+        Whether to tell the divergence between two random halves of the node's data too. Nodes do
+        not with differential privacy, which does not cover it.
+    """
+
+    own_divergence: bool = False
+
+
+class Distillation(Block):
+    """Distillation of a node's data (HFLDD, step 4).
+
+    Parameters
+    ----------
+    distiller : str (default: "auto")
+        ``dm`` for images from 16 pixels a side on, and for smaller ones where a node has few
+        classes; ``kip`` (the paper's) for smaller ones of most classes, ``kip-negatives`` of a
+        single class; ``auto`` chooses so. Also a plug-in's name, or ``module:function``.
+    distilled_size : int (default: 40)
+        |D~_i|, virtual samples of a node, spread evenly over its classes.
+    distill_steps : int (default: 0)
+        Steps of the distiller; 0 takes the distiller's own default.
+    formation : int (default: 0)
+        Each virtual image holds formation x formation smaller ones, which are enlarged where they
+        are trained on and cost no more bytes; 1 is one image, 0 lets the distiller choose.
+    bits : int (default: 4)
+        B_2, bits of a pixel of the virtual images that are sent. The parcel is packed without loss
+        besides.
+    network : str (default: "")
+        Network whose features ``dm`` matches in place of random ones', ``module:Class`` of a
+        package that is on every node; called without arguments.
+    network_weights : str (default: "")
+        Safetensors file with its weights, on every node; or ``@NAME``.
+    start : str (default: "class-stats")
+        What virtual images start from: ``class-stats``, ``pixel-stats``, ``noise`` or ``real``.
+    allow_real_start : bool (default: False)
+        Permission for ``start = "real"``: real images then leave the node nearly unchanged.
+    share_raw_data : bool (default: False)
+        The paper's "w/o DD" ablation: raw data in place of virtual data. Gives up privacy.
+    dp_epsilon : float (default: 0.0)
+        Epsilon that the virtual data cost each sample, by distribution matching with differentially
+        private class means, at ``train.dp-delta``; 0 distils without differential privacy.
+    """
+
+    distiller: Annotated[str, Field(min_length=1)] = "auto"
+    distilled_size: Annotated[int, Field(ge=1)] = 40
+    distill_steps: Annotated[int, Field(ge=0)] = 0
+    formation: Annotated[int, Field(ge=0, le=4)] = 0
+    bits: Annotated[int, Field(ge=1, le=8)] = 4
+    network: str = ""
+    network_weights: str = ""
+    start: Annotated[str, Field(min_length=1)] = "class-stats"
+    allow_real_start: Annotated[bool, Field(validate_default=True)] = False
+    share_raw_data: bool = False
+    dp_epsilon: Annotated[float, Field(ge=0)] = 0.0
+
+    @property
+    def bits_sent(self) -> int:
+        """B_2 of what members send: raw data keep their 8 bits."""
+        return 8 if self.share_raw_data else self.bits
+
+    @field_validator("distiller")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        if ":" not in name:  # a function of a package may be on nodes only
+            from flwr_distill.distill import DistillError, distiller  # here: imports torch
+
+            try:
+                distiller(name)
+            except DistillError as error:
+                raise ValueError(str(error)) from None
+        return name
+
+    @field_validator("network")
+    @classmethod
+    def _is_taken(cls, name: str, info: ValidationInfo) -> str:
+        method = info.data.get("distiller", ":")
+        if name and ":" not in method:
+            from flwr_distill.distill.own_network import takes_network  # here: imports torch
+
+            if not takes_network(method):
+                raise ValueError(f"distiller = {method!r} takes none (take dm)")
+        return name
+
+    @field_validator("network_weights")
+    @classmethod
+    def _are_of_a_network(cls, weights: str, info: ValidationInfo) -> str:
+        if weights and not info.data.get("network", True):
+            raise ValueError("are of no network (name it by network)")
+        return weights
+
+    @field_validator("start")
+    @classmethod
+    def _is_a_start(cls, name: str) -> str:
+        from flwr_distill.distill.starts import REAL, STARTS  # here: imports torch
+
+        if name not in (*STARTS, REAL):
+            raise ValueError(f"must be one of {', '.join((*STARTS, REAL))}")
+        return name
+
+    @field_validator("allow_real_start")
+    @classmethod
+    def _permits_start(cls, allowed: bool, info: ValidationInfo) -> bool:
+        if info.data.get("start") == "real" and not allowed:
+            raise ValueError(
+                'must be true for start = "real", with which real images leave the node nearly '
+                "unchanged (allow it, or take start = class-stats)"
+            )
+        return allowed
+
+    @field_validator("dp_epsilon")
+    @classmethod
+    def _is_private_all_through(cls, epsilon: float, info: ValidationInfo) -> float:
+        others = info.data
+        if epsilon and others.get("distiller") not in ("auto", "dm"):
+            raise ValueError(
+                f"distiller = {others.get('distiller')!r} has no differential privacy (take dm)"
+            )
+        if epsilon and others.get("start") != "noise":
+            raise ValueError(
+                f"start = {others.get('start')!r} would leak the real images (take noise)"
+            )
+        if epsilon and others.get("share_raw_data"):
+            raise ValueError("share-raw-data sends the real images (set it to false)")
+        if epsilon and others.get("network"):
+            raise ValueError(
+                f"network = {others.get('network')!r} has no differential privacy (leave it out)"
+            )
+        return epsilon
+
+
+class Refinement(Block):
+    """Request to refine virtual data with the global model before they are sent again.
+
+    Parameters
+    ----------
+    server_round : int
+        The round.
+    steps : int
+        Steps of distribution matching with the model's features.
+    """
+
+    server_round: Annotated[int, Field(ge=1)]
+    steps: Annotated[int, Field(ge=1)]
+
+
+class ParcelBounds(Block):
+    """What a head takes from a member (HFLDD, step 4); its message says so.
+
+    Parameters
+    ----------
+    images : int
+        Most images in a parcel.
+    of_a_class : int
+        Most images of one class.
+    formation : int (default: 1)
+        Largest formation.
+    server_round : int
+        The round in which the parcels were sent.
+    """
+
+    images: Annotated[int, Field(ge=1)]
+    of_a_class: Annotated[int, Field(ge=1)]
+    formation: Annotated[int, Field(ge=1, le=4)] = 1
+    server_round: Annotated[int, Field(ge=1)]
+
+
+class PoolRequest(TrainRequest):
+    """Config of a message to a head to train on D_h.
+
+    Parameters
+    ----------
+    balanced : bool (default: False)
+        Whether classes are drawn evenly.
+    average_last : float (default: 0.0)
+        Share of its steps over which it averages its weights.
+    left_out : list of int (default: [])
+        Ranks of the members whose virtual data were voted out.
+    """
+
+    balanced: bool = False
+    average_last: Share = 0.0
+    left_out: list[Count] = Field(default_factory=list)
+
+
+class VoteRequest(Block):
+    """Config of the request for votes: ranks, and classes by voter as ``known.<place>``."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
+
+    ranks: list[Count]
+    __pydantic_extra__: dict[Annotated[str, Field(pattern=r"^known\.[0-9]+$")], list[Count]]
+
+
+def _without_votes(on: bool, info: ValidationInfo, why: str) -> bool:
+    if on and info.data.get("votes"):
+        raise ValueError(f"must be false for hfldd.votes, {why} (set it to false)")
+    return on
+
+
+class HFLDDSettings(LabelKnowledge, Distillation):
+    """Settings of HFLDD (``hfldd.*``): both requests to nodes, and the server's own settings.
+
+    Parameters
+    ----------
+    groups : int (default: 0)
+        K, the homogeneous groups; 0 takes the K with the best silhouette, at most the number of
+        classes.
+    balanced : bool (default: True)
+        Whether heads draw classes evenly from D_h.
+    votes : bool (default: False)
+        Whether models of other heads vote on virtual data; heads leave out what is voted out. Only
+        without ``rotate`` and ``complete-clusters``.
+    refresh_every : int (default: 0)
+        Rounds after which members refine their virtual data with the global model and send them
+        again; 0 never.
+    refresh_steps : int (default: 20)
+        Steps of each refinement, of distribution matching with the global model's features.
+    rotate : bool (default: True)
+        Whether another node of each cluster is its head in every round, so that each node's own
+        data are trained on; if not, heads stay, as in the paper.
+    average_last : float (default: 0.25)
+        Share of its steps, the last ones, over which a head that trains alone averages its weights;
+        0 sends the last weights, as in the paper. Not with ``train.dp-noise``.
+    complete_clusters : bool (default: True)
+        Whether there are only as many clusters as nearly all groups have nodes for; if not, as many
+        as the largest group has nodes, as in the paper, the last of which miss classes.
+    """
+
+    groups: Annotated[int, Field(ge=0)] = 0
+    balanced: bool = True
+    votes: bool = False
+    refresh_every: Annotated[int, Field(ge=0)] = 0
+    refresh_steps: Annotated[int, Field(ge=1)] = 20
+    rotate: Annotated[bool, Field(validate_default=True)] = True
+    average_last: Annotated[float, Field(ge=0, le=1)] = 0.25
+    complete_clusters: Annotated[bool, Field(validate_default=True)] = True
+
+    @field_validator("refresh_every")
+    @classmethod
+    def _can_refine(cls, every: int, info: ValidationInfo) -> int:
+        if every and info.data.get("share_raw_data"):
+            raise ValueError("there is nothing to refine in raw data (set it to 0)")
+        if every and info.data.get("dp_epsilon"):
+            raise ValueError("refining has no differential privacy (set it to 0)")
+        return every
+
+    @field_validator("rotate")
+    @classmethod
+    def _rotates_without_votes(cls, on: bool, info: ValidationInfo) -> bool:
+        why = "which judge a head's virtual data after its first round"
+        return _without_votes(on, info, why)
+
+    @field_validator("complete_clusters")
+    @classmethod
+    def _completes_without_votes(cls, on: bool, info: ValidationInfo) -> bool:
+        return _without_votes(on, info, "which the heads of three clusters or more decide")
+
+    @property
+    def label_knowledge(self) -> LabelKnowledge:
+        """The request for soft labels."""
+        return LabelKnowledge(**self.model_dump(include=set(LabelKnowledge.model_fields)))
+
+    @property
+    def distillation(self) -> Distillation:
+        """The request for virtual data."""
+        return Distillation(**self.model_dump(include=set(Distillation.model_fields)))
+
+
+class LabelKnowledgeMetrics(PrivacyMetrics):
+    """Metrics sent with soft labels; the divergence, in nats, if it was asked for."""
+
+    num_examples: Count
+    own_divergence: Annotated[float, Field(ge=0)] | None = None
+
+
+class DistillMetrics(PrivacyMetrics):
+    """Metrics sent with a parcel of virtual data: its size and privacy card."""
+
+    num_examples: Count
+    num_values: Count
+    highest_cosine: float | None = None
+    median_cosine: float | None = None
+    least_distance: float | None = None
+    median_distance: float | None = None
+    nearer_to_own: Share | None = None
+    by_chance: Share | None = None
+    virtual_epsilon: Annotated[float, Field(ge=0)] | None = None
+    audited_ordinary: Share | None = None
+    audited_worst: Share | None = None
+
+
+class ReceiveMetrics(Block):
+    """A head's reply to its members' parcels: |D_h|, and which it keeps or rejects."""
+
+    num_examples: Count
+    kept_parcels: list[Count]
+    rejected: Count
+
+
+class VoteMetrics(Block):
+    """Votes on parcels: of the first rank by each voter, of the second by each, and so on.
+
+    A vote is the share of the other classes that the voter finds less likely than the parcel's
+    label, as the mean over those of the parcel's classes that it may judge: 1 if it always agrees
+    or may judge none, 0.5 by chance.
+    """
+
+    votes: list[Share]
+
+
+class PoolMetrics(TrainMetrics):
+    """Metrics of a head's training, with the number of members whose data it used."""
+
+    num_parcels: Count
+
+
+def soft_labels_of(record: ArrayRecord) -> NDArray[Any]:
+    """Read the soft labels of a record: (|D_g|, classes), each row sums to 1 within 1e-3.
+
+    Raises
+    ------
+    ValueError
+        If the record holds anything else.
+    """
+    if list(record) != [SOFT_LABELS]:
+        raise ValueError(f"its arrays are not {SOFT_LABELS}")
+    labels: NDArray[Any] = finite_arrays(record)[SOFT_LABELS]
+    if (
+        labels.ndim != 2
+        or labels.dtype.kind != "f"
+        or (labels < 0).any()
+        or not np.allclose(labels.sum(axis=1), 1.0, atol=1e-3)
+    ):
+        raise ValueError(f"its {SOFT_LABELS} are not distributions over D_g")
+    return labels
+
+
+def _check_soft_labels(record: ArrayRecord, model: Arrays) -> None:
+    soft_labels_of(record)
+
+
+def _unprotected(settings: HFLDDSettings, train: TrainSettings) -> str:
+    if not settings.dp_epsilon:
+        return (
+            "hfldd.dp-epsilon = 0: members' virtual data would have no differential privacy (set "
+            'hfldd.dp-epsilon to 10.0, and hfldd.start to "noise")'
+        )
+    if settings.balanced:
+        return (
+            "hfldd.balanced = true: samples of rare classes would come more often than "
+            "differential privacy counts (set hfldd.balanced to false)"
+        )
+    return ""
+
+
+def _disclosed(settings: HFLDDSettings) -> str:
+    if settings.share_raw_data:
+        return "hfldd.share-raw-data was on: members sent their RAW DATA to cluster heads."
+    return ""
+
+
+def _unsummed(settings: HFLDDSettings) -> str:
+    if settings.votes:
+        return "hfldd.votes = true: each head's model votes by itself (set it to false)"
+    if settings.complete_clusters:
+        return (
+            "hfldd.complete-clusters = true: heads may be too few to hide a model in their sum "
+            "(set it to false)"
+        )
+    return ""
+
+
+METHODS = (
+    Method(
+        name="hfldd",
+        strategy="flwr_distill.strategies.hfldd.strategy:HFLDD",
+        summary="Members distil their data for cluster heads; only heads train with the server.",
+        settings=HFLDDSettings,
+        phases=(
+            Phase(
+                LABEL_KNOWLEDGE,
+                "soft labels on the auxiliary set",
+                (Reply(metrics=LabelKnowledgeMetrics, arrays={ARRAYS: _check_soft_labels}),),
+                "flwr_distill.strategies.hfldd.client:label_knowledge",
+                request=Request({CONFIG: LabelRequest}),
+                leaves="soft labels on an auxiliary set, and how unlike those of its halves are",
+                single=False,
+            ),
+            Phase(
+                DISTILL,
+                "members distil their data",
+                (Reply(metrics=DistillMetrics, configs={PARCEL: Parcel}),),
+                "flwr_distill.strategies.hfldd.client:distill",
+                request=Request(
+                    {CONFIG: Distillation, ROUTE: Route, REFINEMENT: Refinement}, (ARRAYS,)
+                ),
+                leaves="virtual data, sealed for the cluster's head, and their privacy card",
+            ),
+            Phase(
+                RECEIVE,
+                "heads get their members' virtual data",
+                (Reply(metrics=ReceiveMetrics),),
+                "flwr_distill.strategies.hfldd.client:receive",
+                request=Request({CONFIG: ParcelBounds, f"{PARCEL}.*": Delivery}),
+            ),
+            Phase(
+                TRAIN_POOL,
+                "heads train",
+                (TRAIN.plus(metrics=PoolMetrics),),
+                "flwr_distill.strategies.hfldd.client:train_pool",
+                request=Request({CONFIG: PoolRequest}, (ARRAYS,)),
+                leaves="the model, trained on its samples and its members' virtual data",
+                quorum=True,
+                compared=True,
+                pooled=True,
+                own=(f"{CONFIG}.{LEFT_OUT}",),
+            ),
+            Phase(
+                VOTE,
+                "heads' models vote on virtual data",
+                (Reply(metrics=VoteMetrics),),
+                "flwr_distill.strategies.hfldd.client:vote",
+                request=Request({CONFIG: VoteRequest}, (f"{VOTER}.*",)),
+            ),
+        ),
+        needs="flwr_distill.strategies.hfldd.client:needs",
+        unprotected=_unprotected,
+        summed=(TRAIN_POOL,),
+        unsummed=_unsummed,
+        formulas="flwr_distill.strategies.hfldd.traffic:formulas",
+        panels=("flwr_distill.strategies.common.panels:virtual_data",),
+        disclosed=_disclosed,
+        defence={
+            "aggregator": "agreement",
+            "hfldd.rotate": False,
+            "hfldd.complete-clusters": False,
+        },
+    ),
+)

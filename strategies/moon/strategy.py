@@ -1,0 +1,35 @@
+"""MOON: model-contrastive federated learning."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from flwr.app import ConfigRecord
+
+from flwr_distill.strategies.common.checked import RobustFedAvg
+from flwr_distill.strategies.moon.method import MODEL_CONTRAST, MOONSettings
+
+
+class MOON(RobustFedAvg):
+    """FedAvg whose nodes keep their features near the global model's (Li et al. 2021).
+
+    Node i adds mu times a contrastive loss to its own: features of the model in training are to be
+    more like the global model's than like those of the node's model of its last round
+    (:class:`strategies.moon.client.ModelContrastive`).
+
+    Parameters
+    ----------
+    mu : float (default: 1.0)
+        Weight of the contrastive loss.
+    temperature : float (default: 0.5)
+        tau.
+    **kwargs
+        As :class:`strategies.common.checked.RobustFedAvg` takes them.
+    """
+
+    def __init__(self, *, mu: float = 1.0, temperature: float = 0.5, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.request = MOONSettings.checked({"mu": mu, "temperature": temperature}, "moon")
+
+    def records(self) -> Mapping[str, ConfigRecord]:
+        """Ask for the contrastive loss."""
+        return {MODEL_CONTRAST: ConfigRecord(self.request.model_dump(by_alias=True))}

@@ -1,0 +1,91 @@
+"""SCAFFOLD on nodes: control variates."""
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import torch
+from flwr.app import ArrayRecord, RecordDict
+from torch import Tensor, nn
+
+from flwr_distill.client.session import Session
+from flwr_distill.client.terms.kept import keep, kept, zeros
+from flwr_distill.client.terms.term import LossTerm
+from flwr_distill.strategies.scaffold.method import CONTROL_VARIATE
+from flwr_distill.task.settings import SettingsError, TrainSettings
+
+
+class ControlVariate(LossTerm):
+    """``<c - c_i, w>``, whose gradient corrects each step (Karimireddy et al. 2020, option II).
+
+    The node keeps c_i, which begins as 0: ``c_i+ = c_i - c + (w_t - w_i) / (K eta)`` after K steps
+    with learning rate eta.
+
+    Parameters
+    ----------
+    session : Session
+        The node's.
+    model : nn.Module
+        In training; its parameters now are w_t.
+    server : Mapping[str, Tensor]
+        c, by name of the parameter; what is missing is 0.
+    settings : TrainSettings
+        Settings of the round.
+
+    Raises
+    ------
+    SettingsError
+        If steps are not those of plain SGD.
+    ValueError
+        If c is of another model.
+    """
+
+    mixes = "weights"
+
+    def __init__(
+        self,
+        session: Session,
+        model: nn.Module,
+        server: Mapping[str, Tensor],
+        settings: TrainSettings,
+    ) -> None:
+        if settings.optimizer != "sgd" or settings.momentum:
+            raise SettingsError(
+                f"train.optimizer = {settings.optimizer!r}, train.momentum = {settings.momentum}: "
+                "SCAFFOLD reads its control variates off the steps of plain SGD (set sgd and 0)"
+            )
+        self._session = session
+        self._lr = settings.lr
+        self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self._start = {name: p.detach().clone() for name, p in self._parameters.items()}
+        self._own = kept(session, CONTROL_VARIATE, self._start) or zeros(self._start)
+        self._server = zeros(self._start)
+        for name, value in server.items():
+            if name not in self._start or value.shape != self._start[name].shape:
+                raise ValueError(f"{CONTROL_VARIATE} {name} is not part of this run's model")
+            self._server[name] = value.to(self._start[name].device)
+
+    @classmethod
+    def of(
+        cls, session: Session, content: RecordDict, model: nn.Module, settings: TrainSettings
+    ) -> Self:
+        """Make the term; see `client.terms.LossTerm`."""
+        server = content.array_records[CONTROL_VARIATE].to_torch_state_dict()
+        return cls(session, model, server, settings)
+
+    def __call__(self, inputs: Tensor, labels: Tensor, logits: Tensor) -> Tensor:
+        """The term's value, which does not depend on the minibatch."""
+        inner = [
+            ((self._server[name] - self._own[name]) * p).sum()
+            for name, p in self._parameters.items()
+        ]
+        return torch.stack(inner).sum()
+
+    def finish(self, model: nn.Module, steps: int) -> Mapping[str, Any]:
+        """Store c_i+, and send its difference from c_i."""
+        change = {
+            name: (self._start[name] - p.detach()) / (steps * self._lr) - self._server[name]
+            for name, p in self._parameters.items()
+        }
+        moved = {name: self._own[name] + value for name, value in change.items()}
+        keep(self._session, CONTROL_VARIATE, moved)
+        return {CONTROL_VARIATE: ArrayRecord({n: value.cpu() for n, value in change.items()})}
