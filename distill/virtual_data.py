@@ -1,132 +1,35 @@
 """Virtual data: the few synthetic images that a node sends instead of its own."""
 
 import json
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Self, TypeVar
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from flwr_distill.distill.errors import VirtualDataError, require
-from flwr_distill.distill.formation import Formation, largest_formation
-from flwr_distill.distill.packing import most_packed, packed, unpacked, unpacked_parts
+from flwr_distill.distill.formation import Formation
+from flwr_distill.distill.packing import packed, unpacked
 from flwr_distill.distill.privacy import PrivacyCard, privacy_card
+from flwr_distill.distill.virtual_header import (
+    FORMAT,
+    LARGEST,
+    MAX_LABEL,
+    SHAPE_MISMATCH,
+    Bounds,
+    Making,
+    check_announced,
+    read_about,
+    read_header,
+    require_formation,
+)
 
-FORMAT = "flwr-distill/virtual-data/1"
 LARGEST_VALUE = 20.0
 """Largest pixel size accepted; normalised pixels lie within a few units of 0."""
-_SHAPE_MISMATCH = (
-    "virtual images have shape {}, the task has {}; use the same dataset setting on every node"
-)
-_MAX_LABEL = torch.iinfo(torch.int16).max
 MOST_BITS = 8
-_LARGEST_HEADER = 2**16
-_LONGEST_NAME = 200
-_TENSORS = {"pixels": ("U8", 1), "labels": ("I16", 2), "soft_labels": ("F32", 4)}
-"""Types of the tensors, as safetensors calls them, and bytes of a number."""
-_ABOUT = {"format", "scale", "offset", "method", "steps", "seed", "init", "card", "formation"}
-"""Whatever else there is, nobody reads: it would be a way out of a node."""
-_LARGEST = 2**30
-"""Most bytes of virtual data, unpacked, where nothing smaller is known."""
 _CHUNK = 2**20
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """The most that virtual data from another node may hold.
-
-    Parameters
-    ----------
-    shape : tuple of int
-        (C, H, W) of every image.
-    num_classes : int
-        Classes of the task.
-    images : int
-        Most images.
-    of_a_class : int
-        Most images of one class.
-    formation : int (default: 1)
-        Largest formation; an image is trained on as its square.
-    """
-
-    shape: tuple[int, ...]
-    num_classes: int
-    images: int
-    of_a_class: int
-    formation: int = 1
-
-    @property
-    def num_bytes(self) -> int:
-        """Most bytes of such data, as they are sent."""
-        return most_packed(self.unpacked_bytes)
-
-    @property
-    def unpacked_bytes(self) -> int:
-        """Most bytes of such data, unpacked: pixels, labels, soft labels and header."""
-        return self.images * (math.prod(self.shape) + 2 + 4 * self.num_classes) + _LARGEST_HEADER
-
-
-@dataclass(frozen=True)
-class Overview:
-    """What virtual data say of themselves: all but the images.
-
-    `labels` are those of the classes shown, in order, `images_of_class` the images of each, small
-    ones (`distill.formation`) counted singly.
-    """
-
-    method: str
-    init: str
-    labels: tuple[int, ...]
-    images_of_class: tuple[int, ...]
-
-    @classmethod
-    def of(cls, data: bytes, most: int = _LARGEST) -> Self:
-        """Read the output of `VirtualData.to_bytes` in a few MB of memory, however large it is.
-
-        All of `data` is checked but the soft labels' numbers, which any reader checks: nothing
-        that has no place in virtual data passes.
-
-        Parameters
-        ----------
-        most : int (default: 2**30)
-            Bytes that they may have unpacked.
-
-        Raises
-        ------
-        VirtualDataError
-            If `data` is truncated or malformed, or larger.
-        """
-        content = _Stream(unpacked_parts(data, most))
-        size = content.read(8)
-        text = content.read(min(int.from_bytes(size, "little"), _LARGEST_HEADER))
-        try:
-            header = _header(size + text)
-            about = _about(header)
-            spans = _spans(header)
-        except (LookupError, TypeError, ValueError, RecursionError) as error:
-            raise VirtualDataError(f"not virtual data ({len(data)} bytes): {error!r}") from error
-        written = json.dumps(header, separators=(",", ":")).encode()
-        plain = text == written.ljust(-(-len(written) // 8) * 8)
-        require(plain, "the header is not as safetensors writes it")
-        made = _Making.of(header, about)
-        _require_formation(made.formation, header["pixels"]["shape"][1:])
-        counts = np.zeros(_MAX_LABEL + 1, np.int64)
-        for name, num_bytes in spans:
-            for part in content.parts(num_bytes):
-                if name == "labels":
-                    labels = np.frombuffer(part, "<i2")
-                    require(labels.min() >= 0, f"labels must lie in [0, {_MAX_LABEL}]")
-                    counts += np.bincount(labels, minlength=len(counts))
-        content.end()
-        shown = counts.nonzero()[0]
-        images = counts[shown] * made.formation**2
-        return cls(made.method, made.init, tuple(shown.tolist()), tuple(images.tolist()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +84,7 @@ class VirtualData:
             f"images must have a shape (n, C, H, W) without zeros, got {tuple(self.images.shape)}",
         )
         _require_finite_float32("images", self.images)
-        _require_formation(self.formation, self.images.shape)
+        require_formation(self.formation, self.images.shape)
         require(
             self.labels.shape == (n,) and self.labels.dtype == torch.int64,
             f"labels must be int64 of shape ({n},) to match the images, "
@@ -189,8 +92,8 @@ class VirtualData:
         )
         low, high = int(self.labels.min()), int(self.labels.max())
         require(
-            low >= 0 and high <= _MAX_LABEL,
-            f"labels must lie in [0, {_MAX_LABEL}], got {low} to {high}",
+            low >= 0 and high <= MAX_LABEL,
+            f"labels must lie in [0, {MAX_LABEL}], got {low} to {high}",
         )
         if self.soft_labels is not None:
             require(
@@ -231,7 +134,7 @@ class VirtualData:
             Names what does not fit.
         """
         got = tuple(self.images.shape[1:])
-        require(got == tuple(shape), _SHAPE_MISMATCH.format(got, tuple(shape)))
+        require(got == tuple(shape), SHAPE_MISMATCH.format(got, tuple(shape)))
         high = int(self.labels.max())
         require(
             high < num_classes,
@@ -346,7 +249,7 @@ class VirtualData:
             f"{len(data)} bytes of virtual data, more than the {bounds.num_bytes} allowed",
         )
         content = unpacked(data, bounds.unpacked_bytes)
-        _check_announced(content, bounds)
+        check_announced(content, bounds)
         virtual = cls.from_safetensors(content)
         virtual.validate(bounds.shape, bounds.num_classes)
         of_a_class = int(virtual.labels.bincount().max())
@@ -357,7 +260,7 @@ class VirtualData:
         return virtual
 
     @classmethod
-    def from_bytes(cls, data: bytes, most: int = _LARGEST) -> "VirtualData":
+    def from_bytes(cls, data: bytes, most: int = LARGEST) -> "VirtualData":
         """Read the output of `to_bytes`; all of `data` is checked.
 
         Parameters
@@ -382,14 +285,14 @@ class VirtualData:
             If `data` is truncated or malformed in any way.
         """
         try:
-            header = _header(data)
-            about = _about(header)
+            header = read_header(data)
+            about = read_about(header)
             tensors = load(data)
             pixels, labels = tensors["pixels"], tensors["labels"]
             soft_labels = tensors.get("soft_labels")
         except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise VirtualDataError(f"not virtual data ({len(data)} bytes): {error!r}") from error
-        made = _Making.of(header, about)
+        made = Making.of(header, about)
         require(pixels.dtype == torch.uint8, f"pixels must be uint8, got {pixels.dtype}")
         require(labels.dtype == torch.int16, f"labels must be int16, got {labels.dtype}")
         return cls(
@@ -405,103 +308,6 @@ class VirtualData:
         )
 
 
-@dataclass(frozen=True)
-class _Making:
-    """How virtual data were made, as their header says; all of it is checked."""
-
-    scale: float
-    offset: float
-    method: str
-    steps: int
-    seed: int
-    init: str
-    card: PrivacyCard | None
-    formation: int
-
-    @classmethod
-    def of(cls, header: dict[str, Any], about: dict[str, Any]) -> Self:
-        version = about.get("format")
-        require(version == FORMAT, f"format must be {FORMAT!r}, found {version!r:.50}")
-        odd = [*(header.keys() - _TENSORS.keys() - {"__metadata__"}), *(about.keys() - _ABOUT)]
-        odd += header["__metadata__"].keys() - {"about"}
-        require(not odd, f"{odd[:1]!r:.50} has no place in virtual data")
-        canonical = json.dumps(about) == header["__metadata__"]["about"]
-        require(canonical, "the record of how it was made is not as it is written")
-        scale, offset = _field(about, "scale", float), _field(about, "offset", float)
-        card = about.get("card")
-        require(
-            math.isfinite(scale) and scale >= 0 and math.isfinite(offset),
-            f"scale must be finite and >= 0, offset finite; got {scale} and {offset}",
-        )
-        return cls(
-            scale=scale,
-            offset=offset,
-            method=_name(about, "method"),
-            steps=_integer(about, "steps"),
-            seed=_integer(about, "seed"),
-            init=_name(about, "init"),
-            card=None if card is None else PrivacyCard.from_dict(card),
-            formation=_formation(about),
-        )
-
-
-class _Stream:
-    """Reads parts of any size as bytes of the sizes that are asked for."""
-
-    def __init__(self, parts: Iterator[bytes]) -> None:
-        self._parts = parts
-        self._rest = b""
-
-    def read(self, size: int) -> bytes:
-        """Exactly so many bytes."""
-        found = [self._rest]
-        missing = size - len(self._rest)
-        while missing > 0:
-            part = next(self._parts, b"")
-            require(bool(part), "virtual data that end too early")
-            found.append(part)
-            missing -= len(part)
-        content = b"".join(found)
-        self._rest = content[size:]
-        return content[:size]
-
-    def parts(self, size: int) -> Iterator[bytes]:
-        """So many bytes in parts of an even size."""
-        for begin in range(0, size, _CHUNK):
-            yield self.read(min(_CHUNK, size - begin))
-
-    def end(self) -> None:
-        """Check that all was read, to the last part."""
-        require(not self._rest and not any(self._parts), "virtual data that end too late")
-
-
-def _spans(header: dict[str, Any]) -> list[tuple[str, int]]:
-    """Names of the tensors and their bytes, in their order, which cover all after the header."""
-    tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
-    if missing := {"pixels", "labels"} - tensors.keys():
-        raise KeyError(min(missing))
-    n, *shape = tensors["pixels"]["shape"]
-    columns = tensors.get("soft_labels", {"shape": [n, 1]})["shape"][-1]
-    shapes = {"pixels": [n, *shape], "labels": [n], "soft_labels": [n, columns]}
-    if len(shape) != 3 or not all(type(d) is int and d > 0 for d in (n, *shape, columns)):
-        raise ValueError("images must have a shape (n, C, H, W) without zeros")
-    spans, begin = [], 0
-    for name, entry in sorted(tensors.items(), key=lambda item: item[1]["data_offsets"]):
-        dtype, num_bytes = _TENSORS[name]
-        size = num_bytes * math.prod(shapes[name])
-        offsets = [begin, begin + size]
-        if entry != {"dtype": dtype, "shape": shapes[name], "data_offsets": offsets}:
-            raise ValueError(f"{name} is not a tensor {dtype} of shape {shapes[name]}")
-        spans.append((name, size))
-        begin += size
-    return spans
-
-
-def _require_formation(formation: int, shape: Sequence[int]) -> None:
-    most = largest_formation(shape)
-    require(1 <= formation <= most, f"formation must be from 1 to {most}, got {formation!r:.20}")
-
-
 def _require_finite_float32(name: str, tensor: Tensor) -> None:
     require(
         tensor.dtype == torch.float32 and tensor.device.type == "cpu",
@@ -512,52 +318,6 @@ def _require_finite_float32(name: str, tensor: Tensor) -> None:
     require(bool(extremes.isfinite().all()), f"{name} must be finite, found NaN or infinity")
 
 
-def _header(data: bytes) -> dict[str, Any]:
-    """The header of safetensors: its length as 8 little-endian bytes, then JSON."""
-    length = int.from_bytes(data[:8], "little")
-    if length > _LARGEST_HEADER:
-        raise ValueError(f"a header of {length} bytes, more than {_LARGEST_HEADER}")
-    header = json.loads(data[8 : 8 + length])
-    if not isinstance(header, dict):
-        raise TypeError("the header is no object")
-    return header
-
-
-def _about(header: dict[str, Any]) -> dict[str, Any]:
-    """What the header says of how the data were made."""
-    about = json.loads(header["__metadata__"]["about"])
-    if not isinstance(about, dict):
-        raise TypeError("the record of how it was made must be an object")
-    return about
-
-
-def _check_announced(data: bytes, bounds: Bounds) -> None:
-    """Check formation and shapes in the header, which safetensors holds the tensors to."""
-    try:
-        header = _header(data)
-        shapes = {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
-        n, *shape = shapes.pop("pixels")
-        about = _about(header)
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise VirtualDataError(f"not virtual data ({len(data)} bytes): {error!r:.200}") from error
-    require(
-        isinstance(n, int) and n <= bounds.images,
-        f"{n!r:.20} virtual images, more than the {bounds.images} allowed",
-    )
-    formation = _formation(about)
-    require(
-        1 <= formation <= bounds.formation,
-        f"virtual images have the formation {formation!r:.20}, not 1 to {bounds.formation}",
-    )
-    require(shape == [*bounds.shape], _SHAPE_MISMATCH.format(f"{tuple(shape)}"[:50], bounds.shape))
-    fitting = {"labels": [n], "soft_labels": [n, bounds.num_classes]}
-    for name, own in shapes.items():
-        require(
-            fitting.get(name) == own,
-            f"{name[:50]} of shape {f'{own}'[:50]} beside {n} virtual images",
-        )
-
-
 def _decoded(pixels: Tensor, scale: float, offset: float) -> Tensor:
     """Pixels as float32, calculated in float64, a part at a time to save memory."""
     images = torch.empty(pixels.shape)
@@ -566,26 +326,3 @@ def _decoded(pixels: Tensor, scale: float, offset: float) -> Tensor:
         part = slice(begin, begin + _CHUNK)
         values[part] = levels[part].double().mul_(scale).add_(offset)
     return images
-
-
-def _formation(about: dict[str, Any]) -> int:
-    return _field(about, "formation", int) if "formation" in about else 1
-
-
-def _name(about: dict[str, Any], name: str) -> str:
-    value = _field(about, name, str)
-    require(len(value) <= _LONGEST_NAME, f"{name} is longer than {_LONGEST_NAME} characters")
-    return value
-
-
-def _integer(about: dict[str, Any], name: str) -> int:
-    value = _field(about, name, int)
-    require(abs(value) < 2**64, f"{name} must be of 64 bits")
-    return value
-
-
-def _field(about: dict[str, Any], name: str, kind: type[T]) -> T:
-    value = about.get(name)
-    if type(value) is not kind:
-        raise VirtualDataError(f"{name} must be of type {kind.__name__}, got {value!r:.50}")
-    return value

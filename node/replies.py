@@ -271,7 +271,7 @@ def _judge_virtual_data(
     most_classes: Callable[[], int] | None,
 ) -> Refusal | None:
     from flwr_distill.distill.errors import VirtualDataError  # here: imports torch
-    from flwr_distill.distill.virtual_data import Overview
+    from flwr_distill.distill.virtual_overview import Overview
 
     try:
         virtual = Overview.of(payload, most)

@@ -42,7 +42,7 @@ class VirtualImages:
         VirtualDataError
             If the reply's are none.
         """
-        from flwr_distill.distill.virtual_data import Overview  # here: imports torch
+        from flwr_distill.distill.virtual_overview import Overview  # here: imports torch
 
         if self._least == 1:
             return {}

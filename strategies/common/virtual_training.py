@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flwr_distill.distill.errors import VirtualDataError
-from flwr_distill.distill.virtual_data import Bounds, VirtualData
+from flwr_distill.distill.virtual_data import VirtualData
+from flwr_distill.distill.virtual_header import Bounds
 from flwr_distill.links.records import VIRTUAL_DATA
 from flwr_distill.protocol.arrays import Arrays, arrays_of, as_record, as_tensors
 from flwr_distill.protocol.meeting import one_line

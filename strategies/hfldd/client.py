@@ -22,7 +22,8 @@ from flwr_distill.distill.audited import audited
 from flwr_distill.distill.errors import VirtualDataError
 from flwr_distill.distill.own_network import network_arguments
 from flwr_distill.distill.registry import formation_arguments
-from flwr_distill.distill.virtual_data import Bounds, VirtualData
+from flwr_distill.distill.virtual_data import VirtualData
+from flwr_distill.distill.virtual_header import Bounds
 from flwr_distill.links import LinkError, send
 from flwr_distill.links import receive as open_parcel
 from flwr_distill.links.records import VIRTUAL_DATA

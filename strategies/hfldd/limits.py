@@ -5,7 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from flwr_distill.distill.formation import LARGEST
-from flwr_distill.distill.virtual_data import Bounds
+from flwr_distill.distill.virtual_header import Bounds
 from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.strategies.common.formation import chosen_formation
 from flwr_distill.strategies.hfldd.method import Distillation, ParcelBounds

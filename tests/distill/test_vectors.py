@@ -6,7 +6,7 @@ import torch
 from flwr_distill.distill import DistillError, VirtualData, VirtualDataError, distiller
 from flwr_distill.distill.auto import choose
 from flwr_distill.distill.distribution_matching import alike
-from flwr_distill.distill.virtual_data import Bounds
+from flwr_distill.distill.virtual_header import Bounds
 
 WIDTH = 40
 CLASSES = 6

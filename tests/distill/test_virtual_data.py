@@ -18,7 +18,8 @@ from torch import Tensor
 from flwr_distill.distill import VirtualData, VirtualDataError, virtual_data
 from flwr_distill.distill.packing import most_packed, packed, unpacked
 from flwr_distill.distill.privacy import privacy_card
-from flwr_distill.distill.virtual_data import FORMAT, Bounds, Overview, _check_announced
+from flwr_distill.distill.virtual_header import FORMAT, Bounds, check_announced
+from flwr_distill.distill.virtual_overview import Overview
 
 
 def virtual(images: Tensor, labels: Tensor, soft_labels: Tensor | None = None) -> VirtualData:
@@ -294,7 +295,7 @@ def test_a_million_images_are_refused_where_forty_are_allowed(
     content = tampered({"pixels": pixels, "labels": torch.zeros(n, dtype=torch.int16)})
     bounds = Bounds((1, 1, 1), 10, images=40, of_a_class=40)
     with pytest.raises(VirtualDataError, match="1048576 virtual images, more than the 40"):
-        _check_announced(content, bounds)
+        check_announced(content, bounds)
     noise = torch.randint(256, (2**20,), dtype=torch.uint8)
     monkeypatch.setattr(virtual_data, "unpacked", None)
     with pytest.raises(VirtualDataError, match="bytes of virtual data, more than the"):

@@ -11,7 +11,9 @@ from flwr_distill.distill import VirtualData, VirtualDataError
 from flwr_distill.distill.formation import LARGEST
 from flwr_distill.distill.packing import packed
 from flwr_distill.distill.privacy import privacy_card
-from flwr_distill.distill.virtual_data import FORMAT, LARGEST_VALUE, Bounds, Overview
+from flwr_distill.distill.virtual_data import LARGEST_VALUE
+from flwr_distill.distill.virtual_header import FORMAT, Bounds
+from flwr_distill.distill.virtual_overview import Overview
 
 from .conftest import FUZZ, JSON, damaged
 

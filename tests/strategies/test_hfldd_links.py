@@ -7,7 +7,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr_distill.client.session import Session
 from flwr_distill.distill import VirtualData
 from flwr_distill.distill.packing import unpacked
-from flwr_distill.distill.virtual_data import Bounds
+from flwr_distill.distill.virtual_header import Bounds
 from flwr_distill.links.mailbox import Mailbox, start_server
 from flwr_distill.links.records import VIRTUAL_DATA
 from flwr_distill.links.seal import sealed_size
