@@ -13,7 +13,8 @@ from flwr.common import log
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flwr_distill.client.session import LocalData, Session, Source
+from flwr_distill.client.local_data import LocalData
+from flwr_distill.client.session import Session, Source
 from flwr_distill.client.terms import extractor
 from flwr_distill.links.store import NodeStore
 from flwr_distill.task.backbones import Frozen, fingerprint, seen_spec

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from flwr_distill.client.app import app as methods_app
+from flwr_distill.client.local_data import LocalData, NodeConfigValue
 from flwr_distill.client.session import (
-    LocalData,
-    NodeConfigValue,
     SourcedContext,
     data_name,
     device_of,

@@ -10,8 +10,9 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import nn
 
+from flwr_distill.client.local_data import local_data
 from flwr_distill.client.secure_sums import SumRefusedError
-from flwr_distill.client.session import RunSource, _local_data
+from flwr_distill.client.session import RunSource
 from flwr_distill.node.account import LifetimeAccount
 from flwr_distill.node.outbox import FOLDER, entries
 from flwr_distill.node.policy import HOSPITAL, OPEN, Policy
@@ -119,7 +120,7 @@ def account(site: Site) -> float:
 def held_out_places(site: Site) -> list[int]:
     """Places of the samples that the app holds out, in a run with these settings."""
     context = site.context()
-    data = _local_data(
+    data = local_data(
         RunSource().task(context), tuple(sorted(site.node_config.items())), torch.device("cpu")
     )
     shown = ((data.holdout.inputs.numpy() + 1) / 2 * 255).round().astype(np.uint8)
@@ -147,7 +148,7 @@ def test_one_sample_less_of_a_class_takes_no_other_away(tmp_path: Path) -> None:
         site.run(**PRIVATE)
         context = site.context()
         config = tuple(sorted(site.node_config.items()))
-        data = _local_data(RunSource().task(context), config, torch.device("cpu"))
+        data = local_data(RunSource().task(context), config, torch.device("cpu"))
         used.append(len(data.train) + len(data.holdout))
         assert site.guard._most_classes() == 10
     assert used == [200, 199]

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.in_process import run_in_process
 from benchmarks.virtual_device import VirtualDevice
-from flwr_distill.client.session import _local_data
+from flwr_distill.client.local_data import local_data
 from flwr_distill.client.training import train_round
 from flwr_distill.task.compute.precision import products_in
 from flwr_distill.task.models import create_model
@@ -21,7 +21,7 @@ def gpus(virtual_device: type[VirtualDevice]) -> Iterator[VirtualDevice]:
     """Two virtual GPUs."""
     with virtual_device(2) as gpus:
         yield gpus
-    _local_data.cache_clear()  # holds a node's data, on the GPU
+    local_data.cache_clear()  # holds a node's data, on the GPU
 
 
 @pytest.fixture(params=["virtual", pytest.param("real", marks=pytest.mark.gpu)])
@@ -32,7 +32,7 @@ def gpu(request: pytest.FixtureRequest) -> Iterator[Place]:
         return
     with products_in("float32"):  # as the node's app does
         yield Place(work.REAL_GPU)
-    _local_data.cache_clear()
+    local_data.cache_clear()
 
 
 @pytest.fixture
