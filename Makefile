@@ -69,7 +69,7 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/uv pip sync --quiet --python $(BIN)/python requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
 	$(BIN)/python -c "import torch._dynamo, flwr_distill.client.app, flwr_distill.server.app, \
-		flwr_distill.node.flower.executor, flwr_distill.node.flower.supernode"
+		flwr_distill.flower.executor, flwr_distill.flower.supernode"
 	@touch $@
 
 setup: $(READY)

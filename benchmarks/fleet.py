@@ -36,7 +36,7 @@ from typing import Any
 
 import psutil
 from cryptography.hazmat.primitives import serialization
-from flwr.supercore.primitives.asymmetric import generate_key_pairs
+from cryptography.hazmat.primitives.asymmetric import ec
 from rich.console import Console
 from rich.table import Table
 
@@ -44,9 +44,9 @@ from benchmarks.light_nodes import Door, Told, serve
 from benchmarks.rounds import APP_DIR
 from flwr_distill.fleet.authority import new_key
 from flwr_distill.fleet.certificates import CertificateFolder
-from flwr_distill.fleet.flower_1_32.registration import SecureControl
 from flwr_distill.fleet.local_federation import free_ports
 from flwr_distill.fleet.submission import RunError, RunOutcome, submit
+from flwr_distill.flower.line_1_32.fleet.registration import SecureControl
 from flwr_distill.node.pace import LONGEST_WAIT
 from flwr_distill.node.processes import Process, kill_group, start_bound, stop
 
@@ -177,7 +177,7 @@ def fleet(folder: Path, nodes: int, *, ours: bool) -> Iterator[tuple[SuperLink, 
         keys = []
         with superlink.control() as control:
             for _ in range(nodes):
-                private = new_key() if ours else generate_key_pairs()[0]
+                private = new_key() if ours else ec.generate_private_key(ec.SECP384R1())
                 keys.append(
                     private.private_bytes(
                         serialization.Encoding.PEM,

@@ -11,7 +11,6 @@ from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 
 from flwr_distill.client.app import app as client_app
 from flwr_distill.server.app import main as server_app
@@ -33,14 +32,14 @@ class InProcessGrid(Grid):
         self.nodes = nodes
         self._ids = count()
         self.replies: dict[str, Message] = {}
-        self._run: Run
+        self._run: Any
 
-    def set_run(self, run: Run) -> None:
+    def set_run(self, run: Any) -> None:
         """Set the run of this grid."""
         self._run = run
 
     @property
-    def run(self) -> Run:
+    def run(self) -> Any:
         """Run information."""
         return self._run
 

@@ -23,16 +23,14 @@ from flwr.common.constant import TRANSPORT_TYPE_GRPC_RERE
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.object_store import ObjectStore, ObjectStoreFactory
-from flwr.supercore.retry import RetryInvoker
 from flwr.supernode import start_client_internal as loop
 from flwr.supernode.nodestate import NodeState, NodeStateFactory
 from grpc import _channel
 
-from flwr_distill.node.flower.timing import patch_intake, patch_nonce_cleanup, patch_pull_backoff
-from flwr_distill.node.flower_1_32.retries import patch_retries
-from flwr_distill.node.flower_1_32.spacing import ReadingPull
-from flwr_distill.node.flower_1_32.together import patch_calls
-from flwr_distill.node.flower_1_32.waiting import let_looks_wait
+from flwr_distill.flower.line_1_32.node.connection import patch_connection
+from flwr_distill.flower.line_1_32.node.spacing import ReadingPull
+from flwr_distill.flower.loop import WholeMessages, patch_loop
+from flwr_distill.flower.timing import patch_nonce_cleanup, patch_pull_backoff
 from flwr_distill.node.pace import Pace
 from flwr_distill.node.settings import NodeSettings
 
@@ -168,11 +166,9 @@ def serve(door: Door, ours: bool, questions: Connection) -> None:
     settings = NodeSettings.model_fields
     if ours:
         patch_pull_backoff()
-        patch_retries()
-        patch_intake()
+        patch_loop(WholeMessages())
         patch_nonce_cleanup()
-        _let_looks_wait()
-        patch_calls()
+        patch_connection(lambda: _OWN.pace, lambda reason: None)
     nodes = []
     for key in door.keys:
         pace = Pace(
@@ -195,15 +191,3 @@ def serve(door: Door, ours: bool, questions: Connection) -> None:
                 alive=sum(node.thread.is_alive() for node in nodes),
             )
         )
-
-
-def _let_looks_wait() -> None:
-    """As `patch_waiting`, which knows of one node in a process."""
-    make = loop._make_fleet_connection_retry_invoker
-
-    def make_invoker(**arguments: Any) -> RetryInvoker:
-        invoker = make(**arguments)
-        let_looks_wait(invoker, _OWN.pace)
-        return invoker
-
-    setattr(loop, "_make_fleet_connection_retry_invoker", make_invoker)  # noqa: B010

@@ -49,7 +49,7 @@ from rich.table import Table as Printed
 
 from benchmarks.in_process import Node, Settings, run_in_process
 from flwr_distill.client.simulation import SIMULATED
-from flwr_distill.fleet.own_app import PRESETS
+from flwr_distill.flower.own_app import PRESETS
 from flwr_distill.protocol.registry import all_methods, find_method
 from flwr_distill.server.record.checkpoint import checkpoints
 from flwr_distill.task.datasets import DatasetError, load_dataset

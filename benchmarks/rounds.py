@@ -34,8 +34,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.flower_federation import FlowerFederation
-from flwr_distill.fleet.line import why_another
 from flwr_distill.fleet.local_federation import LocalFederation
+from flwr_distill.flower.lines import why_another
 from flwr_distill.node.nursery import NURSERIES, SERVER_APP
 
 APP_DIR = Path(__file__).parent / "rounds_app"
@@ -165,7 +165,7 @@ def program_of(name: str, command: Sequence[str]) -> str:
     if "node" in words[:3]:
         return "node.main"
     for word in words:
-        if word.startswith(("flower-", "flwr-", "node.", "links.")):
+        if word.startswith(("flower-", "flower.", "flwr-", "node.")):
             return word
     return "other"
 

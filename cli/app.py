@@ -2,7 +2,7 @@
 
 import typer
 
-from flwr_distill.fleet.own_app import APP_DIR
+from flwr_distill.flower.own_app import APP_DIR
 
 
 def app() -> None:

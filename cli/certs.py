@@ -218,8 +218,8 @@ def revoke(
     The server introduces only registered nodes to each other. Nodes that have nodes-ca.crl, which
     this writes, as --peer-revocations take no parcel from it either, whatever the server says.
     """
-    from flwr_distill.fleet.flower_1_32.registration import SecureControl  # imports Flower
-    from flwr_distill.fleet.flower_1_32.superlink import SuperLinkError
+    from flwr_distill.flower.line_1_32.fleet.registration import SecureControl  # imports Flower
+    from flwr_distill.flower.line_1_32.fleet.superlink import SuperLinkError
 
     authority = CertificateFolder(folder)
     user = user_of(user_certificate, user_key, "certs")

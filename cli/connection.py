@@ -13,7 +13,7 @@ from flwr_distill.cli.errors import fail
 from flwr_distill.fleet.federation_record import FederationFile, FederationRecord
 
 if TYPE_CHECKING:
-    from flwr_distill.fleet.flower_1_32.superlink import Control, User
+    from flwr_distill.flower.line_1_32.fleet.superlink import Control, User
 
 DEFAULT_ADDRESS = "127.0.0.1:9093"
 DEFAULT_AUTHORITY = Path("certs/ca.crt")
@@ -69,7 +69,7 @@ class Connection:
 
     def open(self, timeout: float) -> Control:
         """Open the Control API once the SuperLink answers, or raise a `SuperLinkError`."""
-        from flwr_distill.fleet.flower_1_32.superlink import Control  # here: imports Flower
+        from flwr_distill.flower.line_1_32.fleet.superlink import Control  # here: imports Flower
 
         link = Control(self.address, self.authority, self.user)
         link.wait(timeout, is_up=self.is_up)
@@ -82,7 +82,7 @@ def user_of(certificate: Path | None, key: Path | None, command: str) -> User | 
         return None
     if certificate is None or key is None:
         fail("user-certificate and user-key need each other: give both", command)
-    from flwr_distill.fleet.flower_1_32.superlink import User  # here: imports Flower
+    from flwr_distill.flower.line_1_32.fleet.superlink import User  # here: imports Flower
 
     return User(certificate, key)
 

@@ -15,8 +15,8 @@ from flwr_distill.cli.results import results_table
 from flwr_distill.cli.run_log import RunLog
 from flwr_distill.cli.up import start
 from flwr_distill.fleet.local_federation import LocalFederation
-from flwr_distill.fleet.own_app import APP_DIR
 from flwr_distill.fleet.submission import RunError
+from flwr_distill.flower.own_app import APP_DIR
 from flwr_distill.task.words import counted
 
 SECTORED = ("fedhead", "fedhead-plus")

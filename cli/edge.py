@@ -24,9 +24,9 @@ from flwr_distill.cli.options import (
     node_option,
     run_config_option,
 )
-from flwr_distill.fleet.line import why_another
-from flwr_distill.fleet.own_app import APP_DIR
 from flwr_distill.fleet.run_config import RunConfigError, read_run_config
+from flwr_distill.flower.lines import why_another
+from flwr_distill.flower.own_app import APP_DIR
 from flwr_distill.node.settings import NodeError, load_settings
 from flwr_distill.task.settings import RunConfigValue, SettingsError
 
@@ -110,8 +110,8 @@ def edge(
 
     from flwr_distill.fleet.edge import Below, Edge, EdgeStartError  # here: imports Flower
     from flwr_distill.fleet.federation_record import FederationRunsError
-    from flwr_distill.fleet.flower_1_32.superlink import SuperLinkError
     from flwr_distill.fleet.servers import ServerCertificate
+    from flwr_distill.flower.line_1_32.fleet.superlink import SuperLinkError
 
     certificate = None
     if not below_insecure:

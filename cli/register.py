@@ -31,8 +31,8 @@ def register(
     Waits for the SuperLink to answer. Registered nodes stay as they are, revoked ones are left out.
     Writes their keys to nodes.json, by which a ServerApp can check who has sent a reply.
     """
-    from flwr_distill.fleet.flower_1_32.registration import SecureControl  # imports Flower
-    from flwr_distill.fleet.flower_1_32.superlink import SuperLinkError
+    from flwr_distill.flower.line_1_32.fleet.registration import SecureControl  # imports Flower
+    from flwr_distill.flower.line_1_32.fleet.superlink import SuperLinkError
 
     authority = CertificateFolder(folder)
     user = user_of(user_certificate, user_key, "register")

@@ -31,9 +31,9 @@ from flwr_distill.cli.options import (
 )
 from flwr_distill.cli.results import results_table
 from flwr_distill.cli.run_log import RunLog
-from flwr_distill.fleet.own_app import APP_DIR, PRESETS
 from flwr_distill.fleet.run_config import RunConfigError, read_run_config
 from flwr_distill.fleet.submission import RunError, RunOutcome, submit
+from flwr_distill.flower.own_app import APP_DIR, PRESETS
 from flwr_distill.node.settings import NODE_CONFIG
 from flwr_distill.server.record.writing import ResultsError, check_writable
 from flwr_distill.task.settings import RunConfigValue, SettingsError
@@ -151,7 +151,7 @@ def _follow(
     link: Connection, overrides: dict[str, RunConfigValue], log: RunLog, timeout: float
 ) -> RunOutcome:
     """Submit the run and follow it; Ctrl-C ends the command, and not the run."""
-    from flwr_distill.fleet.flower_1_32.superlink import SuperLinkError  # here: imports Flower
+    from flwr_distill.flower.line_1_32.fleet.superlink import SuperLinkError  # here: imports Flower
 
     run_id = ""
 

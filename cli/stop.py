@@ -51,7 +51,7 @@ def stop(
     user = user_of(user_certificate, user_key, "stop")
     link = find_superlink(superlink, root_certificates, insecure, user, state_dir, "stop")
 
-    from flwr_distill.fleet.flower_1_32.superlink import SuperLinkError  # here: imports Flower
+    from flwr_distill.flower.line_1_32.fleet.superlink import SuperLinkError  # here: imports Flower
 
     with exit_on(SuperLinkError, command="stop"), link.open(timeout=10.0) as control:
         running = [str(run_id) for run_id in control.unfinished_runs()]

@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from flwr_distill.cli.errors import fail
-from flwr_distill.fleet.line import why_another
+from flwr_distill.flower.lines import why_another
 
 STOCK = "flower-superlink"
 
@@ -24,7 +24,7 @@ def superlink(context: typer.Context) -> None:
     if reason := why_another():
         stock = f"{STOCK} lets any registered node reply for another whose message's id it knows"
         fail(f"{reason}. {stock}", "superlink")
-    from flwr_distill.fleet.flower_1_32.linkstate import main, why_unbound  # imports Flower
+    from flwr_distill.flower.line_1_32.fleet.linkstate import main, why_unbound  # imports Flower
 
     _make_folder_of_database(context.args)
     sys.argv = [STOCK, *context.args]

@@ -20,9 +20,14 @@ import torch
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key
 
-from flwr_distill.fleet.flower_1_32.clock import AHEAD_MOST, BEHIND_MOST, ClockError, clock_offset
 from flwr_distill.fleet.gpu_speed import time_gpu
-from flwr_distill.fleet.line import why_another
+from flwr_distill.flower.line_1_32.fleet.clock import (
+    AHEAD_MOST,
+    BEHIND_MOST,
+    ClockError,
+    clock_offset,
+)
+from flwr_distill.flower.lines import why_another
 from flwr_distill.links.credentials import is_signed
 from flwr_distill.node.gpus import describe_gpu, oldest_driver, pytorch_needs, why_unusable
 from flwr_distill.node.proxies import host_of, proxies_named, proxy_of, why_unused

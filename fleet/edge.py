@@ -16,10 +16,8 @@ import yaml
 
 from flwr_distill.fleet.edge_runs import EdgeRuns
 from flwr_distill.fleet.federation_record import FederationFile
-from flwr_distill.fleet.flower_1_32.bundle import app_bundle
-from flwr_distill.fleet.flower_1_32.serverapp import PRELOAD, program
-from flwr_distill.fleet.flower_1_32.superlink import Control
 from flwr_distill.fleet.local_federation import LocalNode
+from flwr_distill.fleet.serverapp import PRELOAD, program
 from flwr_distill.fleet.servers import (
     QUIET,
     Addresses,
@@ -27,6 +25,8 @@ from flwr_distill.fleet.servers import (
     serverapps_command,
     superlink_command,
 )
+from flwr_distill.flower.line_1_32.fleet.bundle import app_bundle
+from flwr_distill.flower.line_1_32.fleet.superlink import Control
 from flwr_distill.node.nursery import NODE, NURSERY, SERVER_APPS, can_fork
 from flwr_distill.node.processes import Process, start_bound, start_nursery, stop
 from flwr_distill.node.secret import appio_secret

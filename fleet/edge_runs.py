@@ -27,7 +27,7 @@ from flwr_distill.task.settings import RunConfigValue, SettingsError
 if TYPE_CHECKING:
     import grpc
 
-    from flwr_distill.fleet.flower_1_32.superlink import Control
+    from flwr_distill.flower.line_1_32.fleet.superlink import Control
 
 FIXED = ("edge", "resume", "runs-dir", "num-rounds", "phase-timeout", "patience-failed")
 """Settings of a run below that follow from the run above."""
@@ -150,7 +150,7 @@ class EdgeRuns:
             "runs-dir": str(self._runs_dir),
             "resume": folder.name if folder is not None and resumed else "",
         }
-        from flwr_distill.fleet.flower_1_32.superlink import (
+        from flwr_distill.flower.line_1_32.fleet.superlink import (
             SuperLinkError,  # here: imports Flower's Control API
         )
 

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from flwr_distill.fleet.federation_record import FederationFile, FederationRecord
-from flwr_distill.fleet.flower_1_32.serverapp import PRELOAD, program
-from flwr_distill.fleet.line import why_another
 from flwr_distill.fleet.run_config import read_run_config
+from flwr_distill.fleet.serverapp import PRELOAD, program
 from flwr_distill.fleet.servers import QUIET, Addresses, serverapps_command, superlink_command
 from flwr_distill.fleet.submission import RunOutcome, submit
+from flwr_distill.flower.lines import why_another
+from flwr_distill.node.main import unfit_file
 from flwr_distill.node.nursery import NODE, NODES, NURSERY, SERVER_APPS, WORKERS, can_fork
 from flwr_distill.node.processes import Process, kill_group, start_bound, start_nursery, stop
 from flwr_distill.node.secret import appio_secret
@@ -30,7 +31,7 @@ from flwr_distill.node.settings import NodeConfigValue, NodeSettings
 from flwr_distill.node.supervisor import status_file
 
 if TYPE_CHECKING:
-    from flwr_distill.fleet.flower_1_32.superlink import Control
+    from flwr_distill.flower.line_1_32.fleet.superlink import Control
 
 CONNECTION = "flwr-distill-local"
 """Name of the connection to the SuperLink in the federation's own Flower configuration."""
@@ -92,12 +93,13 @@ class LocalNode:
 
     @property
     def why_unfit(self) -> str:
-        """What the node said when it ended because it cannot work here; else empty."""
-        if self.process.poll() != 1:
+        """Why the node has ended, if it cannot work here; else empty."""
+        if self.alive:
             return ""
-        *_, last = ["", *self.log.read_text(encoding="utf-8", errors="replace").splitlines()]
-        _, said, reason = last.partition("flwr-distill node: ")
-        return reason if said else ""
+        try:
+            return unfit_file(self.state_dir).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return ""
 
     def _status(self) -> dict[str, Any]:
         try:
@@ -402,7 +404,7 @@ class LocalFederation:
         return {**os.environ, **QUIET, "PATH": path, "FLWR_HOME": str(flower_home)}
 
     def _control(self) -> Control:
-        from flwr_distill.fleet.flower_1_32.superlink import Control  # here: imports Flower
+        from flwr_distill.flower.line_1_32.fleet.superlink import Control  # here: imports Flower
 
         return Control(self.control_address)
 
@@ -412,7 +414,7 @@ class LocalFederation:
         return link
 
     def _wait_for_superlink(self, timeout: float) -> None:
-        from flwr_distill.fleet.flower_1_32.superlink import SuperLinkError
+        from flwr_distill.flower.line_1_32.fleet.superlink import SuperLinkError
 
         def is_up() -> bool:
             return self._superlink is not None and self._superlink.poll() is None

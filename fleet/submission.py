@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from flwr_distill.task.settings import RunConfigValue
 
 if TYPE_CHECKING:
-    from flwr_distill.fleet.flower_1_32.superlink import Control, RunStatus
+    from flwr_distill.flower.line_1_32.fleet.superlink import Control, RunStatus
 
 
 _STREAM_SECONDS = 60.0
@@ -72,8 +72,8 @@ def submit(
     SuperLinkError
         From `control`, if the SuperLink does not answer.
     """
-    from flwr_distill.fleet.flower_1_32.bundle import app_bundle  # here: imports Flower
-    from flwr_distill.fleet.flower_1_32.superlink import SuperLinkError
+    from flwr_distill.flower.line_1_32.fleet.bundle import app_bundle  # here: imports Flower
+    from flwr_distill.flower.line_1_32.fleet.superlink import SuperLinkError
 
     try:
         bundle = app_bundle(app_dir)
@@ -97,7 +97,7 @@ def _follow(
     run_id: int, control: Callable[[], Control], add: Callable[[str], None], timeout: float
 ) -> RunStatus:
     """Pass on the lines of a run's log until the run is over."""
-    from flwr_distill.fleet.flower_1_32.superlink import OutageError
+    from flwr_distill.flower.line_1_32.fleet.superlink import OutageError
 
     deadline = time.monotonic() + timeout
     latest, unfinished = 0.0, ""

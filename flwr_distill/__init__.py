@@ -7,8 +7,8 @@ below it. They are imported as `flwr_distill.client` in all three.
 from pathlib import Path
 
 ROOMS = (
-    *("cli", "fleet", "node", "client", "server", "strategies", "links", "protocol", "distill"),
-    "task",
+    *("cli", "fleet", "flower", "node", "client", "server", "strategies", "links", "protocol"),
+    *("distill", "task"),
 )
 """Folders of this package."""
 

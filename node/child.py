@@ -58,7 +58,7 @@ class Child:
     Parameters
     ----------
     arguments : sequence of str
-        Of `node.flower.worker`.
+        Of `flower.worker`.
     sandbox : Sandbox, optional
         None for none: the child's output is then the node's own, which it can read and cut.
     forked : bool (default: True)

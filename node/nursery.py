@@ -37,10 +37,10 @@ NURSERY = "FLWR_DISTILL_NURSERY"
 """Environment variable with the folder of the nurseries' sockets."""
 
 NODE = "flwr_distill.node.main"
-SUPERNODE, EXECUTOR = "flwr_distill.node.flower.supernode", "flwr_distill.node.flower.executor"
-WORKER = "flwr_distill.node.flower.worker"
+SUPERNODE, EXECUTOR = "flwr_distill.flower.supernode", "flwr_distill.flower.executor"
+WORKER = "flwr_distill.flower.worker"
 MAILBOX = "flwr_distill.node.mailbox"
-SERVER_APP = "flwr_distill.fleet.flower_1_32.serverapp"
+SERVER_APP = "flwr_distill.fleet.serverapp"
 NODES, WORKERS, PARTS, SERVER_APPS = "nodes", "workers", "parts", "serverapps"
 NURSERIES = {
     NODES: (NODE, SUPERNODE, EXECUTOR),
@@ -50,10 +50,17 @@ NURSERIES = {
 }
 """Names of sockets, and the modules that are run there, by their function `main`."""
 _FOR_ALL_PARTS = (
-    *(EXECUTOR, WORKER, "flwr.supernode.cli", "pydantic.main", "pydantic.types", "PIL.Image"),
+    *(
+        EXECUTOR,
+        WORKER,
+        "flwr_distill.flower.preload",
+        "pydantic.main",
+        "pydantic.types",
+        "PIL.Image",
+    ),
     *("cryptography.x509.verification", "cryptography.hazmat.primitives.serialization.ssh"),
 )
-"""What `PARTS` imports: libraries, and of our packages `node` alone, as an app bundle wants it."""
+"""What `PARTS` imports: libraries, and of our packages those alone that a worker imports."""
 
 _LONGEST_REQUEST = 1 << 20
 _ANSWERS_WITHIN = 600.0

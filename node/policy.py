@@ -1,7 +1,7 @@
 """A node's policy: what its owner lets runs ask of it, and send from it.
 
 Whoever may submit a run executes code on every node. The policy is the owner's word on that, and is
-kept outside the submitted app (`node.flower_1_32.guard`). What it cannot hold: `docs/policy.md`.
+kept outside the submitted app (`node.guard`). What it cannot hold: `docs/policy.md`.
 What a strict one lets a run ask, and what leaves: `node.listed`.
 """
 

@@ -1,6 +1,6 @@
 """A node on another Flower than 1.32: what is missing, and how to start Flower's own SuperNode.
 
-Where there is no folder for the installed line (`node.line`), that one does all the work: Flower
+Where `flower` has no folder for the installed line, that one does all the work: Flower
 starts a process for each message. In either case there is nothing between SuperLink and app.
 """
 

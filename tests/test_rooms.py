@@ -1,6 +1,7 @@
 """The rooms of the house: imports point downwards, and never in a circle."""
 
 import ast
+import re
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -10,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FLOORS = [
     {"cli"},
     {"fleet"},
+    {"flower"},
     {"server", "node"},
     {"strategies"},
     {"client"},
@@ -18,8 +20,16 @@ FLOORS = [
     {"distill"},
     {"task"},
 ]
-"""From top to bottom. Rooms on one floor do not know each other."""
+"""From top to bottom. Rooms on one floor do not know each other.
+
+`flower` stands above server and node, whose interfaces its transports implement. They find it by
+name (`server.line`, `node.line`). The fleet composes it: its tools speak to a SuperLink.
+"""
 ROOMS = set().union(*FLOORS)
+PRIVATE = re.compile(r"\bflwr[./](supercore|supernode|superlink|proto)\b")
+"""Flower's private modules, in imports, in names of modules, and in comments."""
+PUBLIC = {"flwr.app", "flwr.common", "flwr.serverapp"}
+"""What Flower keeps for users, as far as the node and what it knows of methods need it."""
 
 
 def modules():
@@ -60,6 +70,15 @@ def graph():
         imported = {module_of(name) for name in imports_of(ast.parse(file.read_text()))}
         graph[module] = imported - {"", module}
     return graph
+
+
+def reached_from(graph, ahead):
+    """Modules that these import, and those that they import, and so on."""
+    reached = set()
+    while ahead:
+        reached |= ahead
+        ahead = set().union(*(graph[module] for module in ahead)) - reached
+    return reached
 
 
 def room(module):
@@ -110,13 +129,39 @@ def test_the_node_knows_nothing_of_methods(graph):
     assert set(map(room, used)) <= {"node", "links", "protocol", "distill", "task"}
 
 
-def test_a_worker_leaves_all_names_but_node_to_the_app(graph):
-    """The bundle's own modules are imported then, and those beside them never."""
-    reached, ahead = set(), {"flwr_distill.node.flower.worker"}
-    while ahead:
-        reached |= ahead
-        ahead = set().union(*(graph[module] for module in ahead)) - reached
-    assert set(map(room, reached)) == {"node"}
+def test_only_the_room_flower_names_flowers_private_modules():
+    outside = [file for module, file in modules() if room(module) != "flower"]
+    outside += [*ROOT.glob("flwr_distill/*.py"), *ROOT.glob("benchmarks/*.py")]
+    outside += ROOT.glob("examples/**/*.py")
+    named = {file.relative_to(ROOT).as_posix() for file in outside if PRIVATE.search(_text(file))}
+    assert named == {"benchmarks/light_nodes.py"}  # stands in for SuperNodes
+
+
+def _text(file):
+    return file.read_text(encoding="utf-8")
+
+
+def test_a_worker_leaves_all_names_but_node_and_flower_to_the_app(graph):
+    """The bundle's own packages are found first, and those beside them never."""
+    started = {
+        "flwr_distill.flower.worker",
+        "flwr_distill.flower.line_1_32.node.appio",
+        "flwr_distill.flower.line_1_41.node.appio",
+    }
+    assert set(map(room, reached_from(graph, started))) == {"flower", "node"}
+
+
+def test_the_guard_of_a_node_knows_no_transport(graph):
+    """Its verdicts are for any: of Flower it reaches records and names alone."""
+    files = dict(modules())
+    imported = {
+        name
+        for module in reached_from(graph, {"flwr_distill.node.guard"})
+        for name in imports_of(ast.parse(_text(files[module])))
+    }
+    assert not {name for name in imported if re.match(r"(grpc|httpx)\b", name)}
+    flowers = {name for name in imported if name.partition(".")[0] == "flwr"}
+    assert {".".join(name.split(".")[:2]) for name in flowers} == PUBLIC
 
 
 def method_of(module):

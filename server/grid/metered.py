@@ -5,7 +5,7 @@ import random
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from logging import WARNING
-from typing import TYPE_CHECKING
+from typing import Any
 
 from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.common import log
@@ -27,9 +27,6 @@ from flwr_distill.server.grid.together import name_companions
 from flwr_distill.server.record.journal import Journal
 from flwr_distill.strategies.common.waiting import TooFewNodesError
 from flwr_distill.task.words import counted, listed
-
-if TYPE_CHECKING:
-    from flwr.supercore.run import Run
 
 FIRST_POLL = 0.02
 LONGEST_POLL = 0.5
@@ -128,12 +125,12 @@ class MeteredGrid(Grid):
         """Whether any node sent something usable, by phase of this round."""
         random.seed(f"{self._seed} {server_round}")
 
-    def set_run(self, run: "Run") -> None:
+    def set_run(self, run: Any) -> None:
         """Set the run this grid operates in."""
         self._grid.set_run(run)
 
     @property
-    def run(self) -> "Run":
+    def run(self) -> Any:
         """Run information."""
         return self._grid.run
 

@@ -14,7 +14,9 @@ from flwr.supercore.run import Run
 from numpy.typing import NDArray
 
 from flwr_distill.client.app import app
-from flwr_distill.node.flower_1_32.guard import Guard
+from flwr_distill.flower.app_config import run_config_of
+from flwr_distill.flower.line_1_32.node.guarding import Guarding
+from flwr_distill.node.guard import Guard
 from flwr_distill.node.policy import Policy
 from flwr_distill.node.settings import NodeSettings
 from flwr_distill.node.supervisor import app_config
@@ -61,9 +63,14 @@ class Site:
         settings = NodeSettings(policy=policy, data=self.file, state_dir=state, **more)
         self.node_config = app_config(settings)
         self.state_dir = settings.state_dir
-        self.guard = Guard(policy, settings.state_dir, self.node_config)
+        self.start(policy)
         self.config: dict[str, Any] = {}
         self._count = 0
+
+    def start(self, policy: Policy) -> None:
+        """Start the node, again with what it finds in its state directory."""
+        self.guard = Guard(policy, self.state_dir, self.node_config, run_config_of)
+        self.guarding = Guarding(self.guard)
 
     def run(self, **settings: Any) -> None:
         """Begin a run with these settings, and the defaults of all others."""
@@ -90,10 +97,10 @@ class Site:
             message.metadata.__dict__.update(
                 _run_id=RUN, _src_node_id=SERVER, _message_id=str(self._count)
             )
-        refusal = self.guard.admit(asked, Run.create_empty(RUN), self._bundle)
+        refusal = self.guarding.admit(asked, Run.create_empty(RUN), self._bundle)
         if refusal is not None:
-            return self.guard.release(refusal, 0)
-        return self.guard.release(app(handed_on, self.context()), 1000)
+            return self.guarding.release(refusal, 0)
+        return self.guarding.release(app(handed_on, self.context()), 1000)
 
     def context(self) -> Context:
         """What the app works with."""

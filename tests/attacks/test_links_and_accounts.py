@@ -13,7 +13,6 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from flwr_distill.links.store import SECRET, NodeStore
 from flwr_distill.node.account import DataSet, LifetimeAccount
-from flwr_distill.node.flower_1_32.guard import Guard
 from flwr_distill.node.policy import OPEN, Policy
 from flwr_distill.protocol.meeting import DESCRIBE, Requirement
 from flwr_distill.task.settings import SettingsError
@@ -139,9 +138,7 @@ def test_a_node_that_is_started_with_its_data_under_another_name_has_spent_its_e
     site.guard._account.book(site.guard._account.name_of(DataSet.at(site.file)), "1", 9.0)
     for another in (copied, renamed):
         site.node_config["data"] = str(another(site.file))
-        site.guard = Guard(
-            Policy(most_epsilon=8.0, least_noise=0.5), site.state_dir, site.node_config
-        )
+        site.start(Policy(most_epsilon=8.0, least_noise=0.5))
         answer = site.ask("train", RecordDict({"arrays": ArrayRecord()}))
         assert "most-epsilon" in answer.error.reason
 

@@ -54,8 +54,8 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.servicer.serverappio import serverappio_grpc
 
-from flwr_distill.fleet.flower_1_32 import callers, linkstate
-from flwr_distill.protocol.flower_1_32.together import Together
+from flwr_distill.flower.line_1_32.fleet import callers, linkstate
+from flwr_distill.flower.line_1_32.together import Together
 
 SOON = 10.0
 TOGETHER = {"PushMessages", "PushObject", "PullObject", "ConfirmMessageReceived"}

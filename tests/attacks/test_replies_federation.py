@@ -43,7 +43,6 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-from flwr_distill.fleet.flower_1_32.superlink import Control
 from flwr_distill.fleet.local_federation import LocalFederation, free_ports
 from flwr_distill.fleet.servers import (
     Addresses,
@@ -52,10 +51,11 @@ from flwr_distill.fleet.servers import (
     superlink_command,
 )
 from flwr_distill.fleet.submission import submit
+from flwr_distill.flower.line_1_32.fleet.superlink import Control
+from flwr_distill.flower.line_1_32.server.signatures import KEYS_VARIABLE
 from flwr_distill.node.processes import start_bound, stop
 from flwr_distill.node.secret import appio_secret
 from flwr_distill.protocol.signatures import sign
-from flwr_distill.server.flower_1_32.signatures import KEYS_VARIABLE
 
 pytestmark = pytest.mark.slow
 

@@ -26,10 +26,10 @@ import pytest
 
 import flwr_distill.node.child
 from flwr_distill.fleet.local_federation import LocalFederation
+from flwr_distill.flower.line_1_32.node.run_ends import remove_links_of_ended_runs
 from flwr_distill.links.errors import LinkError
 from flwr_distill.links.folder import LinkFolder, remove_expired
 from flwr_distill.links.store import CONTINUES, SPENT, NodeStore, remove_old_runs
-from flwr_distill.node.flower_1_32.run_ends import remove_links_of_ended_runs
 from flwr_distill.node.run_records import RunRecordError, RunRecords
 from flwr_distill.node.run_sandbox import Disk, RunSandboxes
 from flwr_distill.node.sandbox import sandbox_command, why_no_sandbox
@@ -283,7 +283,7 @@ print(json.dumps({
     **{path: tried(lambda: len(Path(path).read_bytes()) > 0) for path in wanted["read"]},
     **{path: tried(lambda: Path(path).write_text("!")) for path in wanted["write"]},
     "listed": tried(lambda: sorted(os.listdir(wanted["root"]))),
-    "runs": __import__("flwr_distill.node.flower.worker").__name__,
+    "runs": __import__("flwr_distill.flower.worker").__name__,
 }))
 """
 
@@ -622,7 +622,9 @@ from pathlib import Path
 from flwr.app import Message, RecordDict
 from flwr.supercore.fab import Fab
 from flwr.supercore.run import Run
-from flwr_distill.node.flower_1_32.guard import Guard
+from flwr_distill.flower.app_config import run_config_of
+from flwr_distill.flower.line_1_32.node.guarding import Guarding
+from flwr_distill.node.guard import Guard
 from flwr_distill.node.policy import OPEN
 
 def peak():
@@ -636,7 +638,7 @@ def admit(content):
     message.metadata.__dict__.update(_run_id=7, _message_id="1" * 64)
     return guard.admit(message, run, bundle)
 
-guard = Guard(OPEN, Path(sys.argv[1]), {})
+guard = Guarding(Guard(OPEN, Path(sys.argv[1]), {}, run_config_of))
 assert admit(Path(sys.argv[2]).read_bytes()) is None
 before = peak()
 for file in sys.argv[3:]:
@@ -672,7 +674,7 @@ def test_the_guard_opens_no_bomb_and_takes_little_memory_to_see_it(tmp_path):
 SUPERLINK = """
 import resource, sys
 from pathlib import Path
-from flwr_distill.fleet.flower_1_32 import linkstate
+from flwr_distill.flower.line_1_32.fleet import linkstate
 from flwr.superlink.servicer.control import control_servicer
 
 linkstate.app.run_superlink = lambda: None
@@ -719,7 +721,9 @@ def test_a_bundle_that_the_owner_has_not_named_is_not_opened(tmp_path, monkeypat
     from flwr.supercore.fab import Fab
     from flwr.supercore.run import Run
 
-    from flwr_distill.node.flower_1_32.guard import Guard
+    from flwr_distill.flower.app_config import run_config_of
+    from flwr_distill.flower.line_1_32.node.guarding import Guarding
+    from flwr_distill.node.guard import Guard
     from flwr_distill.node.policy import OPEN
 
     def opened(*_, **__):
@@ -730,7 +734,8 @@ def test_a_bundle_that_the_owner_has_not_named_is_not_opened(tmp_path, monkeypat
     run = Run.create_empty(7)
     message = Message(RecordDict(), 5, "train")
     message.metadata.__dict__.update(_run_id=7, _message_id="1" * 64)
-    guard = Guard(OPEN.model_copy(update={"bundles": ["0" * 64]}), tmp_path, {})
+    policy = OPEN.model_copy(update={"bundles": ["0" * 64]})
+    guard = Guarding(Guard(policy, tmp_path, {}, run_config_of))
     monkeypatch.setattr(zipfile, "ZipFile", opened)
     answer = guard.admit(message, run, bundle)
     assert "bundles: the app bundle" in answer.error.reason
@@ -848,7 +853,7 @@ def write_app(folder, name):
 @needs_sandbox
 @pytest.mark.slow
 def test_a_hostile_run_in_the_sandbox_of_a_real_node_changes_nothing_outside(tmp_path, photos):
-    from flwr_distill.fleet.flower_1_32.bundle import app_bundle
+    from flwr_distill.flower.line_1_32.fleet.bundle import app_bundle
 
     trojan = write_app(tmp_path / "trojan", "trojan")
     honest = write_app(tmp_path / "honest", "honest")

@@ -9,12 +9,12 @@ from benchmarks.rounds import program_of
     ("command", "kind"),
     [
         (
-            ["/usr/bin/python", "-P", "-m", "flwr_distill.node.line.worker", "--device", "cpu"],
-            "node.line.worker",
+            ["/usr/bin/python", "-P", "-m", "flwr_distill.flower.worker", "--device", "cpu"],
+            "flower.worker",
         ),
         (
-            ["/usr/bin/python", "-P", "-m", "flwr_distill.node.line.executor"],
-            "node.line.executor",
+            ["/usr/bin/python", "-P", "-m", "flwr_distill.flower.executor"],
+            "flower.executor",
         ),
         (
             ["/usr/bin/python", "-P", "-m", "flwr_distill.node.mailbox", "3"],
@@ -34,6 +34,7 @@ def test_a_process_is_named_by_its_program_or_module(command, kind):
 
 def test_a_process_that_a_nursery_forked_is_named_by_its_module():
     nursery = ["/usr/bin/python", "-P", "-m", "flwr_distill.node.nursery", "workers", "3", "torch"]
-    assert program_of("node.flower.wor", nursery) == "node.flower.worker"
-    assert program_of("fleet.flower_1_", nursery) == "fleet.flower_1_32.serverapp"
+    assert program_of("flower.worker", nursery) == "flower.worker"
+    assert program_of("flower.supernod", nursery) == "flower.supernode"
+    assert program_of("fleet.serverapp", nursery) == "fleet.serverapp"
     assert program_of("python", nursery) == "node.nursery"

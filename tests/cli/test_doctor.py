@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
 import flwr_distill.fleet.checkup
-import flwr_distill.fleet.line
+import flwr_distill.flower.lines
 from flwr_distill.cli.main import app
 from flwr_distill.fleet.checkup import Finding, checkup
 from flwr_distill.fleet.local_federation import free_ports
@@ -70,7 +70,7 @@ def test_a_machine_without_a_gpu_is_fit_and_told_what_was_looked_at(
 def test_a_flower_that_the_commands_refuse_fails_with_its_version_and_the_remedy(
     monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
-    monkeypatch.setattr(flwr_distill.fleet.line, "version", lambda name: version)
+    monkeypatch.setattr(flwr_distill.flower.lines, "version", lambda name: version)
     found = findings()["software"]
     assert found.state == "failed"
     assert version in found.found + found.remedy

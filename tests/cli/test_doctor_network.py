@@ -19,8 +19,8 @@ import flwr_distill.fleet.authority
 import flwr_distill.fleet.checkup
 from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.fleet.checkup import Finding, checkup
-from flwr_distill.fleet.flower_1_32.clock import ClockError, clock_offset
 from flwr_distill.fleet.local_federation import free_ports
+from flwr_distill.flower.line_1_32.fleet.clock import ClockError, clock_offset
 from flwr_distill.node.settings import load_settings
 from tests.proxies import proxy
 

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 import flwr_distill.cli.superlink as superlink
 from flwr_distill.cli.main import app
-from flwr_distill.fleet.flower_1_32 import linkstate
-from flwr_distill.fleet.flower_1_32.callers import BoundServicer
+from flwr_distill.flower.line_1_32.fleet import linkstate
+from flwr_distill.flower.line_1_32.fleet.callers import BoundServicer
 
 
 @pytest.fixture(autouse=True)

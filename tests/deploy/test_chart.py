@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flwr_distill.fleet.own_app import PRESETS
 from flwr_distill.fleet.run_config import read_run_config
+from flwr_distill.flower.own_app import PRESETS
 from flwr_distill.node.settings import NodeSettings
 from flwr_distill.server.settings import RunSettings
 

@@ -17,9 +17,9 @@ from flwr.superlink.federation import NoOpFederationManager
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flwr_distill.fleet.flower_1_32 import linkstate
-from flwr_distill.fleet.flower_1_32.linkstate import MemoryLinkState, RememberingLinkState
-from flwr_distill.fleet.flower_1_32.store import OneConnectionStore
+from flwr_distill.flower.line_1_32.fleet import linkstate
+from flwr_distill.flower.line_1_32.fleet.linkstate import MemoryLinkState, RememberingLinkState
+from flwr_distill.flower.line_1_32.fleet.store import OneConnectionStore
 
 NODES = 3
 

@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy.exc import IntegrityError
 
-from flwr_distill.fleet.flower_1_32 import store as of_store
-from flwr_distill.fleet.flower_1_32.store import SMALL, Contents, OneConnectionStore
-from flwr_distill.protocol.flower_1_32.objects import NOBODY, MemoryObjectStore
+from flwr_distill.flower.line_1_32.fleet import store as of_store
+from flwr_distill.flower.line_1_32.fleet.store import SMALL, Contents, OneConnectionStore
+from flwr_distill.flower.line_1_32.objects import NOBODY, MemoryObjectStore
 
 NAMES = [f"{number:064x}" for number in range(5)]
 RUNS = 2

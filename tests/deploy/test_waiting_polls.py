@@ -22,21 +22,21 @@ from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.superlink.federation import NoOpFederationManager
 
-from flwr_distill.fleet.flower_1_32.callers import BoundServicer
-from flwr_distill.fleet.flower_1_32.linkstate import (
+from flwr_distill.flower.line_1_32.fleet.callers import BoundServicer
+from flwr_distill.flower.line_1_32.fleet.linkstate import (
     MemoryLinkState,
     RememberingLinkState,
     _server,
     fleet_interceptors,
 )
-from flwr_distill.fleet.flower_1_32.store import OneConnectionStore
-from flwr_distill.fleet.flower_1_32.waiting import LONGEST, Doorbell, _seconds
+from flwr_distill.flower.line_1_32.fleet.store import OneConnectionStore
+from flwr_distill.flower.line_1_32.fleet.waiting import LONGEST, Doorbell, _seconds
+from flwr_distill.flower.line_1_32.node import connection as of_node
+from flwr_distill.flower.line_1_32.node.connection import COUNTS, LATE, let_looks_wait
+from flwr_distill.flower.line_1_32.objects import MemoryObjectStore
+from flwr_distill.flower.line_1_32.retries import WAIT
 from flwr_distill.node import pace
-from flwr_distill.node.flower_1_32 import waiting as of_node
-from flwr_distill.node.flower_1_32.waiting import COUNTS, LATE, let_looks_wait
 from flwr_distill.node.pace import LONGEST_WAIT, Pace
-from flwr_distill.protocol.flower_1_32.objects import MemoryObjectStore
-from flwr_distill.protocol.superlink import WAIT
 
 SOON, LONG = 5.0, 30.0
 """Seconds within which an answer comes, and for which polls ask to wait."""

@@ -27,8 +27,8 @@ from benchmarks.in_process import run_in_process
 from flwr_distill.cli.judge import JUDGES, QUICK
 from flwr_distill.cli.main import app
 from flwr_distill.distill.own_network import own_network
-from flwr_distill.fleet.own_app import PRESETS
 from flwr_distill.fleet.run_config import read_run_config
+from flwr_distill.flower.own_app import PRESETS
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import TaskSettings
 from flwr_distill.task.source import data_spec

@@ -10,9 +10,7 @@ import pytest
 import yaml
 
 from flwr_distill.fleet.certificates import CertificateFolder
-from flwr_distill.fleet.flower_1_32.registration import SecureControl
 from flwr_distill.fleet.local_federation import LocalFederation, free_ports
-from flwr_distill.fleet.own_app import APP_DIR
 from flwr_distill.fleet.servers import (
     Addresses,
     ServerCertificate,
@@ -20,6 +18,8 @@ from flwr_distill.fleet.servers import (
     superlink_command,
 )
 from flwr_distill.fleet.submission import submit
+from flwr_distill.flower.line_1_32.fleet.registration import SecureControl
+from flwr_distill.flower.own_app import APP_DIR
 from flwr_distill.node.nursery import NODE
 from flwr_distill.node.processes import kill_group, start_bound, stop
 from flwr_distill.node.secret import appio_secret

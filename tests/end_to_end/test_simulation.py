@@ -14,8 +14,8 @@ from safetensors.numpy import load_file
 
 from benchmarks.in_process import run_in_process
 from flwr_distill.distill.virtual_data import VirtualData
-from flwr_distill.fleet.flower_1_32.superlink import Control
 from flwr_distill.fleet.local_federation import free_ports
+from flwr_distill.flower.line_1_32.fleet.superlink import Control
 from flwr_distill.node.processes import start_bound, stop
 from tests.matrix import BASELINES
 

@@ -162,7 +162,7 @@ def running_executor(
     paths = filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)])  # it may not be installed
     process = subprocess.Popen(
         [
-            *(sys.executable, "-P", "-m", "flwr_distill.node.flower.executor"),
+            *(sys.executable, "-P", "-m", "flwr_distill.flower.executor"),
             *("--appio-address", node.address),
             *arguments,
         ],

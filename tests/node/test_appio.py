@@ -11,7 +11,7 @@ from flwr.proto.clientappio_pb2_grpc import (
 )
 
 from flwr_distill.fleet.local_federation import free_ports
-from flwr_distill.node.flower_1_32.appio import AppIo, pull_task_input
+from flwr_distill.flower.line_1_32.node.appio import AppIo, pull_task_input
 
 
 class SuperNode(ClientAppIoServicer):

@@ -21,12 +21,13 @@ from flwr.app import Message
 from flwr.common.constant import ErrorCode, SubStatus
 from flwr.supercore.constant import TaskType
 
-from flwr_distill.node import line, stock
+from flwr_distill.node import stock
 
 if stock.is_stock():
     pytest.skip("Flower's own SuperNode starts its apps here", allow_module_level=True)
 
-from flwr_distill.node.flower import executor as node_executor
+from flwr_distill.flower import executor as node_executor
+from flwr_distill.flower.lines import module_of_line
 from flwr_distill.node.log_lines import OutputQuota
 from tests.node.supernodes import (
     SuperNode,
@@ -36,7 +37,8 @@ from tests.node.supernodes import (
     wait_until_gone,
 )
 
-appio = line.module_of_line("appio")
+appio = module_of_line("node", "appio")
+WORKERS_OWN = {"flower", "node"}
 pytestmark = pytest.mark.faults
 
 
@@ -427,12 +429,34 @@ def test_an_app_may_bring_packages_that_are_called_as_ours(
     assert greeting == ", ".join(f"the bundle's {name}" for name in names)
 
 
+def test_an_app_cannot_replace_its_workers_own_code(
+    node: SuperNode, tmp_path: Path, rewrite_tiny_app: Callable[..., None]
+) -> None:
+    app_dir = tmp_path / "app"
+    app_dir.mkdir()
+    rewrite_tiny_app(app_dir)
+    package = app_dir / "flwr_distill"
+    for name in WORKERS_OWN:
+        (package / name).mkdir(parents=True)
+        (package / "__init__.py").write_text("")
+        (package / name / "__init__.py").write_text("IS_THE_APPS = True")
+        (package / name / "line.py").write_text("IS_THE_APPS = True")
+    code = app_dir / "tiny" / "client.py"
+    imports = "from flwr_distill import flower, node\nfrom flwr_distill.node import line\n"
+    greeting = "str([hasattr(m, 'IS_THE_APPS') for m in (flower, node, line)])"
+    code.write_text(imports + code.read_text().replace("'hello'", greeting))
+    node.submit(app_dir)
+    with running_executor(node, tmp_path):
+        node.send()
+        assert told(node.reply())["greeting"] == "[False, False, False]"
+
+
 def test_a_worker_imports_no_package_of_ours_but_its_own() -> None:
     """So that the bundle's are found, whichever it brings."""
-    code = "import sys, flwr_distill.node.flower.worker; print(*sys.modules)"
+    code = "import sys, flwr_distill.flower.worker; print(*sys.modules)"
     imported = subprocess.check_output([sys.executable, "-P", "-c", code], text=True).split()
     ours = [name.split(".") for name in imported if name.startswith("flwr_distill.")]
-    assert {room for _, room, *_ in ours} == {"node"}
+    assert {room for _, room, *_ in ours} == WORKERS_OWN
 
 
 def test_a_task_whose_message_is_gone_ends_the_executor_for_it_cannot_be_answered(

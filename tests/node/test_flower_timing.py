@@ -18,28 +18,27 @@ from flwr.supercore.run import Run, RunNotRunningException
 from flwr.supernode import start_client_internal as flower_supernode
 from flwr.supernode.nodestate import NodeStateFactory
 
-from flwr_distill.node.flower import timing
-from flwr_distill.node.flower.timing import (
-    patch_intake,
+from flwr_distill.flower import timing
+from flwr_distill.flower.line_1_32.node.connection import LONGEST_CALL, patch_connection
+from flwr_distill.flower.line_1_32.node.spacing import Spacing
+from flwr_distill.flower.loop import WholeMessages, patch_loop
+from flwr_distill.flower.timing import (
     patch_pull_backoff,
     patch_supernode_sleep,
 )
-from flwr_distill.node.flower_1_32.retries import LONGEST_CALL, patch_retries
-from flwr_distill.node.flower_1_32.spacing import patch_spacing
 from flwr_distill.node.pace import Pace
 from flwr_distill.protocol.messages import PACE, POLL_EVERY
 
 start_client_internal: Any = flower_supernode  # mypy: Flower does not export its `time`
+LOOP = ("_pull_and_store_message", "_push_messages")
 PULLERS = (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree)
 
 
 @pytest.fixture(autouse=True)
 def flower_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(start_client_internal, "time", time)
-    intake = start_client_internal._pull_and_store_message
-    monkeypatch.setattr(start_client_internal, "_pull_and_store_message", intake)
-    make = start_client_internal._make_fleet_connection_retry_invoker
-    monkeypatch.setattr(start_client_internal, "_make_fleet_connection_retry_invoker", make)
+    for name in (*LOOP, "_make_fleet_connection_retry_invoker", "grpc_request_response"):
+        monkeypatch.setattr(start_client_internal, name, getattr(start_client_internal, name))
     before = [dict(puller.__kwdefaults__ or {}) for puller in PULLERS]
     yield
     for puller, defaults in zip(PULLERS, before, strict=True):
@@ -196,7 +195,7 @@ def test_flower_1_32_1_leaves_the_task_of_a_message_whose_run_has_ended() -> Non
 
 
 def test_a_message_whose_run_ends_while_it_comes_in_is_cleared_away() -> None:
-    assert patch_intake()
+    assert patch_loop(WholeMessages())
     intake = Intake(ended=True)
     assert intake.pull() is None  # so the SuperNode polls for the next message
     assert intake.pending() == 0
@@ -205,7 +204,7 @@ def test_a_message_whose_run_ends_while_it_comes_in_is_cleared_away() -> None:
 def test_a_message_that_cannot_be_pulled_is_given_up_and_the_node_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert patch_intake()
+    assert patch_loop(WholeMessages())
     intake = Intake(ended=False)
     monkeypatch.setattr(intake, "objects", {})  # a KeyError, as any error of the network
     assert intake.pull() is None
@@ -213,7 +212,7 @@ def test_a_message_that_cannot_be_pulled_is_given_up_and_the_node_goes_on(
 
 
 def test_a_message_is_offered_as_a_task_once_it_is_all_there() -> None:
-    assert patch_intake()
+    assert patch_loop(WholeMessages())
     intake = Intake(ended=False)
     assert intake.pull() == 7
     assert intake.pending() == 1
@@ -228,7 +227,7 @@ def test_a_server_spaces_a_nodes_looks_until_its_next_message(
     record: dict[str, Any], longest: float
 ) -> None:
     pace = paced(0.05, 20.0)
-    assert patch_spacing(pace)
+    assert patch_loop(Spacing(pace))
     assert Intake(ended=False, **{PACE: ConfigRecord(record)}).pull() == 7
     assert 0.7 * longest < pace.draw() <= longest
     assert Intake(ended=False).pull() == 7
@@ -257,7 +256,7 @@ class Refused(grpc.RpcError):  # type: ignore[misc]
 def test_a_full_superlink_is_waited_for_as_one_that_is_away(
     code: grpc.StatusCode, calls: int
 ) -> None:
-    assert patch_retries()
+    assert patch_connection(lambda: paced(0.0, 0.0), refused=lambda reason: None)
     invoker = start_client_internal._make_fleet_connection_retry_invoker()
     waits, errors = list[float](), [Refused(code), Refused(code)]
     invoker.wait_function = waits.append

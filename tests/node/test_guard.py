@@ -49,15 +49,16 @@ from typer.testing import CliRunner
 from flwr_distill.cli.main import app
 from flwr_distill.distill.packing import packed, unpacked
 from flwr_distill.distill.virtual_data import VirtualData
+from flwr_distill.flower.app_config import run_config_of
+from flwr_distill.flower.line_1_32.node.guarding import Guarding
+from flwr_distill.flower.loop import WholeMessages, patch_loop
 from flwr_distill.links.errors import LinkError
 from flwr_distill.links.records import VIRTUAL_DATA, Introduction
 from flwr_distill.links.routes import Links
 from flwr_distill.links.seal import sealed_size
 from flwr_distill.links.store import CONTINUES, NodeStore
 from flwr_distill.links.transfer import introduce, send
-from flwr_distill.node.flower.app_config import run_config_of
-from flwr_distill.node.flower.timing import patch_intake
-from flwr_distill.node.flower_1_32.guard import Guard, patch_guard
+from flwr_distill.node.guard import Guard
 from flwr_distill.node.outbox import FOLDER, entries, virtual_data_file
 from flwr_distill.node.policy import HOSPITAL, OPEN, STANDARD, Policy
 from flwr_distill.protocol.method import Method
@@ -136,11 +137,18 @@ class Node:
         self.state.set_node_id(NODE)
         self.state_dir, self.bundle = state_dir, bundle(run_config)
         self.now = datetime.datetime(2026, 1, 5, 12, tzinfo=datetime.UTC)
-        self.guard = Guard(policy, state_dir, NODE_CONFIG, lambda: self.now)
-        assert patch_intake()
-        assert patch_guard(self.guard)
+        self.read: list[bytes] = []
+        self.guard = Guard(policy, state_dir, NODE_CONFIG, self.read_config, lambda: self.now)
+        guarding = Guarding(self.guard)
+        assert patch_loop(WholeMessages(), guarding)
+        assert guarding.patch_run_config()
         self.count = 0
         self.begin(7)
+
+    def read_config(self, content: bytes, overrides: dict[str, Any]) -> dict[str, Any]:
+        """Read a bundle's run config, and note it."""
+        self.read.append(content)
+        return run_config_of(content, overrides)
 
     def begin(self, run_id: int) -> None:
         """Let a run begin."""
@@ -891,9 +899,7 @@ def test_a_parcel_for_a_key_that_no_authority_signed_does_not_leave(
 
     node = make_node(SEALED, **HFLDD)
     message, reply = parcel_of(node, virtual())
-    monkeypatch.setattr(
-        "flwr_distill.node.flower_1_32.guard.Credentials.of", lambda node_config: Strict()
-    )
+    monkeypatch.setattr("flwr_distill.node.opened.Credentials.of", lambda node_config: Strict())
     assert refused(node.answers(message, "train.distill", reply), "replies")
 
 
@@ -979,25 +985,20 @@ def test_a_run_is_read_once_and_its_method_looked_up_once_a_message(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Either takes milliseconds, which every message would wait for."""
-    looked_up, read = list[str](), list[int]()
+    looked_up = list[str]()
 
     def find(name: str) -> Method | None:
         looked_up.append(name)
         return find_method(name)
 
-    def read_config(content: bytes, overrides: dict[str, Any]) -> Any:
-        read.append(node.run_id)
-        return run_config_of(content, overrides)
-
     monkeypatch.setattr("flwr_distill.node.asked.find_method", find)
-    monkeypatch.setattr("flwr_distill.node.flower_1_32.guard.run_config_of", read_config)
     node = make_node(SEALED, **PRIVATE)
     for run_id in (7, 7, 8):
         if run_id != node.run_id:
             node.begin(run_id)
         assert node.answers(train_message(), "train", trained()).has_content()
     assert looked_up == ["fedavg"] * 3
-    assert read == [7, 8]
+    assert len(node.read) == 2  # of runs 7 and 8
 
 
 @pytest.mark.parametrize(
@@ -1151,9 +1152,10 @@ def test_a_node_counts_the_samples_that_its_data_have_now(tmp_path: Path) -> Non
         (data / name).mkdir(parents=True)
         for place in range(number):
             Image.new("L", (4, 4)).save(data / name / f"{place}.png")
-    guard = Guard(Policy(fewest_of_a_class=3), tmp_path / "state", {"data": str(data)})
-    known = guard._data_set({})
+    policy, config = Policy(fewest_of_a_class=3), {"data": str(data)}
+    guard = Guard(policy, tmp_path / "state", config, run_config_of)
+    known = guard._data.identify({})
     assert guard._most_classes() == 2
     (data / "bee" / "1.png").unlink()
     assert guard._most_classes() == 1
-    assert guard._data_set({}) != known
+    assert guard._data.identify({}) != known

@@ -206,7 +206,7 @@ print(*sys.modules)
     assert {"flwr", "grpc", "numpy"} <= imported
     assert "torch" not in imported
     ours = [name.split(".") for name in imported if name.startswith("flwr_distill.")]
-    assert {room for _, room, *_ in ours} == {"node"}
+    assert {room for _, room, *_ in ours} == {"flower", "node"}
 
 
 def test_a_nodes_supervisor_does_without_flower_numpy_and_pytorch() -> None:

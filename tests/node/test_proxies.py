@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from flwr_distill.fleet.flower_1_32.superlink import Control
+from flwr_distill.flower.line_1_32.fleet.superlink import Control
 from flwr_distill.node.processes import start_bound
 from flwr_distill.node.proxies import (
     exempt_loopback,

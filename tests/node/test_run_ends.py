@@ -15,13 +15,14 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.run import Run, RunNotRunningException
 from flwr.supernode import start_client_internal
 
-from flwr_distill.links.folder import LinkFolder
-from flwr_distill.links.store import NodeStore
-from flwr_distill.node.flower_1_32.run_ends import (
-    patch_run_ends,
-    patch_stopped_runs,
+from flwr_distill.flower.line_1_32.node.run_ends import (
+    RunEnds,
+    StoppedRuns,
     remove_links_of_ended_runs,
 )
+from flwr_distill.flower.loop import patch_loop
+from flwr_distill.links.folder import LinkFolder
+from flwr_distill.links.store import NodeStore
 from flwr_distill.node.notes import Notes
 from flwr_distill.node.secret import appio_secret
 from flwr_distill.node.settings import NodeSettings
@@ -38,6 +39,13 @@ def get_run(run_id: int) -> object:
     if run_id == UNKNOWN:
         raise ConnectionError
     return object()
+
+
+@pytest.fixture(autouse=True)
+def flowers_own_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts Flower's functions back afterwards."""
+    for name in ("_pull_and_store_message", "_push_messages"):
+        monkeypatch.setattr(start_client_internal, name, getattr(start_client_internal, name))
 
 
 @pytest.fixture
@@ -81,13 +89,13 @@ def test_the_supernodes_loop_asks_now_and_then(
         return get_run(run_id)
 
     monkeypatch.setattr(start_client_internal, "_pull_and_store_message", intake)
-    assert patch_run_ends(links[ENDED].parents[3], every=0.0)
+    assert patch_loop(RunEnds(links[ENDED].parents[3], every=0.0))
     pull: Any = start_client_internal._pull_and_store_message
     assert pull(get_run=asking, state="abc") == 3
     assert sorted(asked) == [RUNNING, ENDED]
     assert not links[ENDED].exists()
     monkeypatch.setattr(start_client_internal, "_pull_and_store_message", intake)
-    assert patch_run_ends(links[ENDED].parents[3], every=60.0)
+    assert patch_loop(RunEnds(links[ENDED].parents[3], every=60.0))
     pull = start_client_internal._pull_and_store_message
     assert pull(get_run=asking, state="abc") == 3
     assert len(asked) == 2
@@ -116,7 +124,7 @@ def working(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Mess
 
         monkeypatch.setattr(loop, "_pull_and_store_message", intake)
         monkeypatch.setattr(loop, "time", SimpleNamespace(sleep=lambda _: time.sleep(0.01)))
-        assert patch_stopped_runs(every=0.05)
+        assert patch_loop(StoppedRuns(every=0.05))
         loop._pull_and_store_message(state=node.state, get_run=get_run)
         loop._push_messages(
             state=node.state, object_store=node.objects, send=send, push_object=lambda *_: None

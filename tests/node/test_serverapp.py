@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flwr_distill.fleet.flower_1_32.serverapp import NAME, program
+from flwr_distill.fleet.serverapp import NAME, program
 from flwr_distill.node.nursery import NURSERY, SERVER_APPS, can_fork
 from flwr_distill.node.processes import start_bound, stop
 

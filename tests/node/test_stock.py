@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from flwr_distill.fleet import line as fleet_line
-from flwr_distill.fleet.flower_1_32.superlink import Control, SuperLinkError
 from flwr_distill.fleet.local_federation import LocalFederation
-from flwr_distill.node import line, stock
+from flwr_distill.flower import lines
+from flwr_distill.flower.line_1_32.fleet.superlink import Control, SuperLinkError
+from flwr_distill.node import stock
 from flwr_distill.node.policy import HOSPITAL, OPEN
 from flwr_distill.node.settings import NodeError, NodeSettings
 from flwr_distill.node.stock import check_another, is_another, is_stock, supernode_command
 
 
 def install(number: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (stock, line, fleet_line):
+    for module in (stock, lines):
         monkeypatch.setattr(module, "version", lambda name: number)
 
 

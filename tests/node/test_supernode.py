@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from flwr_distill.node.flower import supernode, timing
+from flwr_distill.flower import supernode, timing
 from flwr_distill.node.notes import Notes
 from flwr_distill.node.policy import HOSPITAL
 
 FAILS = """
 import threading, time
-from flwr_distill.node.flower import supernode
+from flwr_distill.flower import supernode
 
 def refused():
     threading.Thread(target=time.sleep, args=(600,)).start()  # as Flower leaves them
@@ -56,7 +56,7 @@ def test_a_policy_that_another_version_of_flower_cannot_keep_ends_the_node(
     reports, report = Notes.pair()
     policy = HOSPITAL.model_dump_json(by_alias=True)
     numbers = [str(os.dup(report.fileno())), str(tmp_path), "0.05", "20"]
-    monkeypatch.setattr(sys, "argv", ["flwr_distill.node.flower.supernode", *numbers, policy])
+    monkeypatch.setattr(sys, "argv", ["flwr_distill.flower.supernode", *numbers, policy])
     monkeypatch.setattr(timing, "FLOWER_VERSIONS", ("1.0.0",))
     monkeypatch.setattr(logging.getLogger("flwr"), "handlers", [])
     supernode.main()

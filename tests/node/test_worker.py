@@ -9,7 +9,7 @@ import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 
-from flwr_distill.node.flower.worker import Note
+from flwr_distill.flower.worker import Note
 from tests.node.workers import notes_of_worker
 
 LOST = "CUDA error: device-side assert triggered"

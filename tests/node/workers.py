@@ -6,9 +6,9 @@ from typing import Any, cast
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-import flwr_distill.node.flower.worker
-from flwr_distill.node.flower.worker import Note, Worker
-from flwr_distill.node.flower_1_32.appio import AppIo
+import flwr_distill.flower.worker
+from flwr_distill.flower.line_1_32.node.appio import AppIo
+from flwr_distill.flower.worker import Note, Worker
 
 
 class Executor:
@@ -40,9 +40,9 @@ def notes_of_worker(
         context = Context(1, 5, {"device": "auto"}, RecordDict(), dict(run_config), 1)
         return Message(RecordDict(), 5, "train"), context, None, None
 
-    monkeypatch.setattr(flwr_distill.node.flower.worker, "_pull", pull)
+    monkeypatch.setattr(flwr_distill.flower.worker, "_pull", pull)
     for name in ("push_message", "push_task_output"):
-        monkeypatch.setattr(flwr_distill.node.flower.worker, name, lambda *_, **__: None)
+        monkeypatch.setattr(flwr_distill.flower.worker, name, lambda *_, **__: None)
     executor: Any = Executor()
     worker = Worker(AppIo("127.0.0.1:1", None), executor, device)
     monkeypatch.setattr(worker, "_load", lambda *_: app)

@@ -25,8 +25,8 @@ from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid import GrpcGrid
 from flwr.superlink.servicer.serverappio import serverappio_servicer as serverappio
 
-from flwr_distill.fleet.flower_1_32.together import CallsTogether
-from flwr_distill.protocol.flower_1_32.together import MOST_CALLS, unpacked
+from flwr_distill.flower.line_1_32.fleet.together import CallsTogether
+from flwr_distill.flower.line_1_32.together import MOST_CALLS, unpacked
 
 
 class SuperLink:

@@ -12,7 +12,7 @@ PROCESS = """
 import time
 from flwr.supercore.exit import register_signal_handlers
 from flwr.supercore.telemetry import EventType
-from flwr_distill.server.flower_1_32.shutdown import ignore_signals_at_the_end
+from flwr_distill.flower.line_1_32.server.shutdown import ignore_signals_at_the_end
 
 def finish():
     print("ending", flush=True)
@@ -49,7 +49,7 @@ from pathlib import Path
 from flwr.common import log
 from flwr.supercore.exit import register_signal_handlers
 from flwr.supercore.telemetry import EventType
-from flwr_distill.server.flower_1_32.shutdown import at_the_end
+from flwr_distill.flower.line_1_32.server.shutdown import at_the_end
 from flwr_distill.server.record.journal import Journal
 
 handlers = [lambda: log(ERROR, "Failed to push task output")]  # as Flower's ServerApp
@@ -81,7 +81,7 @@ from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_grp
 from flwr.supercore.telemetry import EventType
 from flwr.superlink.grid import GrpcGrid
 from flwr.proto.appio_pb2 import PullTaskInputRequest
-from flwr_distill.server.flower_1_32.exchange import SuperLinkExchange
+from flwr_distill.flower.line_1_32.server.exchange import SuperLinkExchange
 
 grid = GrpcGrid("127.0.0.1:9", insecure=True, token="token")
 sender = HeartbeatSender(make_task_heartbeat_fn_grpc(grid._stub))

@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from flwr_distill.fleet.own_app import PRESETS
+from flwr_distill.flower.own_app import PRESETS
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.strategies.common.registry import find_strategy
 

@@ -5,7 +5,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
-from flwr_distill.server.flower_1_32.batches import BATCH
+from flwr_distill.flower.line_1_32.server.batches import BATCH
 from flwr_distill.server.grid.exchange import exchange_over
 
 MODEL = ArrayRecord([np.arange(1000.0), np.arange(10.0)])

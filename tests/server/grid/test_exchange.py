@@ -8,7 +8,7 @@ import grpc
 import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
-from flwr_distill.server import line
+from flwr_distill.flower import lines
 from flwr_distill.server.grid import exchange as exchange_module
 from flwr_distill.server.grid.exchange import Exchange, exchange_over
 from flwr_distill.server.grid.inbox import ASKED, Most, OneByOneInbox
@@ -21,7 +21,7 @@ class OtherFlower:
     """`version` of another Flower."""
 
     def __init__(self, monkeypatch, number):
-        for module in (line, exchange_module):
+        for module in (lines, exchange_module):
             monkeypatch.setattr(module, "version", lambda name: number)
 
 

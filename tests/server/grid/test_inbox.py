@@ -12,9 +12,9 @@ from flwr.common.constant import ErrorCode
 from flwr.supercore.inflatable import inflatable_utils
 from flwr.superlink.grid import GrpcGrid
 
-from flwr_distill.server.flower_1_32 import inbox as inbox_module
-from flwr_distill.server.flower_1_32.exchange import LONGEST_CALL
-from flwr_distill.server.flower_1_32.inbox import PULLS
+from flwr_distill.flower.line_1_32.server import inbox as inbox_module
+from flwr_distill.flower.line_1_32.server.exchange import LONGEST_CALL
+from flwr_distill.flower.line_1_32.server.inbox import PULLS
 from flwr_distill.server.grid import metered
 from flwr_distill.server.grid.exchange import exchange_over
 from flwr_distill.server.grid.inbox import Most

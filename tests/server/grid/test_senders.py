@@ -9,7 +9,7 @@ import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
 
-from flwr_distill.server.flower_1_32.inbox import SuperLinkInbox
+from flwr_distill.flower.line_1_32.server.inbox import SuperLinkInbox
 from flwr_distill.server.grid import metered
 from flwr_distill.server.grid.exchange import Exchange
 from flwr_distill.server.grid.inbox import SUPERLINK, Inbox, Most, OneByOneInbox

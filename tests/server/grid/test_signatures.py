@@ -10,9 +10,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.proto.message_pb2 import Metadata
 
+from flwr_distill.flower.line_1_32.server import signatures
+from flwr_distill.flower.line_1_32.server.signatures import KEYS_VARIABLE, NodeKeys
 from flwr_distill.protocol.signatures import is_signed, sign
-from flwr_distill.server.flower_1_32 import signatures
-from flwr_distill.server.flower_1_32.signatures import KEYS_VARIABLE, NodeKeys
 from flwr_distill.server.grid.metered import MeteredGrid
 
 NODE = 2**64 - 17

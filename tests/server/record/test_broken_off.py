@@ -23,7 +23,7 @@ NODES = """
 """
 SERVER = """
 from pathlib import Path
-from flwr_distill.server.flower_1_32.inbox import SuperLinkInbox
+from flwr_distill.flower.line_1_32.server.inbox import SuperLinkInbox
 
 def telling(pull):
     def pull_and_tell(self, tree, most):

@@ -1,0 +1,238 @@
+"""Client of a SuperLink's Control API."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import grpc
+from flwr.common.serde import fab_to_proto, user_config_to_proto
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListRunsRequest,
+    StartRunRequest,
+    StopRunRequest,
+    StreamLogsRequest,
+)
+from flwr.proto.control_pb2_grpc import ControlStub
+from flwr.supercore.fab import Fab
+from flwr.supercore.grpc import GRPC_MAX_MESSAGE_LENGTH
+
+from flwr_distill.flower.lines import why_another
+from flwr_distill.node.proxies import proxy_hint, proxy_of
+from flwr_distill.task.settings import RunConfigValue
+
+_OUTAGE = {
+    *(grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL),
+    *(grpc.StatusCode.UNKNOWN, grpc.StatusCode.DEADLINE_EXCEEDED),
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+"""What a call may end with while a SuperLink goes down or comes up again."""
+_REFUSED = {grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED}
+_OPTIONS = [
+    ("grpc.max_send_message_length", GRPC_MAX_MESSAGE_LENGTH),
+    ("grpc.max_receive_message_length", GRPC_MAX_MESSAGE_LENGTH),
+]
+
+
+class SuperLinkError(Exception):
+    """The SuperLink does not answer, or refuses."""
+
+
+class OutageError(SuperLinkError):
+    """The SuperLink went away during a call; it may come back."""
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """Status of a run, ``finished:completed`` for instance, and Flower's text on a failure."""
+
+    status: str
+    details: str = ""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is over, in whatever way."""
+        return self.status.startswith("finished")
+
+
+@dataclass(frozen=True)
+class User:
+    """Files (PEM) with which a gate in front of a Control API knows who calls."""
+
+    certificate: Path
+    key: Path
+
+
+class Control:
+    """A connection to the Control API of a SuperLink; without root certificates, without TLS.
+
+    A `user` is for a gate that asks who calls.
+
+    Raises
+    ------
+    SuperLinkError
+        If the installed Flower is of another line.
+    """
+
+    def __init__(
+        self, address: str, root_certificates: Path | None = None, user: User | None = None
+    ) -> None:
+        if reason := why_another():
+            raise SuperLinkError(reason)
+        self._address = address
+        self._root_certificates = root_certificates
+        options = [*_OPTIONS, ("grpc.enable_http_proxy", int(proxy_of(address) is not None))]
+        if root_certificates is None:
+            self._channel = grpc.insecure_channel(address, options=options)
+        else:
+            credentials = grpc.ssl_channel_credentials(
+                root_certificates.read_bytes(),
+                user.key.read_bytes() if user else None,
+                user.certificate.read_bytes() if user else None,
+            )
+            self._channel = grpc.secure_channel(address, credentials, options=options)
+        self._stub = ControlStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._channel.close()
+
+    def answers(self, *, timeout: float) -> bool:
+        """Whether the SuperLink answers within `timeout` seconds.
+
+        Raises
+        ------
+        SuperLinkError
+            If a gate in front of it does not admit the user.
+        """
+        try:
+            self._stub.ListNodes(ListNodesRequest(), timeout=timeout, wait_for_ready=True)
+        except grpc.RpcError as error:
+            if error.code() in _REFUSED:
+                raise SuperLinkError(
+                    f"superlink={self._address} does not admit you: {error.details()} (give "
+                    "--user-certificate and --user-key, of `flwr-distill certs user`)"
+                ) from error
+            return False
+        return True
+
+    def wait(self, timeout: float, *, is_up: Callable[[], bool] = lambda: True) -> None:
+        """Wait until the SuperLink answers.
+
+        Raises
+        ------
+        SuperLinkError
+            If it does not answer within `timeout` seconds, or `is_up` says that it has ended.
+        """
+        deadline = time.monotonic() + timeout
+        while not self.answers(timeout=1.0):
+            if not is_up():
+                raise SuperLinkError(f"the SuperLink at superlink={self._address} has ended")
+            if time.monotonic() > deadline:
+                certificate = (
+                    f"is its certificate for that host and from {self._root_certificates}"
+                    if self._root_certificates
+                    else "does it run without TLS"
+                )
+                raise SuperLinkError(
+                    f"no SuperLink answers at superlink={self._address} within {timeout:.0f} s "
+                    f"(is it the Control API's address, 9093 by default, and {certificate}?"
+                    f"{proxy_hint(self._address)})"
+                )
+            time.sleep(random.uniform(0.05, 0.2))  # a proxy answers at once where it reaches nobody
+
+    def online_nodes(self) -> int:
+        """Count the nodes that are online."""
+        nodes = self._stub.ListNodes(ListNodesRequest(), timeout=10).nodes_info
+        return sum(node.status == "online" for node in nodes)
+
+    def start_run(self, bundle: bytes, run_config: Mapping[str, RunConfigValue]) -> int:
+        """Start a run of an app bundle with these overrides of its run config; return its id.
+
+        Raises
+        ------
+        SuperLinkError
+            If the SuperLink refuses.
+        """
+        request = StartRunRequest(
+            fab=fab_to_proto(Fab(hashlib.sha256(bundle).hexdigest(), bundle, {})),
+            override_config=user_config_to_proto(dict(run_config)),
+        )
+        try:
+            response = self._stub.StartRun(request, timeout=60)
+        except grpc.RpcError as error:
+            raise SuperLinkError(f"the run was not accepted: {error.details()}") from error
+        if not response.HasField("run_id"):
+            raise SuperLinkError("the run was not accepted: the SuperLink gives it no id")
+        return int(response.run_id)
+
+    def log(self, run_id: int, after: float, seconds: float) -> Iterator[tuple[str, float]]:
+        """Parts of a run's log later than the time stamp `after`, each with its own time stamp.
+
+        It ends when the run is over, or after so many seconds.
+
+        Raises
+        ------
+        OutageError, SuperLinkError
+            If the SuperLink goes away, or does not know the run.
+        """
+        request = StreamLogsRequest(run_id=run_id, after_timestamp=after)
+        try:
+            for part in self._stub.StreamLogs(request, timeout=seconds):
+                yield part.log_output, part.latest_timestamp
+        except grpc.RpcError as error:
+            if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise _explained(run_id, error) from error
+
+    def run_status(self, run_id: int, *, settle: float = 0.0) -> RunStatus:
+        """Return a run's status; wait up to `settle` seconds for the run to finish.
+
+        Raises
+        ------
+        OutageError, SuperLinkError
+            If the SuperLink goes away, or does not know the run.
+        """
+        deadline = time.monotonic() + settle
+        while True:
+            try:
+                runs = self._stub.ListRuns(ListRunsRequest(run_id=run_id), timeout=10)
+            except grpc.RpcError as error:
+                raise _explained(run_id, error) from error
+            status = runs.run_dict[run_id].status
+            if status.status == "finished" or time.monotonic() > deadline:
+                text = ":".join(part for part in (status.status, status.sub_status) if part)
+                return RunStatus(text, status.details)
+            time.sleep(0.05)
+
+    def unfinished_runs(self) -> list[int]:
+        """Ids of the runs that are not over, the latest last."""
+        runs = self._stub.ListRuns(ListRunsRequest(), timeout=10).run_dict
+        going_on = [run for run in runs.values() if run.status.status != "finished"]
+        return [run.run_id for run in sorted(going_on, key=lambda r: r.pending_at)]
+
+    def stop_run(self, run_id: int) -> None:
+        """Stop a run."""
+        self._stub.StopRun(StopRunRequest(run_id=run_id), timeout=10)
+
+
+def _explained(run_id: int, error: grpc.RpcError) -> SuperLinkError:
+    if error.code() in _OUTAGE:
+        return OutageError(f"the SuperLink went away: {error.details()}")
+    return SuperLinkError(
+        f"the SuperLink does not tell of run {run_id}: {error.details()} (without --database it "
+        "forgets its runs when it restarts)"
+    )

@@ -1,0 +1,130 @@
+"""Takes several of a node's or a ServerApp's calls in one, and one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn
+
+import grpc
+from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse, PushObjectRequest
+from google.protobuf.message import DecodeError
+
+from flwr_distill.flower.line_1_32.together import (
+    HEADER,
+    MOST_BYTES,
+    MOST_CALLS,
+    NAMES,
+    packed,
+    unpacked,
+)
+
+
+class CallsTogether(grpc.ServerInterceptor):
+    """Makes the calls that a call holds; comes after the interceptors that admit it.
+
+    Each call goes through Flower's own handler, with all its checks, in the name of the node that
+    makes them all. They are stored together or, if one is refused, not at all.
+
+    Parameters
+    ----------
+    servicer, add : object, callable
+        Flower's servicer of the API, and what adds it to a server.
+    transaction : callable
+        Opens one, in which handlers read and write.
+    """
+
+    def __init__(
+        self,
+        servicer: Any,
+        add: Callable[[Any, Any], None],
+        transaction: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        handlers = _Handlers()
+        add(servicer, handlers)
+        self._handlers = handlers.by_name
+        self._transaction = transaction
+
+    def intercept_service(
+        self,
+        continuation: Callable[[Any], Any],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        """Answer calls with the header in place of Flower."""
+        handler = continuation(handler_call_details)
+        if HEADER not in [tuple(each) for each in handler_call_details.invocation_metadata]:
+            return handler
+        _, _, name = handler_call_details.method.rpartition("/")
+        if name == "PullObject":
+            return _handler(_say_yes, PullObjectRequest)
+        return _handler(self._make, PushObjectRequest) if name == "PushObject" else handler
+
+    def _make(
+        self, request: PushObjectRequest, context: grpc.ServicerContext
+    ) -> PullObjectResponse:
+        try:
+            parts = unpacked(request.object_content, 2 * MOST_CALLS)
+        except ValueError as error:
+            _refuse(context, str(error))
+        if len(parts) % 2:
+            _refuse(context, "of calls that go together, one has no content")
+        calls = zip(parts[::2], parts[1::2], strict=True)
+        answers: list[bytes] = []
+        left = MOST_BYTES
+        with self._transaction():
+            for name, content in calls:
+                answers.append(self._answer(name, content, request.node.node_id, context))
+                left -= len(answers[-1])
+                if left < 0:
+                    break
+        return PullObjectResponse(object_found=True, object_content=packed(answers))
+
+    def _answer(
+        self, name: bytes, content: bytes, node_id: int, context: grpc.ServicerContext
+    ) -> bytes:
+        handler = self._handlers.get(name.decode("ascii", "replace"))
+        if handler is None:
+            _refuse(context, "a call goes together with others that cannot")
+        try:
+            request = handler.request_deserializer(content)
+        except DecodeError:
+            _refuse(context, "a call that goes together with others cannot be read")
+        if hasattr(request, "node") and request.node.node_id != node_id:
+            _refuse(context, "a call that goes together with others is another node's")
+        try:
+            answer = handler.unary_unary(request, context)
+        except (KeyError, ValueError) as error:
+            _refuse(context, f"Flower refuses a call of several: {type(error).__name__}")
+        written: bytes = handler.response_serializer(answer)
+        return written
+
+
+class _Handlers:
+    """Stands in for a server, to have its handlers of calls that can go together."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Any] = {}
+
+    def add_generic_rpc_handlers(self, handlers: Any) -> None:
+        """Nothing: the registered ones are the same."""
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        """Take the handlers of a service."""
+        self.by_name |= {name: handlers[name] for name in NAMES}
+
+
+def _handler(answer: Callable[..., Any], kind: Any) -> grpc.RpcMethodHandler:
+    return grpc.unary_unary_rpc_method_handler(
+        answer,
+        request_deserializer=kind.FromString,
+        response_serializer=PullObjectResponse.SerializeToString,
+    )
+
+
+def _say_yes(request: PullObjectRequest, context: grpc.ServicerContext) -> PullObjectResponse:
+    return PullObjectResponse(object_found=True)
+
+
+def _refuse(context: grpc.ServicerContext, reason: str) -> NoReturn:
+    context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
+    raise AssertionError("abort raises")

@@ -1,0 +1,38 @@
+"""What of Flower 1.32's SuperNode is overridden, besides its timing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from flwr.supercore.object_store import object_store_factory
+
+from flwr_distill.flower.app_config import run_config_of
+from flwr_distill.flower.line_1_32.node.connection import patch_connection
+from flwr_distill.flower.line_1_32.node.guarding import Guarding
+from flwr_distill.flower.line_1_32.node.run_ends import RunEnds, StoppedRuns
+from flwr_distill.flower.line_1_32.node.spacing import Spacing
+from flwr_distill.flower.line_1_32.objects import MemoryObjectStore
+from flwr_distill.flower.loop import WholeMessages, patch_loop
+from flwr_distill.node.guard import Guard
+from flwr_distill.node.pace import Pace
+from flwr_distill.node.policy import Policy
+from flwr_distill.node.settings import NodeConfigValue
+
+
+def override(
+    pace: Pace,
+    policy: Policy,
+    state_dir: Path,
+    node_config: dict[str, NodeConfigValue],
+    refused: Callable[[str], None],
+) -> bool:
+    """Override it; return whether the policy is kept.
+
+    `refused` takes what the SuperLink says when it does not admit the node.
+    """
+    patch_connection(lambda: pace, refused)
+    object_store_factory.InMemoryObjectStore = MemoryObjectStore  # type: ignore[attr-defined]
+    guarding = Guarding(Guard(policy, state_dir, node_config, run_config_of))
+    steps = WholeMessages(), Spacing(pace), RunEnds(state_dir), StoppedRuns(), guarding
+    return patch_loop(*steps) and guarding.patch_run_config()

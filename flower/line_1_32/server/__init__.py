@@ -1,0 +1,1 @@
+"""Of a ServerApp: how messages go out and replies come in."""

@@ -1,0 +1,83 @@
+"""Messages and replies through a SuperLink, in fewer and shorter waits than Flower's own."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from logging import WARNING
+
+from flwr.app import Message
+from flwr.common import log
+from flwr.serverapp import Grid
+from flwr.supercore.exit import add_exit_handler
+from flwr.supercore.retry import RetryInvoker, exponential
+from flwr.superlink.grid import GrpcGrid
+
+from flwr_distill.flower.line_1_32.retries import limit_absence, limit_calls, overloaded, retry_also
+from flwr_distill.flower.line_1_32.server.batches import push
+from flwr_distill.flower.line_1_32.server.calls import Calls
+from flwr_distill.flower.line_1_32.server.inbox import SuperLinkInbox
+from flwr_distill.flower.line_1_32.server.polls import space_polls
+from flwr_distill.flower.line_1_32.server.signatures import NodeKeys
+from flwr_distill.server.grid.exchange import Exchange
+from flwr_distill.server.grid.inbox import Inbox, Most
+
+LONGEST_CALL = 600.0
+"""Seconds in which the SuperLink must answer a call. A parcel of a GB needs 14 Mbit/s."""
+LONGEST_AWAY = 3600.0
+"""Seconds for which a run waits for a SuperLink that is away; then it ends."""
+LONGEST_RETRY = 2
+"""Seconds until the next attempt, at most, while the SuperLink is away (Flower: up to 20)."""
+
+
+class SuperLinkExchange(Exchange):
+    """Waits for a SuperLink with too much to do, and notices soon that it is back.
+
+    A phase cannot end before.
+    """
+
+    _grid: GrpcGrid
+
+    def __init__(self, grid: GrpcGrid) -> None:
+        super().__init__(grid)
+        retry_also(grid._retry_invoker, overloaded)
+        limit_calls(grid._retry_invoker, LONGEST_CALL)
+        limit_absence(grid._retry_invoker, LONGEST_AWAY)
+        wait_apart(grid._retry_invoker)
+        self._calls = Calls(grid)
+        self._keys = NodeKeys.from_environment()
+
+    def prepare(self, messages: Sequence[Message]) -> None:
+        """Space the polls of nodes, if they are many."""
+        space_polls(messages)
+
+    def push(self, messages: Sequence[Message]) -> list[str]:
+        """Push messages in batches; return their ids."""
+        return push(self._calls, messages)
+
+    def open_inbox(self, messages: Mapping[str, Message], most: Callable[[Message], Most]) -> Inbox:
+        """Open an inbox that fetches replies piece by piece."""
+        return SuperLinkInbox(self._calls, messages, most, self._keys)
+
+
+def wait_apart(invoker: RetryInvoker) -> None:
+    """Let each call wait on its own, and none any longer once the process ends.
+
+    Flower's calls wait under a lock. A signal that ends the process while the main thread holds it
+    would be for ever: Flower's handler waits there for the thread of heartbeats, and that one for
+    the lock.
+    """
+
+    def wait(seconds: float) -> None:
+        log(WARNING, "The SuperLink is away; trying again in %.1f s", seconds)
+        time.sleep(max(seconds, 0))  # below 0 if the process just began to end
+
+    def wait_no_longer() -> None:
+        invoker.max_time = 0.0
+
+    invoker.wait_gen_factory = lambda: exponential(max_delay=LONGEST_RETRY)
+    invoker.wait_function = wait
+    add_exit_handler(wait_no_longer)
+
+
+def exchange_over(grid: Grid) -> Exchange | None:
+    """Open the exchange for a SuperLink's grid; None for a simulation's."""
+    return SuperLinkExchange(grid) if isinstance(grid, GrpcGrid) else None

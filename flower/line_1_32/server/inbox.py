@@ -1,0 +1,220 @@
+"""Fetches replies through a SuperLink piece by piece."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import cast
+
+from flwr.app import Error, Message, RecordDict
+from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE, ErrorCode
+from flwr.proto.appio_pb2 import PullAppMessagesRequest
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    ObjectTree,
+    PullObjectRequest,
+    PullObjectResponse,
+)
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectIdNotPreregisteredError,
+    ObjectUnavailableError,
+    inflate_object_from_contents,
+    pull_objects,
+)
+from flwr.superlink.grid import GrpcGrid
+
+from flwr_distill.flower.line_1_32.server.calls import Calls
+from flwr_distill.flower.line_1_32.server.signatures import NodeKeys
+from flwr_distill.server.grid.inbox import SUPERLINK, Inbox, Most, too_large, unreadable
+
+OF_A_PART = 2
+"""Objects that a part of a reply is: an array has its first chunk of data beside it."""
+PULLS = 64
+"""Announced replies to try in one fetch, so that its cost does not grow with the nodes."""
+CHECK_SENDERS = 5.0
+"""Seconds between checks that the senders of incomplete replies are still connected."""
+
+
+class SuperLinkInbox(Inbox):
+    """Replies through a SuperLink, each as soon as it is complete.
+
+    A SuperLink announces a reply before its objects have arrived. Flower's `pull_messages` waits
+    for them one reply after the other, so if a sender dies midway, it blocks all replies behind
+    it. This inbox looks for the objects sent last; if they are missing, it tries the next reply.
+
+    Where the SuperLink takes calls together, objects of many replies come at once, ahead of this.
+
+    A SuperLink also keeps messages that their nodes never fetched, each with a model, until the
+    run ends. `close` makes it drop them.
+    """
+
+    _grid: GrpcGrid
+
+    def __init__(
+        self,
+        calls: Calls,
+        messages: Mapping[str, Message],
+        most: Callable[[Message], Most],
+        keys: NodeKeys | None = None,
+    ) -> None:
+        super().__init__(calls.grid, messages, most)
+        self._keys = keys
+        self._calls = calls
+        self._ahead: dict[str, PullObjectResponse] = {}
+        self._to_drop: list[ConfirmMessageReceivedRequest] = []
+        self._announced: dict[str, ObjectTree] = {}
+        """Objects of each incomplete reply, by the id of the message it answers."""
+        self._next_check = time.monotonic() + CHECK_SENDERS
+
+    def fetch(self, end: float) -> Iterator[Message]:
+        """Yield the replies that are complete; see `Inbox`."""
+        if unknown := self.waiting - self._announced.keys():
+            request = PullAppMessagesRequest(message_ids=unknown)
+            response = self._grid._stub.PullMessages(request)
+            for reply, tree in zip(
+                response.messages_list, response.message_object_trees, strict=True
+            ):
+                if self._is_signed(reply):
+                    self._announced[reply.metadata.reply_to_message_id] = tree
+                else:
+                    self._drop(tree.object_id)
+        turn = list(islice(self._announced, PULLS))
+        for place, message_id in enumerate(turn):
+            if time.monotonic() >= end:
+                break
+            if self._calls.are_taken_together() and not self._is_ahead(message_id):
+                self._pull_ahead(turn[place:])
+            tree = self._announced.pop(message_id)
+            if (answer := self._pull(tree, self._most(self._messages[message_id]))) is None:
+                self._announced[message_id] = tree  # to the end of the queue
+                continue
+            if isinstance(answer, Error):  # may be the SuperLink's own, for a lost node
+                self._drop(message_id)
+            yield self._reply(message_id, answer)
+        self._ahead = {}
+        self._drop_now()
+        if self._announced and time.monotonic() > self._next_check:
+            self._next_check = time.monotonic() + CHECK_SENDERS
+            yield from self._lost_senders()
+
+    @property
+    def coming(self) -> bool:
+        """Whether a reply is announced but incomplete; see `Inbox`."""
+        return bool(self._announced)
+
+    def close(self) -> None:
+        """Make the SuperLink drop messages and incomplete replies."""
+        for message_id in self.waiting:
+            self._drop(message_id)
+        for tree in self._announced.values():
+            self._drop(tree.object_id)
+        self._drop_now()
+
+    def _is_signed(self, reply: ProtoMessage) -> bool:
+        """Whether a reply is its node's own, and signed with its key where that is known."""
+        message_id, node = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
+        if not self._is_own(message_id, node, error=reply.HasField("error")):
+            return False
+        if node == SUPERLINK or self._keys is None or self._keys.accept(reply.metadata):
+            return True
+        self.rejected.append((self._messages[message_id], "it is not signed with the node's key"))
+        return False
+
+    def _pull(self, tree: ObjectTree, most: Most) -> RecordDict | Error | None:
+        """Pull a reply that is not too large; None if it is incomplete."""
+        limit = _most_objects(most)
+        parts = [part.object_id for part in islice(iterate_object_tree(tree), limit + 1)]
+        if len(parts) > limit:
+            self._drop(tree.object_id)
+            return too_large(most.num_parts, "parts")
+        pull_object = _bounded(
+            make_pull_object_fn_protobuf(self._pull_object, self._grid.node, self._grid.run.run_id),
+            most.num_bytes,
+        )
+        try:
+            contents = pull_objects(parts[::-1], pull_object, max_tries_per_object=1)
+        except _TooLargeError:
+            self._drop(tree.object_id)
+            return too_large(most.num_bytes, "bytes")
+        except ObjectUnavailableError:
+            return None
+        except ObjectIdNotPreregisteredError as error:
+            return unreadable(error)
+        self._drop(tree.object_id)
+        try:
+            reply = cast(Message, inflate_object_from_contents(tree.object_id, contents))
+            return reply.error if reply.has_error() else reply.content
+        except Exception as error:  # a node may send anything
+            return unreadable(error)
+
+    def _lost_senders(self) -> Iterator[Message]:
+        """Errors for nodes that were lost while they sent."""
+        connected = set(self._grid.get_node_ids())
+        for message_id, tree in list(self._announced.items()):
+            if self._messages[message_id].metadata.dst_node_id not in connected:
+                del self._announced[message_id]
+                self._drop(tree.object_id)
+                reason = "The node was lost while it sent its reply"
+                yield self._reply(message_id, Error(ErrorCode.NODE_UNAVAILABLE, reason))
+
+    def _is_ahead(self, message_id: str) -> bool:
+        return self._announced[message_id].object_id in self._ahead
+
+    def _pull_ahead(self, message_ids: Sequence[str]) -> None:
+        """Pull objects of replies that are not too large, of as many as go together."""
+        self._ahead = {}
+        names: dict[str, None] = {}
+        for message_id in message_ids:
+            limit = _most_objects(self._most(self._messages[message_id]))
+            tree = iterate_object_tree(self._announced[message_id])
+            parts = [part.object_id for part in islice(tree, limit + 1)]
+            if len(parts) <= limit:
+                names |= dict.fromkeys(parts[::-1])
+        node, run_id = self._grid.node, self._grid.run.run_id
+        requests = [PullObjectRequest(node=node, run_id=run_id, object_id=name) for name in names]
+        if requests:
+            self._ahead = dict(zip(names, self._calls.make(requests), strict=False))
+
+    def _pull_object(self, request: PullObjectRequest) -> PullObjectResponse:
+        if (found := self._ahead.get(request.object_id)) is not None:
+            return found
+        response: PullObjectResponse = self._grid._stub.PullObject(request)
+        return response
+
+    def _drop(self, object_id: str) -> None:
+        """Have the SuperLink drop a message or reply, at the latest when this fetch ends."""
+        request = ConfirmMessageReceivedRequest(
+            node=self._grid.node, run_id=self._grid.run.run_id, message_object_id=object_id
+        )
+        self._to_drop.append(request)
+
+    def _drop_now(self) -> None:
+        requests, self._to_drop = self._to_drop, []
+        self._calls.make_all(requests)
+
+
+def _most_objects(most: Most) -> int:
+    """Objects in a reply: of its parts, further chunks of large arrays, and what holds them all."""
+    chunks = most.num_bytes // FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
+    return OF_A_PART * (most.num_parts + 1) + chunks
+
+
+class _TooLargeError(Exception):
+    """A reply has more bytes than it may have."""
+
+
+def _bounded(pull: Callable[[str], bytes], most: int) -> Callable[[str], bytes]:
+    """The same function, which raises when it has pulled more than so many bytes."""
+    left = most
+
+    def pull_bounded(object_id: str) -> bytes:
+        nonlocal left
+        content = pull(object_id)
+        left -= len(content)
+        if left < 0:
+            raise _TooLargeError
+        return content
+
+    return pull_bounded

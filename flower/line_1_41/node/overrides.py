@@ -1,0 +1,23 @@
+"""What of Flower 1.41's and 1.42's SuperNode is overridden, besides its timing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from flwr_distill.flower.loop import WholeMessages, patch_loop
+from flwr_distill.node.pace import Pace
+from flwr_distill.node.policy import Policy
+from flwr_distill.node.settings import NodeConfigValue
+
+
+def override(
+    pace: Pace,
+    policy: Policy,
+    state_dir: Path,
+    node_config: dict[str, NodeConfigValue],
+    refused: Callable[[str], None],
+) -> bool:
+    """Override it; return whether the policy is kept: nothing stands between SuperLink and app."""
+    patch_loop(WholeMessages())
+    return False

@@ -1,0 +1,37 @@
+"""Finds what a folder of this room offers for the installed Flower's line."""
+
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
+from types import ModuleType
+
+FOLDERS = {"1.32": "line_1_32", "1.41": "line_1_41", "1.42": "line_1_41"}
+"""Of each line; what is used of 1.42 is as it was in 1.41."""
+FLEETS = "1.32."
+"""The Flower that the fleet's tools speak to."""
+
+
+def folder_for(room: str) -> str:
+    """Package that serves a room on the installed Flower's line; '' if there is none."""
+    folder = FOLDERS.get(".".join(version("flwr").split(".")[:2]))
+    package = f"{__package__}.{folder}.{room}"
+    return package if folder and find_spec(package) else ""
+
+
+def module_of_line(room: str, name: str) -> ModuleType | None:
+    """Import a module from the package that serves a room; None if there is none."""
+    package = folder_for(room)
+    return import_module(f"{package}.{name}") if package else None
+
+
+def why_another() -> str:
+    """Why the fleet's tools cannot speak to a SuperLink with the installed Flower; '' if they can.
+
+    Nodes and servers can, the public way.
+    """
+    if (installed := version("flwr")).startswith(FLEETS):
+        return ""
+    return (
+        f"flwr {installed} is installed, and this needs {FLEETS}x: install flwr==1.32.1, or use "
+        "Flower's own commands, such as `flwr run` (docs/flower.md)"
+    )

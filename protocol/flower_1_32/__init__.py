@@ -1,1 +1,0 @@
-"""What nodes, servers and SuperLinks say to each other beyond Flower 1.32."""

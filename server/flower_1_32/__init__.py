@@ -1,1 +1,0 @@
-"""What the server uses of the private modules of Flower 1.32."""
