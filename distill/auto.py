@@ -16,7 +16,7 @@ logger = logging.getLogger("distill")
 
 
 def choose(present: int, num_classes: int, shape: Sequence[int]) -> tuple[str, str]:
-    """Choose a method; see docs/benchmarks.md for why.
+    """Choose a method; see docs/archive/benchmarks.md for why.
 
     Parameters
     ----------

@@ -57,7 +57,7 @@ def held_suffices(held: float | None) -> bool:
 
 
 def choose(skew: float | None, held: float | None) -> Choice:
-    """Choose by how much labels differ; docs/benchmarks.md has the measurements.
+    """Choose by how much labels differ; docs/archive/benchmarks.md has the measurements.
 
     Nodes whose labels are alike, or that hold most classes, learn fastest with momentum. Else heads
     that see all classes in virtual data learn more than any average of what nodes learned alone.

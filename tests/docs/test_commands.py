@@ -54,7 +54,7 @@ NOT_HERE = {
     r"flwr-distill distill digits": "half a minute: tests/cli/test_distill_command.py",
     r"flwr-distill audit ": "minutes: tests/cli/test_audit_command.py",
     r"flwr-distill doctor .*--superlink": "needs another machine: tests/cli/test_doctor_network.py",
-    r"flwr-distill (demo|status|up)$": "run in README's order, or with the options given there",
+    r"flwr-distill (demo|status|up)$": "run in order, or with the options given there",
     r"flwr new$": "Flower's, and it downloads",
     r"flwr run (\.|\"\$\(flwr-distill app\)\")$": "needs a SuperLink in Flower's own configuration",
     r"flwr run \. my-federation": "tests/flower, on several Flowers",

@@ -1,7 +1,8 @@
 """The pages' sequences of commands, typed as they stand there, with real processes.
 
 The tutorials are typed from their first command to their last, and so is "Without Docker", on hosts
-and ports of this machine; of README and of docs/recovery.md the commands that need a federation.
+and ports of this machine; of README, docs/start.md and docs/recovery.md the commands that need a
+federation.
 What stays running, or takes minutes, is left once it has said the words in `UNTIL`.
 """
 
@@ -24,6 +25,10 @@ DEPLOY = ROOT / "docs" / "deploy.md"
 IN_ORDER = {
     "README.md": [
         "make demo",
+        "source .venv/bin/activate",
+        "flwr-distill up --nodes 10",
+    ],
+    "docs/start.md": [
         "source .venv/bin/activate",
         "flwr-distill up --nodes 10",
         "flwr-distill run -c 'strategy=\"fedprox\" num-rounds=50'",
@@ -100,7 +105,9 @@ def test_the_tutorial_for_tables_leads_from_nothing_to_a_prediction(reader, clon
 
 def test_a_federation_of_the_readme_runs_is_stopped_and_resumes(reader):
     reader.env |= {"NODES": "2", "ROUNDS": "1"}  # what `make demo` takes from the environment
-    demo, source, up, run, status, stop = IN_ORDER["README.md"]
+    demo, *start = IN_ORDER["README.md"]
+    source, up, run, status, stop = IN_ORDER["docs/start.md"]
+    assert start == [source, up]
     first, resumed = IN_ORDER["docs/recovery.md"]
     assert "hfldd" in reader.type(demo)
     reader.type(source)

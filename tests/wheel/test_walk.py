@@ -1,4 +1,4 @@
-"""`make test-wheel`: installed with all that it needs, the wheel does what README shows."""
+"""`make test-wheel`: installed with all that it needs, the wheel does what the pages show."""
 
 import os
 import re
@@ -25,7 +25,9 @@ ELSEWHERE = {
     "edge": "tests/end_to_end/test_edges.py",
     "audit": "minutes: tests/cli/test_audit_command.py",
 }
-"""Subcommands of README's blocks that the walk does not type, and why."""
+"""Subcommands of the pages' blocks that the walk does not type, and why."""
+SHOWN = ("README.md", "docs/start.md", "docs/runs.md", "docs/distil.md", "docs/plugins.md")
+"""Pages whose commands it does."""
 ONLINE = "online. In another terminal"
 LITTLE = (
     'dataset="digits" model="auto" min-nodes=2 num-rounds=1 partition.classes=5 hfldd.groups=2 '
@@ -67,7 +69,7 @@ def walk(request, wheel, tmp_path):
     shutil.rmtree(environment)
 
 
-def test_the_wheel_does_what_readme_shows(walk):
+def test_the_wheel_does_what_the_pages_show(walk):
     assert "flwr-distill 0" in walk.type("flwr-distill --version")
     assert "software" in walk.type("flwr-distill doctor --json || true")
     try_it(walk)
@@ -78,7 +80,8 @@ def test_the_wheel_does_what_readme_shows(walk):
     without_a_federation(walk)
     shown = {
         match[1]
-        for command in commands(ROOT / "README.md")
+        for page in SHOWN
+        for command in commands(ROOT / page)
         if command.fenced and (match := re.match(r"flwr-distill (\w+)", command.text))
     }
     assert shown - ELSEWHERE.keys() <= walk.typed
@@ -117,10 +120,10 @@ def choose(walk):
 
 
 def own_data(walk):
-    """Train README's own model with its own strategy on folders of pictures."""
+    """Train the pages' own model with their own strategy on folders of pictures."""
     assert "100" in walk.type("flwr-distill data check ward-0")
-    readme = (ROOT / "README.md").read_text()
-    for content, name in re.findall(r"```python\n(# (my_pkg/\w+\.py),.*?)```", readme, re.S):
+    page = (ROOT / "docs" / "plugins.md").read_text()
+    for content, name in re.findall(r"```python\n(# (my_pkg/\w+\.py),.*?)```", page, re.S):
         (walk.folder / name).parent.mkdir(exist_ok=True)
         (walk.folder / name).write_text(content)
     walk.env["PYTHONPATH"] = str(walk.folder)
@@ -133,7 +136,7 @@ def own_data(walk):
 
 
 def simulate(walk):
-    """As README does, but on a SuperLink that ends with the test."""
+    """As docs/start.md does, but on a SuperLink that ends with the test."""
     control, serverappio = (f"127.0.0.1:{port}" for port in free_ports(2))
     home = walk.folder / "flower"
     home.mkdir(exist_ok=True)
