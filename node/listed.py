@@ -36,7 +36,7 @@ SETTINGS: Mapping[str, str] = {
     **_rows(
         SERVER,
         """num-rounds min-nodes fraction-train phase-timeout quorum patience-failed server-device
-        runs-dir resume keep-checkpoints edge defence most-samples aggregator aggregator-args
+        runs-dir resume keep-checkpoints hooks edge defence most-samples aggregator aggregator-args
         norm-threshold secure-sums-norm fraction-evaluate
 
         aggregation most-say main-cluster trajectory follow-steps image-lr tune-steps

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterable
 from logging import WARNING
+from typing import Literal
 
 from flwr.app import Message, MetricRecord
 from flwr.common import log
@@ -23,6 +24,9 @@ REFUSED = 101
 UNREADABLE = 102
 """Error code that the server gives a reply that is too large, or cannot be read."""
 
+
+Stage = Literal["transport", "node", "screening", "secure sums", "strategy"]
+"""Where it shows that a reply is missing or not usable."""
 
 _NO_HANDLER = re.compile(r"No \w+ function registered with name")
 """What Flower's ClientApp says to a message type that it has no function for."""
@@ -64,7 +68,7 @@ def books_replies(grid: Grid) -> bool:
     return hasattr(grid, "book_set_aside")
 
 
-def set_aside(grid: Grid, node: int, phase: str, reason: str) -> None:
+def set_aside(grid: Grid, node: int, phase: str, reason: str, stage: Stage = "strategy") -> None:
     """Log that a node's reply is not used, and why; a run's own grid books it in the journal too.
 
     Parameters
@@ -77,9 +81,11 @@ def set_aside(grid: Grid, node: int, phase: str, reason: str) -> None:
         Message type that was replied to.
     reason : str
         One line.
+    stage : Stage (default: "strategy")
+        What rejects it.
     """
     log(WARNING, "Reply of node %d to %s rejected: %s", node, phase, reason)
-    getattr(grid, "book_set_aside", lambda *reply: None)(node, phase, reason)
+    getattr(grid, "book_set_aside", lambda *reply: None)(node, phase, reason, stage)
 
 
 def number(reply: Message, key: str) -> float:

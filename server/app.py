@@ -16,12 +16,16 @@ from flwr_distill.server.columns import check_scale, run_scale
 from flwr_distill.server.edge import Commands, EdgeRounds, check_below, commands_from_above
 from flwr_distill.server.grid.screening import ScreeningGrid
 from flwr_distill.server.grid.secure_sums import SecureSumGrid
+from flwr_distill.server.hooks import Hooks
 from flwr_distill.server.line import module_of_line
+from flwr_distill.server.named_hooks import find_hooks
 from flwr_distill.server.names import names_in_log
+from flwr_distill.server.own_loop import observed
 from flwr_distill.server.privacy import check_privacy, check_private_model, check_secure_sums
+from flwr_distill.server.record.history import History
+from flwr_distill.server.record.hooks import hooks_of_run
 from flwr_distill.server.record.journal import Journal
 from flwr_distill.server.record.metrics import serve_metrics
-from flwr_distill.server.record.recorder import RunRecorder
 from flwr_distill.server.record.resume import (
     checkpoint_to_resume,
     find_run_to_resume,
@@ -61,6 +65,7 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
     check_privacy(settings, method)
     check_below(settings, strategy_class, method)
     check_columns(settings, edge=bool(settings.edge))
+    others = find_hooks(settings.hooks)
     starting = method_of_start(settings, method)
     of_start = settings_of_start(settings)
     check_privacy(of_start, starting)
@@ -69,7 +74,7 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
     frozen = fingerprint(task.model)
     requirement = requirement_of(method, settings.of_method(method), frozen, task.spec.labels)
     directory = Directory(requirement, settings.most_samples, task.class_names)
-    strategy = strategy_of_run(settings, strategy_class, method, task, directory)
+    strategy = strategy_of_run(settings, observed(strategy_class), method, task, directory)
     start = None
     if starting:
         start = strategy_of_run(of_start, *find_strategy(starting.name), task, directory)
@@ -94,11 +99,13 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
         with Journal(folder / "journal.jsonl", checkpoint.round if checkpoint else None) as journal:
             if shutdown := module_of_line("shutdown"):
                 shutdown.at_the_end(journal.stop)
+            hooks = Hooks(journal, others=others)
             screening = grid_of(
                 grid,
                 deadline=settings.phase_timeout,
                 seed=settings.seed,
                 journal=journal,
+                hooks=hooks,
                 quorum=settings.quorum,
                 phases=phases_of(method, starting, secure_sums=settings.secure_sums),
                 norm_threshold=settings.norm_threshold,
@@ -124,13 +131,23 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
                     "and fraction-evaluate is 0 (set it to 1.0, and nodes test on held-out ones)",
                 )
             record = checkpoint.record if checkpoint else None
-            recorder = RunRecorder(
-                folder, settings, screening.ledger, journal, record, directory.class_name
-            )
+            history = History(screening.ledger, journal, record)
+            hooks.add(*hooks_of_run(folder, settings, history, directory.class_name))
             rounds_of: Callable[..., Rounds] = Rounds
             if commands is not None:
                 rounds_of = partial(EdgeRounds, commands=commands)
             rounds = rounds_of(
-                settings, context.run_id, task, method, strategy, screening, roster, recorder, start
+                settings=settings,
+                run_id=context.run_id,
+                folder=folder,
+                task=task,
+                method=method,
+                strategy=strategy,
+                grid=screening,
+                roster=roster,
+                history=history,
+                journal=journal,
+                hooks=hooks,
+                start=start,
             )
             rounds.run(checkpoint)

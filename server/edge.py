@@ -32,6 +32,7 @@ from flwr_distill.protocol.messages import (
 from flwr_distill.protocol.method import Method
 from flwr_distill.protocol.replies import NothingUsableError
 from flwr_distill.server.grid.metered import QuorumError
+from flwr_distill.server.record.recorder import write_rows
 from flwr_distill.server.roster import meet_nodes
 from flwr_distill.server.rounds import Rounds
 from flwr_distill.server.settings import RunSettings
@@ -196,8 +197,7 @@ class EdgeRounds(Rounds):
     def learn(self, done: int | None) -> ArrayRecord:
         """The model of the last round that was asked for."""
         if done is None:
-            self.end_round(0, self._model)
-        self.forget_broken_rounds()
+            self.end_round(0, self.model)
         last = done or 0
         while command := self.commands.next(PATIENCE * self.settings.phase_timeout):
             self.grid.due = command.due
@@ -209,15 +209,15 @@ class EdgeRounds(Rounds):
                 command.answer.set_exception(reason)
             else:
                 command.answer.set_result(content)
-            last = self.recorder.rows[-1].round
+            last = self.history.rows[-1].round
             if self._is_over(last, command.message):
-                return self._model
+                return self.model
         why = "the edge ended it" if self.commands.ended.is_set() else "it was asked no more"
         self.roster.warnings.append(
             f"Ended after round {last} of {self.settings.num_rounds}: {why}"
         )
         log(INFO, "%s", self.roster.warnings[-1])
-        return self._model
+        return self.model
 
     def _is_over(self, last: int, message: Message) -> bool:
         """Whether this was the last message that the run above has for the edge."""
@@ -272,23 +272,23 @@ class EdgeRounds(Rounds):
     def _train(self, message: Message) -> RecordDict:
         """Run a round, from the model that came from above."""
         said = message.content.config_records.get(CONFIG, ConfigRecord())
-        server_round, self._model = _round_of(said), self._received(message)
+        server_round, self.model = _round_of(said), self._received(message)
         self._begin(server_round)
         config = self.train_config()
         config.update({key: value for key, value in said.items() if key in config})
-        messages = self.strategy.configure_train(server_round, self._model, config, self.grid)
+        messages = self.strategy.configure_train(server_round, self.model, config, self.grid)
         replies = self.grid.send_and_receive(messages, timeout=self.settings.phase_timeout)
         spent = _spent(replies)
-        arrays, metrics = self.strategy.aggregate_train(server_round, replies)
+        arrays, metrics = self.aggregate(server_round, replies)
         told = metrics or MetricRecord()
         samples = self._samples()
-        self.end_round(server_round, self._model if arrays is None else arrays)
+        self.end_round(server_round, self.model if arrays is None else arrays)
         if self._failures:
             raise EdgeError(f"round {server_round} failed: {self._failures[-1]}")
         means = {key: told[key] for key in (TRAIN_LOSS, TRAIN_ACCURACY) if key in told}
         return RecordDict(
             {
-                ARRAYS: as_record(_typed(as_arrays(self._model), as_arrays(self.task.start))),
+                ARRAYS: as_record(_typed(as_arrays(self.model), as_arrays(self.task.start))),
                 METRICS: MetricRecord({NUM_EXAMPLES: samples, **means, **spent}),
             }
         )
@@ -306,7 +306,8 @@ class EdgeRounds(Rounds):
         replies = self.grid.send_and_receive(messages, timeout=self.settings.phase_timeout)
         answered = [reply.content for reply in replies if reply.has_content()]
         metrics = self.strategy.aggregate_evaluate(server_round, replies)
-        self.recorder.record_evaluation(server_round)
+        if self.history.add_evaluation(server_round):
+            write_rows(self.folder, self.history)
         self._begin(server_round + 1)
         if not metrics:
             raise EdgeError(f"no node evaluated in round {server_round}")
@@ -315,7 +316,7 @@ class EdgeRounds(Rounds):
 
     def _begin(self, server_round: int) -> None:
         self.grid.begin_round(server_round)
-        self.recorder.begin_round(server_round)
+        self.journal.round = server_round
 
     def _received(self, message: Message) -> ArrayRecord:
         """The model from above, checked."""

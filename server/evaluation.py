@@ -15,7 +15,7 @@ from flwr_distill.task.evaluation import outputs, predict
 def server_evaluation(
     model: nn.Module, test: Samples, device: torch.device | str = "cpu"
 ) -> Callable[[int, ArrayRecord], MetricRecord]:
-    """Build the ``evaluate_fn`` of Flower's ``Strategy.start``; overwrites the weights of `model`.
+    """Build what evaluates a round's model; overwrites the weights of `model`.
 
     It returns ``accuracy`` in [0, 1], ``loss`` (mean cross-entropy, nats) and ``class-accuracy``, a
     list with NaN for classes without samples.

@@ -1,47 +1,37 @@
-"""Runs the rounds under Flower's own loop, with recording and checkpoints."""
+"""Runs the rounds: meet, configure, train, aggregate, evaluate, record, checkpoint."""
 
 import math
-from collections.abc import Callable, Iterable
-from copy import deepcopy
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from logging import ERROR, INFO
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Strategy
 
-from flwr_distill.protocol.arrays import not_finite
 from flwr_distill.protocol.method import Method
 from flwr_distill.protocol.registry import check_config, phases_of
 from flwr_distill.protocol.replies import NothingUsableError
+from flwr_distill.server.aggregation import AggregateTrain, aggregate_finite
 from flwr_distill.server.grid.failures import told
 from flwr_distill.server.grid.screening import ScreeningGrid
+from flwr_distill.server.hooks import Hook, RoundEnd, RunEnd, RunStart
+from flwr_distill.server.own_loop import Observed, OwnLoop
 from flwr_distill.server.record.about import about_run, class_counts
-from flwr_distill.server.record.checkpoint import Checkpoint, save_checkpoint
-from flwr_distill.server.record.packing import Arrays, pack, unpack
-from flwr_distill.server.record.recorder import RunRecorder
-from flwr_distill.server.record.resume import (
-    OffsetRounds,
-    continue_on_nodes,
-    load_state,
-    offset_evaluate,
-    restore,
-    state_of,
-    way_to_resume,
-)
+from flwr_distill.server.record.checkpoint import Checkpoint
+from flwr_distill.server.record.history import History
+from flwr_distill.server.record.journal import Journal
+from flwr_distill.server.record.recorder import write_json
+from flwr_distill.server.record.resume import continue_on_nodes, restore, state_of, way_to_resume
 from flwr_distill.server.roster import Roster
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.server.task import Task
 from flwr_distill.strategies.common.traffic import fedavg_bits
 from flwr_distill.task.plugin import import_object
-from flwr_distill.task.settings import SettingsError, TrainSettings
+from flwr_distill.task.settings import TrainSettings
 from flwr_distill.task.words import counted
-
-EndOfRound = Callable[[int, ArrayRecord], MetricRecord | None]
-
 
 START_AGAIN = "the nodes' logs say more; fix them and start the run again"
 
@@ -62,47 +52,49 @@ class Rounds:
 
     settings: RunSettings
     run_id: int
+    folder: Path
     task: Task
     method: Method | None
     strategy: Strategy
     grid: ScreeningGrid
     roster: Roster
-    recorder: RunRecorder
+    history: History
+    journal: Journal
+    hooks: Hook
     start: Strategy | None = None
 
     def __post_init__(self) -> None:
-        self._model = self._made = self.task.start  # at the end of a round, and in it
+        self.model = self.task.start
+        """At the end of the last round."""
         self._failures: list[str] = []  # of the last rounds, in a row
-        self._broken: list[str] = []  # what is not finite after the round
+        self._broken: tuple[str, ...] = ()  # what is not finite after the round
         self._personal = self.method is not None and self.method.personal
-        self._begun = self._ended = 0  # the last round that began, and that ended
-        self._metrics: MetricRecord | None = None  # of the round that ended last
         self.grid.wanted = node_settings(self.strategy) or self.grid.wanted
 
     def run(self, checkpoint: Checkpoint | None = None) -> None:
-        """Run the remaining rounds and write the results.
+        """Run the remaining rounds and have hooks write the results.
 
-        If the run fails, the report so far is written before the exception propagates, and the
-        model if any round has changed it.
+        If the run fails, hooks see that before the exception propagates.
         """
         self._follow_roster()
         done = None
         if checkpoint:
-            done, self._model = checkpoint.round, self.task.sent(checkpoint.arrays)
+            done, self.model = checkpoint.round, self.task.sent(checkpoint.arrays)
             continue_on_nodes(self.grid, checkpoint, self.roster, self.settings.phase_timeout)
             restore(self.strategy, checkpoint, self.roster)
             self.grid.begin_round(done + 1)
         try:
+            self.hooks.on_run_start(self._run_start())
             if self.start and not checkpoint:
-                self._model = self._first_model(self.start)
+                self.model = self._first_model(self.start)
             arrays = self.learn(done)
+            self.hooks.on_run_end(self._run_end(arrays))
         except Exception as error:
-            learnt = not self._personal and self._model is not self.task.start
-            self.recorder.break_off(error, self.task.whole(self._model) if learnt else None)
-            if setting := way_to_resume(self.strategy, self.recorder.folder):
+            learnt = not self._personal and self.model is not self.task.start
+            self.hooks.on_failure(error, self.task.whole(self.model) if learnt else None)
+            if setting := way_to_resume(self.strategy, self.folder):
                 log(INFO, "To resume from the last checkpoint: %s", setting)
             raise
-        self._write_results(arrays)
 
     def _first_model(self, start: Strategy) -> ArrayRecord:
         """The model after one round of the strategy `start`.
@@ -115,7 +107,7 @@ class Rounds:
         log(INFO, "%s makes the model that training starts from", type(start).__name__)
         result = start.start(
             grid=self.grid,
-            initial_arrays=self._model,
+            initial_arrays=self.model,
             num_rounds=1,
             timeout=self.settings.phase_timeout,
             train_config=self.train_config(),
@@ -138,101 +130,59 @@ class Rounds:
             If a strategy with a loop of its own gives no result, or a key to nodes that they do not
             read.
         """
-        strategy = self.strategy
-        evaluate: EndOfRound = self._end_once
-        if done is None:
-            self._metrics = self.end_round(0, self._model)
-        else:
-            self._begun = self._ended = done
-            strategy, evaluate = OffsetRounds(strategy, done), offset_evaluate(done, evaluate)
-        rounds, self._made = self.settings.num_rounds - self._ended, self._model
         try:
-            self.forget_broken_rounds()
-            self._follow_rounds()
-            result = strategy.start(
-                grid=self.grid,
-                initial_arrays=self._model,
-                num_rounds=rounds,
-                timeout=self.settings.phase_timeout,
-                train_config=self.train_config(),
-                evaluate_fn=evaluate,
-            )
+            if isinstance(self.strategy, Observed):
+                arrays = OwnLoop(self).run(self.strategy)
+            else:
+                arrays = self._loop(done)
         except NothingUsableError as error:
             reasons = told(self.grid.failures) or "no node gave a reason"
             raise NothingLearntError(f"{error}: {reasons} ({START_AGAIN})") from error
-        if not isinstance(result, Result):
-            self._end_last(self._made)
-            raise SettingsError(
-                f"strategy = {self.settings.strategy!r}: {type(self.strategy).__name__}.start "
-                f"returned {type(result).__name__}, need Flower's Result with the model (the model "
-                "of the last aggregate_train is in the run's folder)"
-            )
-        self._end_last(result.arrays or self._model)
-        if not result.arrays:
+        if arrays is None:
+            rounds = self.settings.num_rounds - (done or 0)
             reasons = next(reversed(self._failures), "the strategy made no model of the replies")
             raise NothingLearntError(
                 f"nothing was learnt in {counted(rounds, 'round')}: {reasons} ({START_AGAIN})"
             )
-        return result.arrays
+        return arrays
 
-    def _end_once(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        """End a round, unless it has ended; the metrics of the round that ended last.
+    def _loop(self, done: int | None) -> ArrayRecord | None:
+        """The rounds of Flower's ``Strategy.start``; the last model, None if none was made."""
+        strategy, timeout = self.strategy, self.settings.phase_timeout
+        log(INFO, "Starting %s strategy:", type(strategy).__name__)
+        strategy.summary()
+        if done is None:
+            self.end_round(0, self.model)
+        learnt, arrays = None, self.model
+        for server_round in range((done or 0) + 1, self.settings.num_rounds + 1):
+            config = self.train_config(server_round)
+            asked = strategy.configure_train(server_round, arrays, config, self.grid)
+            replies = self.grid.send_and_receive(self.readable(asked), timeout=timeout)
+            made, metrics = self.aggregate(server_round, replies)
+            if made is not None:
+                learnt = arrays = made
+            _log_metrics("train", metrics)
+            asked = strategy.configure_evaluate(server_round, arrays, ConfigRecord(), self.grid)
+            replies = self.grid.send_and_receive(self.readable(asked), timeout=timeout)
+            _log_metrics("evaluate", strategy.aggregate_evaluate(server_round, replies))
+            self.end_round(server_round, arrays)
+        return learnt
 
-        It is the `evaluate_fn` of Flower's loop. A loop of the strategy's own may leave that out:
-        a round then ends when the next one begins, or with the run.
+    def aggregate(
+        self,
+        server_round: int,
+        replies: Iterable[Message],
+        aggregate: AggregateTrain | None = None,
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The model of a round's replies, and their metrics; None if it is not finite.
+
+        `aggregate` is by default the strategy's ``aggregate_train``.
         """
-        if server_round > self._ended:
-            self._ended = server_round
-            self._metrics = self.end_round(server_round, arrays)
-        return self._metrics
-
-    def _end_last(self, arrays: ArrayRecord) -> None:
-        """End the last round, with the run's result."""
-        if self._begun or arrays is self._model:
-            self._end_once(self._begun, arrays)
-        else:  # a loop without configure_train, of which only the result is known
-            self._end_once(self.settings.num_rounds, arrays)
-
-    def forget_broken_rounds(self) -> None:
-        """Have the strategy forget a round after which it or its model holds NaN or infinity."""
-        aggregate = self.strategy.aggregate_train
-
-        def aggregate_train(
-            server_round: int, replies: Iterable[Message]
-        ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-            before, values = _packed_state(self.strategy)
-            values = deepcopy(values)
-            arrays, metrics = aggregate(server_round, replies)
-            broken = [] if arrays is None else not_finite(arrays)
-            self._broken = [f"the new model's {name}" for name in broken]
-            if _finite(values) and not _finite(_packed_state(self.strategy)[1]):
-                self._broken.append("the strategy's new state")
-            if not self._broken:
-                self._made = arrays or self._made
-                return arrays, metrics
-            load_state(self.strategy, unpack(before, values))
-            return None, None
-
-        self.strategy.aggregate_train = aggregate_train  # type: ignore[method-assign]
-
-    def _follow_rounds(self) -> None:
-        """See each round begin: nodes train with its learning rate, and read all that they get."""
-        configure, evaluate = self.strategy.configure_train, self.strategy.configure_evaluate
-
-        def configure_train(
-            server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-        ) -> Iterable[Message]:
-            self._end_once(server_round - 1, arrays)
-            self._begun = server_round
-            rate = learning_rate(self.settings.train, server_round, self.settings.num_rounds)
-            config = ConfigRecord({**config, "lr": rate})
-            return _readable(configure(server_round, arrays, config, grid))
-
-        def configure_evaluate(*args: Any, **kwargs: Any) -> Iterable[Message]:
-            return _readable(evaluate(*args, **kwargs))
-
-        self.strategy.configure_train = configure_train  # type: ignore[method-assign]
-        self.strategy.configure_evaluate = configure_evaluate  # type: ignore[method-assign]
+        made = aggregate_finite(
+            self.strategy, aggregate or self.strategy.aggregate_train, server_round, replies
+        )
+        self._broken = made.broken
+        return made.arrays, made.metrics
 
     def end_round(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         """End a round: evaluate, record, meet new nodes, save a checkpoint.
@@ -247,17 +197,21 @@ class Rounds:
         self.task.check_data(self.settings)
         evaluate = None if self._personal else self.task.evaluate
         metrics = evaluate(server_round, arrays) if evaluate else None
-        self.recorder.record_round(server_round, metrics, self._topology())
-        if failure := self._failure(arrays) if server_round else "":
+        failure = self._failure(arrays) if server_round else ""
+        topology = self._topology()
+        row = self.history.end_round(server_round, metrics, topology)
+        model = None if self._personal else arrays
+        self.hooks.on_round_end(RoundEnd(row, model, topology, failure))
+        if failure:
             log(ERROR, "Round %d failed: %s", server_round, failure)
         self._failures = [*self._failures, failure] if failure else []
-        self._model = arrays
+        self.model = arrays
         self.grid.left_out = self.roster.not_due(server_round)
         self.roster.meet_new(self.grid, self.settings.phase_timeout, server_round=server_round)
         self._follow_roster()
-        self._save_checkpoint(server_round, arrays)
+        self.hooks.on_checkpoint(self._checkpoint(server_round, arrays))
         if len(self._failures) == self.settings.patience_failed:
-            setting = way_to_resume(self.strategy, self.recorder.folder)
+            setting = way_to_resume(self.strategy, self.folder)
             how = f"continue with {setting}" if setting else "start a new run"
             raise NothingLearntError(
                 f"{counted(len(self._failures), 'failed round')}, and patience-failed = "
@@ -269,7 +223,7 @@ class Rounds:
 
     def _failure(self, arrays: ArrayRecord) -> str:
         """Why the round has failed, with the nodes' reasons; an empty text if it has not."""
-        stuck = arrays is self._model
+        stuck = arrays is self.model
         if stuck and self._broken:
             return f"{self._broken[0]} held NaN or infinity, so it was left out"
         if stuck and not self.grid.answered:
@@ -289,8 +243,8 @@ class Rounds:
         topology = getattr(self.strategy, "topology", None)
         return topology.to_dict(self.roster.names) if topology else None
 
-    def _save_checkpoint(self, server_round: int, arrays: ArrayRecord) -> None:
-        checkpoint = Checkpoint(
+    def _checkpoint(self, server_round: int, arrays: ArrayRecord) -> Checkpoint:
+        return Checkpoint(
             run_id=self.run_id,
             round=server_round,
             settings=self.settings.model_dump(by_alias=True),
@@ -298,38 +252,59 @@ class Rounds:
             arrays=self.task.whole(arrays),
             state=state_of(self.strategy),
             record={
-                **self.recorder.state_dict(),
+                **self.history.state_dict(),
                 "data": self.task.fingerprint,
                 "classes": list(self.roster.directory.class_names),
                 "scale": asdict(scale) if (scale := self.roster.directory.scale) else None,
             },
             keys=self.roster.keys,
         )
-        keep, best = self.settings.keep_checkpoints, self.recorder.best_round
-        save_checkpoint(self.recorder.folder, checkpoint, keep, best)
 
-    def train_config(self) -> ConfigRecord:
-        """Local training settings, sent with every train message."""
+    def train_config(self, server_round: int | None = None) -> ConfigRecord:
+        """Local training settings, sent with every train message; by default of no round yet."""
         own = {"holdout", "lr_schedule"}  # a node's own, and the server's
-        return ConfigRecord(self.settings.train.model_dump(by_alias=True, exclude=own))
+        config = ConfigRecord(self.settings.train.model_dump(by_alias=True, exclude=own))
+        if server_round is not None:
+            config["lr"] = self.learning_rate(server_round)
+        return config
+
+    def learning_rate(self, server_round: int) -> float:
+        """Learning rate of a round of this run."""
+        return learning_rate(self.settings.train, server_round, self.settings.num_rounds)
+
+    @staticmethod
+    def readable(messages: Iterable[Message]) -> list[Message]:
+        """The messages, once it is certain that nodes read all of their configs."""
+        messages = list(messages)
+        for message in messages:
+            check_config(message)
+        return messages
 
     def _follow_roster(self) -> None:
         """Have grid, journal and about.json agree with the roster."""
-        self.recorder.record_data(
+        self.journal.book_data(
             {str(node): about.read for node, about in self.roster.nodes.items()},
             self.task.fingerprint,
         )
         self.grid.order, self.grid.together = self.roster.order, self.roster.together
         self.grid.left_out = self.roster.left_out.keys()
-        about = about_run(self.task.spec, self.roster, self.recorder.started, self.task.fingerprint)
-        self.recorder.write_json("about.json", about)
+        about = about_run(self.task.spec, self.roster, self.history.started, self.task.fingerprint)
+        write_json(self.folder / "about.json", about)
 
-    def _write_results(self, arrays: ArrayRecord) -> None:
-        counts = class_counts(self.settings, self.task.spec, self.roster)
-        self.recorder.write_json("partition.json", counts)
+    def _run_start(self) -> RunStart:
+        settings = self.settings.model_dump(by_alias=True)
+        rows = tuple(self.history.rows)
+        return RunStart(self.run_id, self.folder, settings, self.roster.names, rows)
+
+    def _run_end(self, arrays: ArrayRecord) -> RunEnd:
         artifacts: dict[str, bytes] = getattr(self.strategy, "artifacts", dict)()
-        model = None if self._personal else self.task.whole(arrays)
-        self.recorder.finish(model, self._formula_bytes(arrays), artifacts, self.roster.warnings)
+        return RunEnd(
+            model=None if self._personal else self.task.whole(arrays),
+            formula_bytes=self._formula_bytes(arrays),
+            artifacts=artifacts,
+            warnings=self.roster.warnings,
+            partition=class_counts(self.settings, self.task.spec, self.roster),
+        )
 
     def _formula_bytes(self, arrays: ArrayRecord) -> dict[str, float]:
         """Cost of the run by the formulas of FedAvg and of the method, in bytes."""
@@ -344,12 +319,10 @@ class Rounds:
         return {name: size / 8 for name, size in bits.items()}
 
 
-def _readable(messages: Iterable[Message]) -> list[Message]:
-    """The messages, once it is certain that nodes read all of their configs."""
-    messages = list(messages)
-    for message in messages:
-        check_config(message)
-    return messages
+def _log_metrics(phase: str, metrics: MetricRecord | None) -> None:
+    """Log what a strategy makes of nodes' metrics, in the form of Flower's loop."""
+    if metrics is not None:
+        log(INFO, "\t└──> Aggregated MetricRecord of %s: %s", phase, metrics)
 
 
 def learning_rate(train: TrainSettings, server_round: int, num_rounds: int) -> float:
@@ -365,13 +338,3 @@ def node_settings(strategy: Strategy) -> str:
     names = ("min_available_nodes", "min_train_nodes", "min_evaluate_nodes")
     values = [(name, getattr(inner, name, None)) for name in names]
     return ", ".join(f"{n} = {v}" for n, v in values if isinstance(v, int) and v > 1)
-
-
-def _packed_state(strategy: Strategy) -> tuple[Any, Arrays]:
-    """A strategy's state, as in a checkpoint: an ArrayRecord that was sent cannot be copied."""
-    arrays: Arrays = {}
-    return pack(state_of(strategy), arrays), arrays
-
-
-def _finite(arrays: Arrays) -> bool:
-    return all(np.isfinite(array).all() for array in arrays.values())

@@ -78,6 +78,9 @@ class RunSettings(TaskSettings):
         Id of a run in ``runs-dir``, or ``latest``, to resume from its last checkpoint.
     keep_checkpoints : int (default: 2)
         Checkpoints to keep: those of the last rounds, plus that of the best round.
+    hooks : str (default: "")
+        Hooks of other packages that see this run, separated by commas: names of installed ones, or
+        ``module:object`` (docs/plugins.md).
     edge : str (default: "")
         Socket at which this run answers for an edge, in place of rounds of its own;
         ``flwr-distill edge`` sets it.
@@ -106,6 +109,7 @@ class RunSettings(TaskSettings):
     runs_dir: Annotated[str, Field(min_length=1)] = "runs"
     resume: str = ""
     keep_checkpoints: Annotated[int, Field(ge=1)] = 2
+    hooks: str = ""
     edge: str = ""
 
     @classmethod

@@ -191,16 +191,17 @@ def on_path(monkeypatch):
 
 @pytest.fixture
 def install(tmp_path, on_path):
-    """Install a package of one module, with entry points to its methods by name."""
+    """Install a package of one module, with entry points to its methods and hooks by name."""
 
-    def write(module, source, name="someones", version="1.0", **methods):
+    def write(module, source, name="someones", version="1.0", hooks=(), **methods):
         site = tmp_path / f"site-{name}"
         info = site / f"{name}-{version}.dist-info"
         info.mkdir(parents=True)
         (site / f"{module}.py").write_text(source)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         points = [f"{method.replace('_', '-')} = {path}" for method, path in methods.items()]
-        lines = ["[flwr_distill.methods]", *points, ""]
+        hook_points = [f"{hook} = {path}" for hook, path in dict(hooks).items()]
+        lines = ["[flwr_distill.methods]", *points, "[flwr_distill.hooks]", *hook_points, ""]
         (info / "entry_points.txt").write_text("\n".join(lines))
         on_path(site)
         assert importlib.metadata.version(name) == version
@@ -215,9 +216,12 @@ def finished_run(tmp_path):
     from flwr.app import ArrayRecord, MetricRecord
 
     from flwr_distill.server.grid.metered import MeteredGrid
+    from flwr_distill.server.hooks import Hooks, RoundEnd, RunEnd, RunStart
     from flwr_distill.server.record.about import about_run, class_counts
+    from flwr_distill.server.record.history import History
+    from flwr_distill.server.record.hooks import hooks_of_run
     from flwr_distill.server.record.journal import Journal
-    from flwr_distill.server.record.recorder import RunRecorder
+    from flwr_distill.server.record.recorder import write_json
     from flwr_distill.server.roster import Roster
     from flwr_distill.server.settings import RunSettings
     from flwr_distill.strategies.common.directory import Description
@@ -256,14 +260,18 @@ def finished_run(tmp_path):
         with Journal(folder / "journal.jsonl") as journal:
             inner = MemoryGrid({nodes[0]: numbers, nodes[1]: numbers, nodes[2]: fails})
             grid = MeteredGrid(inner, deadline=5, journal=journal)
-            recorder = RunRecorder(folder, settings, grid.ledger, journal)
-            recorder.write_json("about.json", about_run(spec, roster, recorder.started))
+            history = History(grid.ledger, journal)
+            hooks = Hooks(journal, *hooks_of_run(folder, settings, history))
+            hooks.on_run_start(RunStart(1, folder, settings.model_dump(by_alias=True), names, ()))
+            write_json(folder / "about.json", about_run(spec, roster, history.started))
 
             def end_round(number):
                 accuracy = accuracies[number]
                 metrics = {"accuracy": accuracy, "loss": 1 - accuracy}
                 metrics["class-accuracy"] = [accuracy, float("nan")]
-                recorder.record_round(number, MetricRecord(metrics), {**topology, "groups": []})
+                clusters = {**topology, "groups": []}
+                row = history.end_round(number, MetricRecord(metrics), clusters)
+                hooks.on_round_end(RoundEnd(row, arrays, clusters))
 
             end_round(0)
             for number in range(1, len(accuracies)):
@@ -271,8 +279,9 @@ def finished_run(tmp_path):
                 grid.send_and_receive([Message(record, node, "train") for node in nodes])
                 topology["clusters"][0].update(head="node-2" if number % 2 else "node-0")
                 end_round(number)
-        recorder.write_json("partition.json", class_counts(settings, spec, roster))
-        recorder.finish(arrays, {"fedavg (HFLDD, eq. 3)": 1e6}, artifacts)
+        counts = class_counts(settings, spec, roster)
+        formulas = {"fedavg (HFLDD, eq. 3)": 1e6}
+        hooks.on_run_end(RunEnd(arrays, formulas, artifacts or {}, (), counts))
         return folder
 
     return write

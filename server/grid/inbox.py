@@ -8,7 +8,7 @@ from time import monotonic
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from flwr_distill.protocol.replies import UNREADABLE
+from flwr_distill.protocol.replies import SET_ASIDE, UNKNOWN, UNREADABLE
 from flwr_distill.server.grid.ledger import content_bytes, num_parts
 
 ASKED = 64
@@ -66,7 +66,7 @@ class Inbox:
         for reply in self._grid.pull_messages(set(self.waiting)):
             message_id, node = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
             if self._is_own(message_id, node, error=reply.has_error()):
-                yield self._reply(message_id, _answer(reply))
+                yield self._reply(message_id, answer_of(reply))
 
     @property
     def coming(self) -> bool:
@@ -128,7 +128,7 @@ class OneByOneInbox(Inbox):
             for reply in self._grid.pull_messages([message_id]):
                 node = reply.metadata.src_node_id
                 if self._is_own(message_id, node, error=reply.has_error()):
-                    return _answer(reply)
+                    return answer_of(reply)
         except Exception as error:  # a node may send anything
             if type(error).__module__.partition(".")[0] in _CONNECTION:
                 raise
@@ -136,8 +136,13 @@ class OneByOneInbox(Inbox):
         return None
 
 
-def _answer(reply: Message) -> RecordDict | Error:
-    return reply.error if reply.has_error() else reply.content
+def answer_of(reply: Message) -> RecordDict | Error:
+    """What a node has answered; codes of errors that only the server gives are not its to use."""
+    if not reply.has_error():
+        return reply.content
+    if reply.error.code in (SET_ASIDE, UNREADABLE):
+        return Error(UNKNOWN, reply.error.reason)
+    return reply.error
 
 
 def too_large(most: int, what: str) -> Error:

@@ -3,7 +3,8 @@
 import math
 import random
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from logging import WARNING
 from typing import Any
 
@@ -15,7 +16,7 @@ from flwr_distill.protocol.edge import SHARE
 from flwr_distill.protocol.messages import ROUTE
 from flwr_distill.protocol.method import Phase
 from flwr_distill.protocol.registry import phases_of
-from flwr_distill.protocol.replies import SET_ASIDE, UNKNOWN, set_aside
+from flwr_distill.protocol.replies import SET_ASIDE, UNREADABLE, Stage, set_aside
 from flwr_distill.server.grid.exchange import exchange_over
 from flwr_distill.server.grid.failures import reason_of, told
 from flwr_distill.server.grid.ids import make_id_random
@@ -24,6 +25,7 @@ from flwr_distill.server.grid.ledger import Ledger, content_bytes, num_parts
 from flwr_distill.server.grid.progress import Progress
 from flwr_distill.server.grid.spool import Spool
 from flwr_distill.server.grid.together import name_companions
+from flwr_distill.server.hooks import Hook, PhaseEnd
 from flwr_distill.server.record.journal import Journal
 from flwr_distill.strategies.common.waiting import TooFewNodesError
 from flwr_distill.task.words import counted, listed
@@ -50,6 +52,37 @@ SAME_LOOK = 0.5
 """Seconds for which a list of connected nodes is reused within a phase."""
 
 
+Accept = Callable[[Message, Message], Message]
+"""Checks a reply to a message as it arrives; gives it, or an error reply in its place."""
+
+
+@dataclass(frozen=True)
+class Received:
+    """What came of a phase's messages before the deadline.
+
+    Parameters
+    ----------
+    messages : list[Message]
+        What was sent.
+    replies : list[Message]
+        In the order in which they arrived.
+    seconds : float
+        How long it took.
+    wait : float
+        How long it might have taken.
+    """
+
+    messages: list[Message]
+    replies: list[Message]
+    seconds: float
+    wait: float
+
+    @property
+    def phase(self) -> str:
+        """Message type."""
+        return self.messages[0].metadata.message_type
+
+
 class QuorumError(RuntimeError):
     """Fewer nodes than the quorum sent usable training results."""
 
@@ -73,11 +106,13 @@ class MeteredGrid(Grid):
     seed : int (default: 0)
         Seed of the run, for sampling nodes.
     journal : Journal, optional (default: None)
-        Where phases are recorded.
+        Where rejected replies are recorded.
     quorum : float (default: 0.0)
         Share of nodes that must send a usable reply in time, in phases with a quorum.
     phases : Mapping[str, Phase], optional (default: None)
         Phases of the run by message type; None allows those of all methods.
+    hooks : Hook, optional (default: None)
+        What sees the end of each phase; None for the journal alone.
     """
 
     def __init__(
@@ -88,6 +123,7 @@ class MeteredGrid(Grid):
         journal: Journal | None = None,
         quorum: float = 0.0,
         phases: Mapping[str, Phase] | None = None,
+        hooks: Hook | None = None,
     ) -> None:
         self.ledger = Ledger()
         self.order: Mapping[int, int] = {}
@@ -107,6 +143,7 @@ class MeteredGrid(Grid):
         self._deadline = deadline
         self._seed = seed
         self._journal = journal
+        self._hooks = hooks or journal or Hook()
         self._quorum = quorum
         self._phases = phases_of(None) if phases is None else phases
         self._nodes: list[int] = []
@@ -216,6 +253,15 @@ class MeteredGrid(Grid):
         messages = list(messages)
         if not messages:
             return []
+        received = self._receive(messages, timeout, self._accepted)
+        self._book_phase(received.phase, received.seconds, len(messages), received.replies)
+        replies = self._settled(received)
+        self._note_answers(received.phase, replies)
+        self._check_quorum(received, replies, len(messages))
+        return replies
+
+    def _receive(self, messages: list[Message], timeout: float | None, accept: Accept) -> Received:
+        """Push messages, and check and count replies as they arrive, until the deadline."""
         wait = min(self._deadline, math.inf if timeout is None else timeout)
         wait = min(wait, max(LEAST_WAIT, SHARE * (self.due - time.monotonic())))
         for message in messages:
@@ -233,41 +279,51 @@ class MeteredGrid(Grid):
         progress = Progress(title, len(messages), self.names)
         for arrived in self._arriving(pending, start + wait, progress):
             self.ledger.book_received(arrived)
-            reply = self._accepted(by_node[arrived.metadata.src_node_id], arrived)
+            reply = accept(by_node[arrived.metadata.src_node_id], arrived)
             if reply.has_content():
                 self.ledger.book_parcels(reply)
                 spool.keep(reply.content)
             replies.append(reply)
-        self._book_phase(phase, time.monotonic() - start, len(messages), replies)
-        replies.sort(key=lambda reply: self._rank(reply.metadata.src_node_id))
+        return Received(messages, replies, time.monotonic() - start, wait)
+
+    def _settled(self, received: Received) -> list[Message]:
+        """Replies in the order of the nodes, compared with each other; failures are logged."""
+        phase, messages = received.phase, received.messages
+        replies = sorted(received.replies, key=lambda reply: self._rank(reply.metadata.src_node_id))
         replies = self._screened(messages, replies)
         random.seed(f"{self._seed} {self._round} {phase}")
         self._nodes = []
         self._log_errors(phase, replies)
-        if late := by_node.keys() - {reply.metadata.src_node_id for reply in replies}:
-            self._log_late(phase, sorted(late, key=self._rank), len(messages), wait)
+        asked = {message.metadata.dst_node_id for message in messages}
+        if late := asked - {reply.metadata.src_node_id for reply in replies}:
+            self._log_late(phase, sorted(late, key=self._rank), len(messages), received.wait)
+        return replies
+
+    def _note_answers(self, phase: str, replies: list[Message]) -> None:
         self.answered[phase] = self.answered.get(phase, False) or any(
             reply.has_content() for reply in replies
         )
-        if phase in self._phases and self._phases[phase].quorum:
-            self._check_quorum(phase, replies, len(messages), wait)
-        return replies
 
-    def book_set_aside(self, node: int, phase: str, reason: str) -> None:
+    def book_set_aside(self, node: int, phase: str, reason: str, stage: Stage = "strategy") -> None:
         """Record that a node's reply was rejected; see `protocol.replies.set_aside`."""
         self.failures.setdefault(node, []).append(reason_of(reason))
         if self._journal:
-            self._journal.book_set_aside(node, phase, reason)
+            self._journal.book_set_aside(node, phase, reason, stage)
+
+    def _book_failure(self, node: int, phase: str, reason: str, stage: Stage) -> None:
+        """Record that a node sent nothing usable."""
+        self.failures.setdefault(node, []).append(reason)
+        if self._journal:
+            self._journal.book_failure(node, phase, reason, stage)
 
     def _book_phase(self, phase: str, seconds: float, asked: int, replies: list[Message]) -> None:
-        """Record a phase in the journal."""
-        if self._journal:
-            self._journal.book_phase(phase, seconds, asked, replies)
+        """Have hooks see a phase that is over."""
+        nodes = {str(r.metadata.src_node_id): _numbers(r) for r in replies if r.has_content()}
+        server_round = self._journal.round if self._journal else self._round
+        self._hooks.on_phase(PhaseEnd(server_round, phase, seconds, asked, nodes))
 
     def _accepted(self, message: Message, reply: Message) -> Message:
         """Check one reply as it arrives; subclasses may return an error reply instead."""
-        if reply.has_error() and reply.error.code == SET_ASIDE:  # only we say that it was logged
-            reply.error = Error(UNKNOWN, reply.error.reason)
         return reply
 
     def _most(self, message: Message) -> Most:
@@ -293,8 +349,9 @@ class MeteredGrid(Grid):
         for reply in replies:
             if reply.has_error():
                 node, reason = reply.metadata.src_node_id, reason_of(reply.error.reason or "")
-                self.failures.setdefault(node, []).append(reason)
                 if reply.error.code != SET_ASIDE:
+                    stage: Stage = "transport" if reply.error.code == UNREADABLE else "node"
+                    self._book_failure(node, phase, reason, stage)
                     new[node] = [reason]
                     reply.error = Error(SET_ASIDE, reason)
         if new:
@@ -303,22 +360,24 @@ class MeteredGrid(Grid):
     def _log_late(self, phase: str, late: list[int], asked: int, wait: float) -> None:
         for node in late:
             reason = f"did not reply to {phase} within {wait:.0f} s"
-            self.failures.setdefault(node, []).append(reason)
+            self._book_failure(node, phase, reason, "transport")
         text = "%s continues without %d of %s, which did not reply within %.0f s: %s"
         names = listed([str(node) for node in late])
         log(WARNING, text, phase, len(late), counted(asked, "node"), wait, names)
 
-    def _check_quorum(
-        self, phase: str, replies: list[Message], num_nodes: int, wait: float
-    ) -> None:
+    def _check_quorum(self, received: Received, replies: list[Message], num_nodes: int) -> None:
+        """Check that enough of so many nodes have sent a usable reply, in phases with a quorum."""
+        phase = received.phase
+        if phase not in self._phases or not self._phases[phase].quorum:
+            return
         answered = sum(reply.has_content() for reply in replies)
         needed = math.ceil(round(self._quorum * num_nodes, 6))
         if answered < needed:
             where = f"round {self._journal.round}, {phase}" if self._journal else phase
             raise QuorumError(
                 f"{where}: {answered} of {counted(num_nodes, 'node')} sent a usable reply within "
-                f"{wait:.0f} s, and quorum = {self._quorum} needs {needed} (bring the others back, "
-                f"raise phase-timeout, or lower quorum). {told(self.failures)}"
+                f"{received.wait:.0f} s, and quorum = {self._quorum} needs {needed} (bring the "
+                f"others back, raise phase-timeout, or lower quorum). {told(self.failures)}"
             )
 
     def _rank(self, node: int) -> tuple[int, int]:
@@ -335,9 +394,20 @@ class MeteredGrid(Grid):
                 poll = FIRST_POLL
                 yield reply
             for message, reason in inbox.rejected:
-                set_aside(self, message.metadata.dst_node_id, message.metadata.message_type, reason)
+                sent = message.metadata
+                set_aside(self, sent.dst_node_id, sent.message_type, reason, "transport")
             inbox.rejected.clear()
             progress.show(messages[waiting].metadata.dst_node_id for waiting in inbox.waiting)
             if inbox.waiting:
                 time.sleep(poll)
         inbox.close()
+
+
+def _numbers(reply: Message) -> dict[str, float]:
+    """Finite numbers in a reply's metrics."""
+    return {
+        key: value
+        for record in reply.content.metric_records.values()
+        for key, value in record.items()
+        if isinstance(value, int | float) and math.isfinite(value)
+    }

@@ -201,7 +201,7 @@ class ScreeningGrid(MeteredGrid):
     def _set_aside(self, message: Message, reason: str) -> Message:
         node, phase = message.metadata.dst_node_id, message.metadata.message_type
         reason = one_line(reason)  # it may quote what the node sent
-        set_aside(self, node, phase, reason)
+        set_aside(self, node, phase, reason, "screening")
         return Message(Error(SET_ASIDE, reason), reply_to=message)
 
 

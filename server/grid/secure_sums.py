@@ -5,8 +5,10 @@ models is that mean; all samples are spread evenly over the replies. The protoco
 `protocol.secure_sums`, its maths in `links.masks`.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from logging import ERROR
 from typing import Any
 
@@ -98,13 +100,8 @@ class SecureSumGrid(ScreeningGrid):
         self._longest = longest
         self._run_id = run_id
         self._run_config = run_config
-        self._number = 0
-        self._size = 0
-        """Numbers in each masked answer."""
+        self._numbers = itertools.count(1)
         self._blame = Blame()
-        self._seconds = 0.0
-        """What the masked answers have taken."""
-        self._begun_with = 0
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -113,9 +110,7 @@ class SecureSumGrid(ScreeningGrid):
         messages = list(messages)
         if not messages or messages[0].metadata.message_type not in self._summed:
             return super().send_and_receive(messages, timeout=timeout)
-        phase = messages[0].metadata.message_type
-        self._seconds, self._begun_with = 0.0, len(messages)
-        before = self.answered.get(phase, False)
+        phase, begun_with = messages[0].metadata.message_type, len(messages)
         nodes = [message.metadata.dst_node_id for message in messages]
         left_out = self._blame.left_out(nodes, self._round, FEWEST)
         replies = [
@@ -125,25 +120,38 @@ class SecureSumGrid(ScreeningGrid):
         ]
         messages = [m for m in messages if m.metadata.dst_node_id not in left_out]
         try:
-            replies += self._secure_sum(messages, timeout)
+            summed, seconds = self._secure_sum(messages, timeout, begun_with)
         except SumError as error:
-            replies += self._failed(messages, error)
-        super()._book_phase(phase, self._seconds, len(messages), replies)
-        self.answered[phase] = before or any(reply.has_content() for reply in replies)
+            summed, seconds = self._failed(messages, error), 0.0
+        replies += summed
+        self._book_phase(phase, seconds, len(messages), replies)
+        self._note_answers(phase, replies)
         return replies
 
-    def _secure_sum(self, messages: list[Message], timeout: float | None) -> list[Message]:
+    def _secure_sum(
+        self, messages: list[Message], timeout: float | None, begun_with: int
+    ) -> tuple[list[Message], float]:
+        """Replies with the mean, and the seconds that masked answers took.
+
+        Raises
+        ------
+        QuorumError
+            If too few of the nodes that the phase began with sent masked answers.
+        SumError
+            If the sum fails before there are any.
+        """
         if not FEWEST <= len(messages) <= MOST:
             raise SumError(
                 f"{counted(len(messages), 'node')} asked, and it takes {FEWEST} to {MOST} "
                 "(start more nodes, lower fraction-train, or set secure-sums to false)"
             )
         records = self._common_records(messages)
-        self._size = num_masked(records)
         the_sum = self._agreed(messages, timeout)
         by_node = {message.metadata.dst_node_id: message for message in messages}
         asked = self._masking_messages(the_sum, by_node)
-        replies = super().send_and_receive(asked, timeout=timeout)
+        received = self._receive(asked, timeout, partial(self._masked, num_masked(records)))
+        replies = self._settled(received)
+        self._check_quorum(received, replies, begun_with)
         masked = {
             reply.metadata.src_node_id: reply.content
             for reply in replies
@@ -156,42 +164,37 @@ class SecureSumGrid(ScreeningGrid):
             total = self._unmasked(the_sum, survivors, masked, timeout)
             means, numbers, samples = mean_of(total, records, len(survivors))
         except SumError as error:
-            return [*self._failed(answering, error), *others]
+            return [*self._failed(answering, error), *others], received.seconds
         answers, (each, left) = [], divmod(samples, len(survivors))
         for place, message in enumerate(answering):
             told = masked[message.metadata.dst_node_id]
             numbers[NUM_EXAMPLES] = each + (place < left)
             answers.append(Message(_content(means, numbers, told), reply_to=message))
-        return [*answers, *others]
+        return [*answers, *others], received.seconds
 
     def _accepted(self, message: Message, reply: Message) -> Message:
         """The reply, or an error reply; note who answers a step of a sum with something else."""
         accepted = super()._accepted(message, reply)
-        if accepted.has_content() and MASKED in accepted.content.array_records:
-            (array,) = accepted.content.array_records[MASKED].values()
-            if array.shape != (self._size,):
-                reason = f"{MASKED} is {array.shape}, and the sum is of ({self._size},)"
-                accepted = self._set_aside(message, reason)
-        steps = (ANNOUNCE, SHARE, UNMASK, *self._summed)
-        of_a_sum = message.metadata.message_type in steps
-        if of_a_sum and reply.has_content() and accepted.has_error():
-            node = reply.metadata.src_node_id
-            self._blame.lied(node, f"its answer is malformed: {accepted.error.reason}")
+        if message.metadata.message_type in (ANNOUNCE, SHARE, UNMASK):
+            self._note_lie(reply, accepted)
         return accepted
 
-    def _book_phase(self, phase: str, seconds: float, asked: int, replies: list[Message]) -> None:
-        """Record a phase; that with masked answers, which hold no numbers, later."""
-        if phase in self._summed:
-            self._seconds = seconds
-        else:
-            super()._book_phase(phase, seconds, asked, replies)
+    def _masked(self, size: int, message: Message, reply: Message) -> Message:
+        """The masked answer of so many numbers, or an error reply; note who sends another."""
+        accepted = super()._accepted(message, reply)
+        if accepted.has_content() and MASKED in accepted.content.array_records:
+            (array,) = accepted.content.array_records[MASKED].values()
+            if array.shape != (size,):
+                reason = f"{MASKED} is {array.shape}, and the sum is of ({size},)"
+                accepted = self._set_aside(message, reason)
+        self._note_lie(reply, accepted)
+        return accepted
 
-    def _check_quorum(
-        self, phase: str, replies: list[Message], num_nodes: int, wait: float
-    ) -> None:
-        """Check the quorum, of all nodes that a sum began with."""
-        of = self._begun_with if phase in self._summed else num_nodes
-        super()._check_quorum(phase, replies, of, wait)
+    def _note_lie(self, reply: Message, accepted: Message) -> None:
+        """Blame a node whose answer to a step of a sum was not accepted."""
+        if reply.has_content() and accepted.has_error():
+            node = reply.metadata.src_node_id
+            self._blame.lied(node, f"its answer is malformed: {accepted.error.reason}")
 
     def _common_records(self, messages: list[Message]) -> Mapping[str, Arrays]:
         """What is summed, by record: the model that all start from, and arrays like others."""
@@ -207,9 +210,8 @@ class SecureSumGrid(ScreeningGrid):
 
     def _agreed(self, messages: list[Message], timeout: float | None) -> Sum:
         """Have the nodes publish keys and share their secrets."""
-        self._number += 1
         nodes = [message.metadata.dst_node_id for message in messages]
-        peers = self._published(nodes, timeout)
+        peers = self._published(next(self._numbers), nodes, timeout)
         published = [int(node) for node in peers.nodes]
         needed = threshold(len(published))
         replies = self._replies(SHARE, dict.fromkeys(published, _content_of(peers)), timeout)
@@ -238,9 +240,9 @@ class SecureSumGrid(ScreeningGrid):
         context = context_of(view, first.content, self._phase(first), self._run_config, bounds)
         return Sum(peers, context, needed, shares, most)
 
-    def _published(self, nodes: list[int], timeout: float | None) -> Peers:
+    def _published(self, number: int, nodes: list[int], timeout: float | None) -> Peers:
         """Have the nodes publish keys; what others could not use, nobody gets."""
-        announcement = _content_of(Announcement(number=self._number))
+        announcement = _content_of(Announcement(number=number))
         replies = self._replies(ANNOUNCE, dict.fromkeys(nodes, announcement), timeout)
         keys = {
             node: Keys.checked(reply.config_records[SECURE], SECURE)
@@ -256,7 +258,7 @@ class SecureSumGrid(ScreeningGrid):
                 {*nodes} - {*keys},
             )
         return Peers(
-            number=self._number,
+            number=number,
             nodes=[str(node) for node in usable],
             names=[name_of(of_node.certificate) for of_node in usable.values()],
             seal_keys=[of_node.seal_key for of_node in usable.values()],
@@ -281,7 +283,7 @@ class SecureSumGrid(ScreeningGrid):
             node = the_sum.node(place)
             message = by_node[node]
             request = SumRequest(
-                number=self._number,
+                number=the_sum.peers.number,
                 members=the_sum.members,
                 sealed=[the_sum.shares[member].sealed[place] for member in the_sum.members],
                 longest=self._longest,
@@ -307,7 +309,7 @@ class SecureSumGrid(ScreeningGrid):
                 f"needs {needed}",
                 {the_sum.node(place) for place in {*members} - {*survivors}},
             )
-        content = _content_of(Unmasking(number=self._number, survivors=survivors))
+        content = _content_of(Unmasking(number=the_sum.peers.number, survivors=survivors))
         asked = {the_sum.node(place): content for place in survivors}
         replies = self._replies(UNMASK, asked, timeout)
         helpers = {
@@ -363,7 +365,8 @@ class SecureSumGrid(ScreeningGrid):
 
     def _error(self, message: Message, reason: str) -> Message:
         """An error reply of a node that has no part in the sum; the log says why."""
-        self.failures.setdefault(message.metadata.dst_node_id, []).append(reason)
+        about = message.metadata
+        self._book_failure(about.dst_node_id, about.message_type, reason, "secure sums")
         return Message(Error(SET_ASIDE, reason), reply_to=message)
 
 

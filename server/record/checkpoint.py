@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from flwr_distill.server.hooks import Hook
 from flwr_distill.server.record.packing import Arrays, pack, unpack
 from flwr_distill.task.durable import replacing
 
@@ -36,8 +37,31 @@ class Checkpoint:
     nodes: Mapping[int, str]  # identity of each node id that the run met: see Roster
     arrays: ArrayRecord  # the global model
     state: Any  # the strategy's
-    record: Mapping[str, Any]  # of RunRecorder
+    record: Mapping[str, Any]  # of History
     keys: Mapping[int, str] = field(default_factory=dict)  # of nodes that showed theirs
+
+
+class Checkpoints(Hook):
+    """Writes a run's checkpoints; keeps the last ones, and that of the best round.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's.
+    keep : int
+        How many of the last rounds to keep.
+    best : callable
+        Gives the best round so far; None if there is none.
+    """
+
+    def __init__(self, folder: Path, keep: int, best: Callable[[], int | None]) -> None:
+        self._folder = folder
+        self._keep = keep
+        self._best = best
+
+    def on_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Write it."""
+        save_checkpoint(self._folder, checkpoint, self._keep, self._best())
 
 
 def save_checkpoint(

@@ -2,19 +2,20 @@
 
 import json
 import logging
-import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Self
 
-from flwr.app import Message
+from flwr.app import ArrayRecord
 
+from flwr_distill.protocol.replies import Stage
+from flwr_distill.server.hooks import Hook, PhaseEnd, RoundEnd
 from flwr_distill.server.names import FLOWER_LOGGER
 
 
-class Journal(logging.Handler):
+class Journal(Hook, logging.Handler):
     """Writes ``journal.jsonl`` line by line as things happen; phases list nodes by Flower's id.
 
     As a context manager, it also records warnings and errors in Flower's log, where strategies
@@ -36,6 +37,7 @@ class Journal(logging.Handler):
         self._file = file
         self._latest: dict[str, tuple[int, dict[str, dict[str, float]]]] = {}
         self._set_aside: Counter[int] = Counter()
+        self._read: set[str] = set()
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("" if rounds is None else _lines_up_to(file, rounds))
 
@@ -63,23 +65,45 @@ class Journal(logging.Handler):
         """Record an error; a report opens with them."""
         self._write(error=text)
 
-    def book_phase(
-        self, phase: str, seconds: float, asked: int, replies: Iterable[Message]
-    ) -> None:
+    def on_phase(self, phase: PhaseEnd) -> None:
         """Record a phase: its duration and the metrics of each reply without an error."""
-        nodes = {str(r.metadata.src_node_id): _numbers(r) for r in replies if r.has_content()}
-        self._latest[phase] = (self.round, nodes)
+        nodes = {node: dict(numbers) for node, numbers in phase.nodes.items()}
+        self._latest[phase.name] = (self.round, nodes)
         self._set_aside[self.round] += sum(int(n.get("rejected", 0)) for n in nodes.values())
-        self._write(phase=phase, seconds=round(seconds, 3), asked=asked, nodes=nodes)
+        seconds = round(phase.seconds, 3)
+        self._write(phase=phase.name, seconds=seconds, asked=phase.asked, nodes=nodes)
 
-    def book_set_aside(self, node: int, phase: str, reason: str) -> None:
-        """Record that a node's reply was rejected."""
+    def on_round_end(self, end: RoundEnd) -> None:
+        """Count what comes as of the next round."""
+        self.round = end.row.round + 1
+
+    def on_failure(self, error: Exception, model: ArrayRecord | None) -> None:
+        """Record why the run failed."""
+        self.book_error(f"The run failed. {type(error).__name__}: {error}")
+
+    def book_set_aside(self, node: int, phase: str, reason: str, stage: Stage) -> None:
+        """Record that a node's reply was rejected, and at which stage."""
         self._set_aside[self.round] += 1
-        self._write(set_aside=str(node), reply_to=phase, reason=reason)
+        self._write(set_aside=str(node), reply_to=phase, stage=stage, reason=reason)
+
+    def book_failure(self, node: int, phase: str, reason: str, stage: Stage) -> None:
+        """Record that a node sent nothing usable, and at which stage that showed."""
+        self._write(failed=str(node), reply_to=phase, stage=stage, reason=reason)
 
     def book_data(self, nodes: Mapping[str, Mapping[str, Any]], server: str) -> None:
-        """Record what nodes have read, and the fingerprint of the server's data set."""
-        self._write(read=nodes, read_by_server=server)
+        """Record what nodes have read, each once, and what the server has.
+
+        Parameters
+        ----------
+        nodes : Mapping[str, Mapping[str, Any]]
+            Samples and fingerprint by node.
+        server : str
+            Fingerprint of its data set.
+        """
+        new = {node: read for node, read in nodes.items() if node not in self._read}
+        if new:
+            self._read |= new.keys()
+            self._write(read=new, read_by_server=server)
 
     @property
     def set_aside(self) -> int:
@@ -110,13 +134,3 @@ def _lines_up_to(file: Path, rounds: int) -> str:
     whole, _, _ = file.read_text().rpartition("\n") if file.exists() else ("", "", "")
     lines = [line for line in whole.splitlines() if json.loads(line)["round"] <= rounds]
     return "".join(f"{line}\n" for line in lines)
-
-
-def _numbers(reply: Message) -> dict[str, float]:
-    """Finite numbers in a reply's metrics."""
-    return {
-        key: value
-        for record in reply.content.metric_records.values()
-        for key, value in record.items()
-        if isinstance(value, int | float) and math.isfinite(value)
-    }

@@ -2,13 +2,13 @@
 
 import fcntl
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, TextIO
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -38,6 +38,7 @@ MAY_CHANGE_ON_RESUME = {
     "data-root",
     "download",
     "edge",
+    "hooks",
     "keep-checkpoints",
     "links",
     "min-nodes",
@@ -209,8 +210,13 @@ def restore(strategy: Strategy, checkpoint: Checkpoint, roster: Roster) -> None:
     Raises
     ------
     CheckpointError
-        If the state is another strategy's, or another version's.
+        If the state is another strategy's, or another version's; or if the strategy has a loop of
+        its own, which would start anew.
     """
+    if has_own_loop(type(strategy)):
+        raise CheckpointError(
+            f"{type(strategy).__name__} has its own loop, which cannot be resumed"
+        )
     state = renamed(checkpoint.state, _returned(checkpoint, roster))
     try:
         load_state(strategy, state)
@@ -243,61 +249,3 @@ def continue_on_nodes(grid: Grid, checkpoint: Checkpoint, roster: Roster, timeou
 
 def _returned(checkpoint: Checkpoint, roster: Roster) -> dict[int, int]:
     return returned_nodes(checkpoint.nodes, checkpoint.keys, roster.identities, roster.resumed_keys)
-
-
-class OffsetRounds(Strategy):
-    """Strategy wrapper that adds the rounds already done to Flower's round numbers.
-
-    Raises
-    ------
-    CheckpointError
-        If the strategy has its own loop.
-    """
-
-    def __init__(self, strategy: Strategy, done: int) -> None:
-        if has_own_loop(type(strategy)):
-            raise CheckpointError(
-                f"{type(strategy).__name__} has its own loop, which cannot be resumed"
-            )
-        self._strategy = strategy
-        self._done = done
-
-    def summary(self) -> None:
-        """Log the rounds done, then the strategy's summary."""
-        log(INFO, "\t├──> %d rounds done before", self._done)
-        self._strategy.summary()
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Configure the next round of training."""
-        return self._strategy.configure_train(server_round + self._done, arrays, config, grid)
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Aggregate training replies."""
-        return self._strategy.aggregate_train(server_round + self._done, replies)
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Configure the next evaluation on nodes."""
-        return self._strategy.configure_evaluate(server_round + self._done, arrays, config, grid)
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Aggregate evaluation replies."""
-        return self._strategy.aggregate_evaluate(server_round + self._done, replies)
-
-
-def offset_evaluate(
-    done: int, evaluate: Callable[[int, ArrayRecord], MetricRecord | None]
-) -> Callable[[int, ArrayRecord], MetricRecord | None]:
-    """Wrap an ``evaluate_fn`` like :class:`OffsetRounds`; skips the model it starts from."""
-
-    def evaluate_later(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        return evaluate(server_round + done, arrays) if server_round else None
-
-    return evaluate_later

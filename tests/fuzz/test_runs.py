@@ -8,7 +8,6 @@ import logging
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -27,7 +26,9 @@ from flwr_distill.protocol.registry import built_in_methods, phases_of
 from flwr_distill.protocol.replies import NothingUsableError
 from flwr_distill.server.grid.metered import QuorumError
 from flwr_distill.server.grid.screening import ScreeningGrid
+from flwr_distill.server.hooks import Hook, Hooks
 from flwr_distill.server.names import names_in_log
+from flwr_distill.server.record.history import History
 from flwr_distill.server.record.journal import Journal
 from flwr_distill.server.record.packing import pack
 from flwr_distill.server.record.resume import state_of
@@ -303,38 +304,33 @@ class Honest:
         return {} if "route" in content else {"arrays": as_record(self.moved())}
 
 
-class Recorder:
+class Results(Hook):
     """Takes the results of a run, and checks that they can be written and are finite."""
 
-    started = "now"
-    best_round = None
-
-    def __init__(self, folder):
-        self.folder = folder
+    def __init__(self):
         self.models = []
 
-    def write_json(self, name, content):
-        json.dumps(content, allow_nan=False)
+    def on_run_start(self, run):
+        json.dumps(run.settings, allow_nan=False)
 
-    def record_round(self, server_round, metrics, topology):
-        json.dumps(topology, allow_nan=False)
+    def on_round_end(self, end):
+        json.dumps(end.topology, allow_nan=False)
 
-    def record_data(self, nodes, server):
-        json.dumps([nodes, server], allow_nan=False)
+    def on_checkpoint(self, checkpoint):
+        json.dumps(pack(checkpoint.state, {}), allow_nan=False)
 
-    def state_dict(self):
-        return {}
+    def on_run_end(self, end):
+        json.dumps([end.formula_bytes, end.warnings], allow_nan=False)
+        assert all(size < 1e12 for size in end.formula_bytes.values())
+        assert all(isinstance(content, bytes) for content in end.artifacts.values())
+        self._take(end.model)
 
-    def finish(self, arrays, formula_bytes, artifacts, warnings):
-        json.dumps([formula_bytes, warnings], allow_nan=False)
-        assert all(size < 1e12 for size in formula_bytes.values())
-        assert all(isinstance(content, bytes) for content in artifacts.values())
-        if arrays is not None:
-            self.models.append(arrays)
+    def on_failure(self, error, model):
+        self._take(model)
 
-    def break_off(self, error, arrays):
-        if arrays is not None:
-            self.models.append(arrays)
+    def _take(self, model):
+        if model is not None:
+            self.models.append(model)
 
 
 class Lines(logging.Handler):
@@ -388,18 +384,18 @@ def play(name, answers, folder, links="relay", defended=False):
     strategy = strategy_of_run(of_run, strategy_class, method, task, directory)
     start = as_arrays(task.start)
     nodes = {FIRST_NODE + i: node_of(answer, i, start) for i, answer in enumerate(answers)}
-    lines, recorder = Lines(), Recorder(folder)
+    lines, results = Lines(), Results()
     FLOWER_LOGGER.addHandler(lines)
     try:
         with (
             names_in_log(directory.names),
             Journal(folder / "journal.jsonl") as journal,
-            patch("flwr_distill.server.rounds.save_checkpoint", packed),
         ):
             grid = ScreeningGrid(
                 InProcessGrid(nodes),
                 deadline=60,
                 journal=journal,
+                hooks=(hooks := Hooks(journal, results)),
                 phases=phases_of(method),
                 directory=directory,
                 model=start,
@@ -407,15 +403,22 @@ def play(name, answers, folder, links="relay", defended=False):
             roster = Roster(directory)
             with suppress(*NAMED):
                 meet_nodes(grid, roster, of_run.min_nodes, 60)
-                Rounds(of_run, 1, task, method, strategy, grid, roster, recorder).run()
+                Rounds(
+                    of_run,
+                    1,
+                    folder,
+                    task,
+                    method,
+                    strategy,
+                    grid,
+                    roster,
+                    History(grid.ledger, journal),
+                    journal,
+                    hooks,
+                ).run()
     finally:
         FLOWER_LOGGER.removeHandler(lines)
-    return strategy, grid, start, recorder.models, lines.lines
-
-
-def packed(folder, checkpoint, keep, best):
-    """Pack the state for a checkpoint, without writing it."""
-    json.dumps(pack(checkpoint.state, {}), allow_nan=False)
+    return strategy, grid, start, results.models, lines.lines
 
 
 def honest(message, node):

@@ -15,10 +15,10 @@ from flwr_distill.links.records import Introduction
 from flwr_distill.protocol.arrays import as_record, model_arrays
 from flwr_distill.protocol.meeting import DescribeConfig
 from flwr_distill.protocol.registry import built_in_methods, phases_of
+from flwr_distill.server.aggregation import Aggregate, aggregate_finite
 from flwr_distill.server.grid.failures import reason_of
 from flwr_distill.server.grid.screening import ScreeningGrid
 from flwr_distill.server.record.journal import Journal
-from flwr_distill.server.rounds import Rounds
 from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.strategies.fedhead.method import AGGREGATE_SECTOR, HAND_OUT
 from flwr_distill.strategies.fednova.strategy import FedNova
@@ -255,19 +255,14 @@ def test_soft_labels_of_another_form_do_not_decide_which_form_counts():
 
 def test_a_round_that_leaves_infinity_in_a_strategys_state_is_forgotten():
     strategy = SCAFFOLD()
-    rounds = Rounds.__new__(Rounds)
-    rounds.strategy = strategy
-    rounds._broken = []
 
     def aggregate(server_round, replies):
         strategy.c = {"weight": np.array([np.inf], np.float32)}
         return as_record(START), MetricRecord()
 
-    strategy.aggregate_train = aggregate
-    rounds.forget_broken_rounds()
-    assert strategy.aggregate_train(1, []) == (None, None)
+    made = aggregate_finite(strategy, aggregate, 1, [])
+    assert made == Aggregate(None, None, ("the strategy's new state",))
     assert strategy.c == {}
-    assert rounds._broken == ["the strategy's new state"]
 
 
 def test_a_strategy_may_keep_the_model_that_it_sent():
@@ -276,8 +271,5 @@ def test_a_strategy_may_keep_the_model_that_it_sent():
     strategy.sent = as_record(START)
     for array in strategy.sent.values():
         array.slice_array()
-    rounds = Rounds.__new__(Rounds)
-    rounds.strategy = strategy
-    strategy.aggregate_train = lambda server_round, replies: (strategy.sent, MetricRecord())
-    rounds.forget_broken_rounds()
-    assert strategy.aggregate_train(1, [])[0] is strategy.sent
+    made = aggregate_finite(strategy, lambda *_: (strategy.sent, MetricRecord()), 1, [])
+    assert made.arrays is strategy.sent

@@ -183,7 +183,7 @@ def test_a_full_disk_offers_no_resumption_of_a_loop_of_its_own(play, monkeypatch
     def full(*rest):
         raise OSError(errno.ENOSPC, "no space")
 
-    monkeypatch.setattr("flwr_distill.server.rounds.save_checkpoint", full)
+    monkeypatch.setattr("flwr_distill.server.record.checkpoint.save_checkpoint", full)
     with pytest.raises(ResultsError, match="make room") as error:
         play(OwnLoop)
     assert "resume" not in str(error.value)

@@ -12,8 +12,13 @@ from flwr_distill.server.app import main
 from flwr_distill.server.grid.metered import QuorumError
 from flwr_distill.server.grid.screening import ScreeningGrid
 from flwr_distill.server.record import resume
-from flwr_distill.server.record.checkpoint import CheckpointError, checkpoints, load_checkpoint
-from flwr_distill.server.record.recorder import RunRecorder
+from flwr_distill.server.record.checkpoint import (
+    CheckpointError,
+    Checkpoints,
+    checkpoints,
+    load_checkpoint,
+)
+from flwr_distill.server.record.recorder import Recorder
 from flwr_distill.server.record.resume import lock_run_folder
 from flwr_distill.server.roster import Roster
 from flwr_distill.strategies.common.waiting import TooFewNodesError
@@ -55,9 +60,9 @@ def noted(monkeypatch):
 
     made = flwr_distill.server.task.server_evaluation
     monkeypatch.setattr(flwr_distill.server.task, "server_evaluation", evaluation)
-    note(RunRecorder, "record_round", "record")
+    note(Recorder, "on_round_end", "record")
     note(Roster, "meet_new", "meet")
-    note(rounds, "save_checkpoint", "checkpoint")
+    note(Checkpoints, "on_checkpoint", "checkpoint")
     note(ScreeningGrid, "begin_round", "begin")
     return calls
 
@@ -176,14 +181,14 @@ def test_results_are_written_while_the_folder_is_locked_and_it_is_free_thereafte
     refused = []
     monkeypatch.setattr(resume, "ENDS_WITHIN", 0.5)
 
-    def finish(self, *args):
-        with pytest.raises(CheckpointError), lock_run_folder(self.folder):
+    def finish(self, end):
+        with pytest.raises(CheckpointError), lock_run_folder(self._folder):
             raise AssertionError
-        refused.append(self.folder)
-        return finish_run(self, *args)
+        refused.append(self._folder)
+        finish_run(self, end)
 
-    finish_run = RunRecorder.finish
-    monkeypatch.setattr(RunRecorder, "finish", finish)
+    finish_run = Recorder.on_run_end
+    monkeypatch.setattr(Recorder, "on_run_end", finish)
     folder = play()
     assert refused == [folder]
     assert (folder / "model.safetensors").exists()

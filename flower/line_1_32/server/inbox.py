@@ -27,7 +27,7 @@ from flwr.superlink.grid import GrpcGrid
 
 from flwr_distill.flower.line_1_32.server.calls import Calls
 from flwr_distill.flower.line_1_32.server.signatures import NodeKeys
-from flwr_distill.server.grid.inbox import SUPERLINK, Inbox, Most, too_large, unreadable
+from flwr_distill.server.grid.inbox import SUPERLINK, Inbox, Most, answer_of, too_large, unreadable
 
 OF_A_PART = 2
 """Objects that a part of a reply is: an array has its first chunk of data beside it."""
@@ -145,7 +145,7 @@ class SuperLinkInbox(Inbox):
         self._drop(tree.object_id)
         try:
             reply = cast(Message, inflate_object_from_contents(tree.object_id, contents))
-            return reply.error if reply.has_error() else reply.content
+            return answer_of(reply)
         except Exception as error:  # a node may send anything
             return unreadable(error)
 

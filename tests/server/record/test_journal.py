@@ -3,10 +3,13 @@
 import json
 import logging
 
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+import pytest
+from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common import log
 
+from flwr_distill.protocol.replies import SET_ASIDE, UNREADABLE, set_aside
 from flwr_distill.server.grid.metered import MeteredGrid
+from flwr_distill.server.grid.screening import ScreeningGrid
 from flwr_distill.server.record.journal import Journal
 
 
@@ -33,7 +36,7 @@ def test_a_phase_is_written_with_its_round_its_time_and_the_numbers_of_each_node
         {1: says(loss=0.5, examples=7), 2: broken, 3: says(loss=float("nan"), all=[1.0, 2.0])}
     )
     MeteredGrid(inner, deadline=5, journal=journal).send_and_receive(messages_to([1, 2, 3]))
-    (line,) = lines(tmp_path / "run" / "journal.jsonl")
+    (line,) = [each for each in lines(tmp_path / "run" / "journal.jsonl") if "phase" in each]
     assert 0 <= line.pop("seconds") < 5
     assert line == {
         "round": 3,
@@ -61,8 +64,9 @@ def test_nodes_that_do_not_reply_leave_a_warning(memory_grid, tmp_path):
     with Journal(tmp_path / "journal.jsonl") as journal:
         grid = MeteredGrid(memory_grid({1: lambda m: None}), deadline=0.1, journal=journal)
         grid.send_and_receive(messages_to([1]))
-    phase, warning = sorted(lines(tmp_path / "journal.jsonl"), key=lambda line: "warning" in line)
+    phase, failed, warning = lines(tmp_path / "journal.jsonl")
     assert phase["nodes"] == {}
+    assert failed["failed"] == "1"
     assert warning["warning"].endswith("within 0 s: 1")
 
 
@@ -114,7 +118,7 @@ def test_what_heads_and_leaders_reject_is_set_aside_too(memory_grid, tmp_path):
     inner = memory_grid({1: rejects(2), 2: rejects(0), 3: rejects(1)})
     grid = MeteredGrid(inner, deadline=5, journal=journal)
     grid.send_and_receive(messages_to([1, 2, 3]))
-    journal.book_set_aside(7, "train", "its norm")
+    journal.book_set_aside(7, "train", "its norm", "strategy")
     assert journal.set_aside == 4
     grid.send_and_receive(messages_to([1]))
     assert journal.set_aside == 6
@@ -125,3 +129,51 @@ def test_a_journal_that_is_closed_is_not_stopped(tmp_path):
         pass
     journal.stop()  # Flower ends the process of a run that is over, too
     assert (tmp_path / "journal.jsonl").read_text() == ""
+
+
+def test_each_stage_reports_phase_node_stage_and_reason(memory_grid, tmp_path):
+    def broken(message):
+        raise ValueError("no data")
+
+    def nameless(message):
+        return RecordDict({"junk": MetricRecord({"loss": 1.0})})
+
+    def large(message):
+        return RecordDict({f"metrics.{i}": MetricRecord({"loss": 1.0}) for i in range(2000)})
+
+    journal = Journal(tmp_path / "journal.jsonl")
+    nodes = {1: lambda message: None, 2: broken, 3: nameless, 4: large, 5: nameless}
+    grid = ScreeningGrid(memory_grid(nodes), deadline=0.5, journal=journal)
+    grid.send_and_receive(messages_to([1, 2, 3, 4]))
+    set_aside(grid, 5, "train", "its votes are missing")
+    found = {
+        line.get("failed") or line["set_aside"]: (line["reply_to"], line["stage"], line["reason"])
+        for line in lines(tmp_path / "journal.jsonl")
+        if "stage" in line
+    }
+    assert {node: about[:2] for node, about in found.items()} == {
+        "1": ("train", "transport"),
+        "2": ("train", "node"),
+        "3": ("train", "screening"),
+        "4": ("train", "transport"),
+        "5": ("train", "strategy"),
+    }
+    assert all(reason for _, _, reason in found.values())
+    assert "no data" in found["2"][2]
+
+
+@pytest.mark.parametrize("code", [SET_ASIDE, UNREADABLE])
+def test_a_nodes_error_is_its_own_whatever_code_it_has(memory_grid, tmp_path, code):
+    class Hiding(memory_grid):
+        def pull_messages(self, message_ids):
+            for reply in super().pull_messages(message_ids):
+                reply.error = Error(code, "I hide")
+                yield reply
+
+    def broken(message):
+        raise ValueError
+
+    journal, inner = Journal(tmp_path / "journal.jsonl"), Hiding({1: broken})
+    MeteredGrid(inner, deadline=5, journal=journal).send_and_receive(messages_to([1]))
+    failed = [line for line in lines(tmp_path / "journal.jsonl") if "failed" in line]
+    assert [(line["stage"], line["reason"]) for line in failed] == [("node", "I hide")]

@@ -10,10 +10,12 @@ from flwr.app import ArrayRecord, MetricRecord
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from flwr_distill.server.grid.ledger import Ledger
+from flwr_distill.server.hooks import Hooks, RoundEnd, RunEnd, RunStart
 from flwr_distill.server.page.run_files import read_run
 from flwr_distill.server.page.run_page import write_report
+from flwr_distill.server.record.history import History
+from flwr_distill.server.record.hooks import hooks_of_run
 from flwr_distill.server.record.journal import Journal
-from flwr_distill.server.record.recorder import RunRecorder
 from flwr_distill.server.settings import RunSettings
 
 
@@ -82,12 +84,15 @@ def test_a_resumed_run_goes_on_with_its_clock_and_tells_the_time_that_is_left(
     state = {"rows": rows, "topology": {}, "heads": {}, "traffic": None}
     settings = RunSettings.from_run_config({"num-rounds": 5})
     journal = Journal(tmp_path / "journal.jsonl")
-    recorder = RunRecorder(tmp_path, settings, Ledger(), journal, state)
-    recorder.record_round(2, MetricRecord({"accuracy": 0.4, "loss": 1.5}), None)
+    history = History(Ledger(), journal, state)
+    hooks = Hooks(journal, *hooks_of_run(tmp_path, settings, history))
+    hooks.on_run_start(RunStart(1, tmp_path, settings.model_dump(by_alias=True), {}, history.rows))
+    row = history.end_round(2, MetricRecord({"accuracy": 0.4, "loss": 1.5}), None)
+    hooks.on_round_end(RoundEnd(row, None, None))
     assert [row["round"] for row in rows_of(tmp_path)] == [0, 1, 2]
     assert 120 <= rows_of(tmp_path)[-1]["seconds"] < 125
     # 100 s and a little for two rounds, and three are left
     assert re.search(r"^round   2/5 .* left 2:3\d$", caplog.messages[-1])
     assert journal.round == 3
-    assert recorder.best_round == 0
-    recorder.finish(ArrayRecord(), {})
+    assert history.best_round == 0
+    hooks.on_run_end(RunEnd(ArrayRecord(), {}, {}, (), None))

@@ -7,7 +7,7 @@ from itertools import count
 
 import numpy as np
 import pytest
-from flwr.app import Context, RecordDict
+from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from safetensors.numpy import load_file
 
@@ -15,9 +15,14 @@ from flwr_distill.protocol.registry import built_in_methods
 from flwr_distill.server import app as server_app
 from flwr_distill.server.app import main
 from flwr_distill.server.record import resume
-from flwr_distill.server.record.checkpoint import CheckpointError, checkpoints, load_checkpoint
-from flwr_distill.server.record.resume import OffsetRounds, lock_run_folder
-from flwr_distill.server.roster import meet_nodes
+from flwr_distill.server.record.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    checkpoints,
+    load_checkpoint,
+)
+from flwr_distill.server.record.resume import lock_run_folder, restore
+from flwr_distill.server.roster import Roster, meet_nodes
 from flwr_distill.strategies.common.registry import find_strategy
 from flwr_distill.strategies.fedaf.method import DISTILL_WITH_PEERS
 from flwr_distill.strategies.feddm.method import DISTILL_AROUND
@@ -292,4 +297,4 @@ def test_a_strategy_with_a_loop_of_its_own_cannot_be_resumed():
             return super().start(*args, **kwargs)
 
     with pytest.raises(CheckpointError, match="Own has its own loop"):
-        OffsetRounds(Own(), 3)
+        restore(Own(), Checkpoint(1, 1, {}, {}, ArrayRecord(), {}, {}), Roster())

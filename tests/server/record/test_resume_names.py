@@ -4,17 +4,11 @@ import logging
 
 import numpy as np
 from flwr.app import ArrayRecord, RecordDict
-from flwr.serverapp.strategy import FedAvg
 
 from flwr_distill.protocol.meeting import CONTINUE
 from flwr_distill.protocol.messages import CONFIG
 from flwr_distill.server.record.checkpoint import Checkpoint
-from flwr_distill.server.record.resume import (
-    OffsetRounds,
-    continue_on_nodes,
-    offset_evaluate,
-    restore,
-)
+from flwr_distill.server.record.resume import continue_on_nodes, restore
 from flwr_distill.server.roster import Roster
 from flwr_distill.strategies.cadis import CADIS
 from flwr_distill.strategies.cadis.similarity import KnownPairs
@@ -63,26 +57,3 @@ def test_nodes_that_took_part_take_up_what_they_kept_and_others_are_named(
         22: (CONTINUE, {**run, "node-id": "12"}),
     }
     assert caplog.messages == ["Node 23 is new to the run", "node-3 is not back"]
-
-
-def test_rounds_are_counted_from_those_that_are_over():
-    class Telling(FedAvg):
-        def configure_train(self, server_round, *rest):
-            return ("train", server_round)
-
-        def aggregate_train(self, server_round, replies):
-            return ("trained", server_round)
-
-        def configure_evaluate(self, server_round, *rest):
-            return ("evaluate", server_round)
-
-        def aggregate_evaluate(self, server_round, replies):
-            return ("evaluated", server_round)
-
-    later = OffsetRounds(Telling(), 3)
-    assert later.configure_train(1, None, None, None) == ("train", 4)
-    assert later.aggregate_train(1, []) == ("trained", 4)
-    assert later.configure_evaluate(2, None, None, None) == ("evaluate", 5)
-    assert later.aggregate_evaluate(2, []) == ("evaluated", 5)
-    evaluate = offset_evaluate(3, lambda server_round, arrays: server_round)
-    assert [evaluate(number, None) for number in (0, 1, 2)] == [None, 4, 5]

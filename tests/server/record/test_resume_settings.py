@@ -16,6 +16,7 @@ MAY_CHANGE = {
     "data-root": "elsewhere",
     "download": True,
     "edge": "/tmp/socket",
+    "hooks": "my_pkg.tally:Tally",
     "keep-checkpoints": 5,
     "links": "relay",
     "min-nodes": 3,

@@ -1,0 +1,268 @@
+"""Hooks: objects that see what happens in a run, in the order in which it happens.
+
+Recorder, journal, TensorBoard, checkpoints and report are hooks. A package or a run's owner may add
+others (docs/plugins.md).
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from logging import WARNING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import ArrayRecord
+from flwr.common import log
+
+from flwr_distill.task.plugin import located
+
+if TYPE_CHECKING:
+    from flwr_distill.server.record.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class RoundRow:
+    """State of a run at the end of a round; a line of ``metrics.jsonl``.
+
+    Accuracies are in [0, 1]. Bytes and seconds count from the start of the run.
+    """
+
+    round: int
+    accuracy: float | None  # None if the server has no test samples, or no global model
+    loss: float | None  # mean cross-entropy in nats; None likewise
+    server_bytes: int  # both ways
+    link_bytes: int  # between nodes
+    seconds: float
+    class_accuracy: list[float | None] | None = None  # None for a class without samples
+    node_accuracy: float | None = None  # unweighted mean over nodes; None if nodes did not evaluate
+    set_aside: int = 0  # replies, plus parcels and models that heads and leaders rejected
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """A run that starts, or that is resumed.
+
+    Parameters
+    ----------
+    run_id : int
+        Flower's; a resumed run has a new one.
+    folder : Path
+        Where its results are.
+    settings : Mapping[str, Any]
+        As in ``settings.json``.
+    nodes : Mapping[int, str]
+        Names of the nodes by Flower's id.
+    rows : Sequence[RoundRow]
+        Rounds that were over before; empty unless the run is resumed.
+    """
+
+    run_id: int
+    folder: Path
+    settings: Mapping[str, Any]
+    nodes: Mapping[int, str]
+    rows: Sequence[RoundRow]
+
+
+@dataclass(frozen=True)
+class PhaseEnd:
+    """A phase that is over.
+
+    Parameters
+    ----------
+    round : int
+        Its round; 0 is before the first.
+    name : str
+        Its message type, such as ``train``.
+    seconds : float
+        How long it took.
+    asked : int
+        Nodes that it asked.
+    nodes : Mapping[str, Mapping[str, float]]
+        Metrics of each node that replied without an error, by Flower's id. Replies are not yet
+        compared with each other.
+    """
+
+    round: int
+    name: str
+    seconds: float
+    asked: int
+    nodes: Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class RoundEnd:
+    """A round that is over; round 0 is the initial model.
+
+    Parameters
+    ----------
+    row : RoundRow
+        Its numbers.
+    model : ArrayRecord or None
+        The model, without what is frozen in it; None if nodes keep models of their own.
+    topology : Mapping[str, Any] or None
+        The strategy's clusters, with nodes by name; None if it has none.
+    failure : str
+        Why nothing was learnt in it; empty if something was.
+    """
+
+    row: RoundRow
+    model: ArrayRecord | None
+    topology: Mapping[str, Any] | None
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """A run that has finished.
+
+    Parameters
+    ----------
+    model : ArrayRecord or None
+        The final model, whole; None if nodes keep models of their own.
+    formula_bytes : Mapping[str, float]
+        Cost of the run by the papers' formulas.
+    artifacts : Mapping[str, bytes]
+        The strategy's own files, by name.
+    warnings : Sequence[str]
+        What may be wrong with the federation.
+    partition : Mapping[str, list[int]] or None
+        Samples of each class by node name, where the settings alone say them.
+    """
+
+    model: ArrayRecord | None
+    formula_bytes: Mapping[str, float]
+    artifacts: Mapping[str, bytes]
+    warnings: Sequence[str]
+    partition: Mapping[str, list[int]] | None
+
+
+class Hook:
+    """Sees a run's events; override what you need.
+
+    Methods are called in the run's own thread, which waits for them. What they are given is shared:
+    do not change it. If a method of another package's hook raises an exception, the log names the
+    hook and its later methods are not called; the run continues. One of ours ends the run.
+    """
+
+    def on_run_start(self, run: RunStart) -> None:
+        """See a run start: its nodes are known, and nothing has been trained.
+
+        Parameters
+        ----------
+        run : RunStart
+            The run.
+        """
+
+    def on_phase(self, phase: PhaseEnd) -> None:
+        """See the end of a phase: messages of one type, with the replies that came in time.
+
+        Parameters
+        ----------
+        phase : PhaseEnd
+            The phase.
+        """
+
+    def on_round_end(self, end: RoundEnd) -> None:
+        """See the end of a round, after evaluation; new nodes are met after it.
+
+        Parameters
+        ----------
+        end : RoundEnd
+            The round.
+        """
+
+    def on_checkpoint(self, checkpoint: "Checkpoint") -> None:
+        """See what a run needs to continue after a round; it is stored by then.
+
+        Parameters
+        ----------
+        checkpoint : Checkpoint
+            The state after the round, with nodes that were met since.
+        """
+
+    def on_failure(self, error: Exception, model: ArrayRecord | None) -> None:
+        """See a run fail after its start; the error then ends it.
+
+        Parameters
+        ----------
+        error : Exception
+            Why.
+        model : ArrayRecord or None
+            The model so far, whole; None if nothing was learnt, or nodes keep their own.
+        """
+
+    def on_run_end(self, end: RunEnd) -> None:
+        """See a run finish; all its files are written by then.
+
+        Parameters
+        ----------
+        end : RunEnd
+            What came of it.
+        """
+
+
+class Hooks(Hook):
+    """Hooks of a run, called in order: ours first, then others' by name.
+
+    Others' hooks get no event before the run's start. Python's random numbers, by which Flower
+    samples nodes, are the same with them as without.
+    """
+
+    def __init__(self, *own: Hook, others: Mapping[str, Hook] | None = None) -> None:
+        self._own = [*own]
+        self._others = dict(others or {})
+        self._started = False
+
+    def add(self, *own: Hook) -> None:
+        """Add hooks of ours after those that are there."""
+        self._own += own
+
+    def on_run_start(self, run: RunStart) -> None:
+        """Pass it on; from here on, others' hooks get events too."""
+        self._call_own("on_run_start", run)
+        self._started = True
+        self._call_others("on_run_start", run)
+
+    def on_phase(self, phase: PhaseEnd) -> None:
+        """Pass it on."""
+        self._call("on_phase", phase)
+
+    def on_round_end(self, end: RoundEnd) -> None:
+        """Pass it on."""
+        self._call("on_round_end", end)
+
+    def on_checkpoint(self, checkpoint: "Checkpoint") -> None:
+        """Pass it on."""
+        self._call("on_checkpoint", checkpoint)
+
+    def on_failure(self, error: Exception, model: ArrayRecord | None) -> None:
+        """Pass it on; others' hooks get it even if the report cannot be written."""
+        try:
+            self._call_own("on_failure", error, model)
+        finally:
+            self._call_others("on_failure", error, model)
+
+    def on_run_end(self, end: RunEnd) -> None:
+        """Pass it on."""
+        self._call("on_run_end", end)
+
+    def _call(self, method: str, *args: Any) -> None:
+        self._call_own(method, *args)
+        self._call_others(method, *args)
+
+    def _call_own(self, method: str, *args: Any) -> None:
+        for hook in self._own:
+            getattr(hook, method)(*args)
+
+    def _call_others(self, method: str, *args: Any) -> None:
+        if not self._started:
+            return
+        state = random.getstate()
+        for name, hook in [*self._others.items()]:
+            try:
+                getattr(hook, method)(*args)
+            except Exception as error:  # whatever another package's code does
+                del self._others[name]
+                text = "Hook %s is switched off: its %s failed: %s"
+                log(WARNING, text, name, method, located(error, type(hook).__module__))
+        random.setstate(state)

@@ -1,0 +1,40 @@
+"""Writes a run's rows for TensorBoard."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from flwr.app import ArrayRecord
+from torch.utils.tensorboard import SummaryWriter
+
+from flwr_distill.server.hooks import Hook, RoundEnd, RunEnd, RunStart
+
+
+class TensorBoard(Hook):
+    """Writes event files into a run's folder; `class_name` gives a class's name by its label."""
+
+    def __init__(self, folder: Path, class_name: Callable[[int], str] = str) -> None:
+        self._folder = folder
+        self._class_name = class_name
+
+    def on_run_start(self, run: RunStart) -> None:
+        """Open the file; rounds after those that were over before are purged."""
+        self._events = SummaryWriter(self._folder, purge_step=len(run.rows))
+
+    def on_round_end(self, end: RoundEnd) -> None:
+        """Write a row."""
+        scalars = asdict(end.row)
+        for label, accuracy in enumerate(scalars.pop("class_accuracy") or []):
+            scalars[f"class_accuracy/{self._class_name(label)}"] = accuracy
+        for name, value in scalars.items():
+            if value is not None and name != "round":
+                self._events.add_scalar(name, value, end.row.round)
+        self._events.flush()
+
+    def on_failure(self, error: Exception, model: ArrayRecord | None) -> None:
+        """Close the file."""
+        self._events.close()
+
+    def on_run_end(self, end: RunEnd) -> None:
+        """Close the file."""
+        self._events.close()
