@@ -10,18 +10,18 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch.nn import functional
 
-from flwr_distill.distill.peer_matching import distill_with_peers
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.links.records import VIRTUAL_DATA
 from flwr_distill.protocol.arrays import as_arrays, as_record
 from flwr_distill.protocol.registry import built_in_methods, phases_of
 from flwr_distill.server.app import main
 from flwr_distill.server.grid.screening import ScreeningGrid
-from flwr_distill.strategies.fedaf.method import CLASS_KNOWLEDGE, DISTILL_WITH_PEERS
-from flwr_distill.strategies.fedaf.strategy import FedAF, knowledge_matching
 from flwr_distill.task.datasets import DataSpec, load_dataset
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import SettingsError
+from flwr_distill_baselines.fedaf.method import CLASS_KNOWLEDGE, DISTILL_WITH_PEERS
+from flwr_distill_baselines.fedaf.peer_matching import distill_with_peers
+from flwr_distill_baselines.fedaf.strategy import FedAF, knowledge_matching
 
 from .naive import FIRST, UNEQUAL, assert_by_class, by_class, mean_over_nodes, sessions, start
 

@@ -19,15 +19,15 @@ from flwr_distill.server.record.checkpoint import CheckpointError, checkpoints, 
 from flwr_distill.server.record.resume import OffsetRounds, lock_run_folder
 from flwr_distill.server.roster import meet_nodes
 from flwr_distill.strategies.common.registry import find_strategy
-from flwr_distill.strategies.fedaf.method import DISTILL_WITH_PEERS
 from flwr_distill.strategies.feddm.method import DISTILL_AROUND
 from flwr_distill.strategies.fedhead.method import TRAIN_SECTOR
-from flwr_distill.strategies.fedhkd.method import TRAIN_KNOWLEDGE
 from flwr_distill.strategies.fedlgd.method import TRAIN_VIRTUAL
-from flwr_distill.strategies.fedmd.method import TRAIN_CONSENSUS
-from flwr_distill.strategies.fedproto.method import TRAIN_PROTOTYPES
-from flwr_distill.strategies.fedseq.method import TRAIN_LAST
 from flwr_distill.strategies.hfldd.method import TRAIN_POOL
+from flwr_distill_baselines.fedaf.method import DISTILL_WITH_PEERS
+from flwr_distill_baselines.fedhkd.method import TRAIN_KNOWLEDGE
+from flwr_distill_baselines.fedmd.method import TRAIN_CONSENSUS
+from flwr_distill_baselines.fedproto.method import TRAIN_PROTOTYPES
+from flwr_distill_baselines.fedseq.method import TRAIN_LAST
 from tests.matrix import strategies
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
