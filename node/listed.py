@@ -61,9 +61,9 @@ SETTINGS: Mapping[str, str] = {
         projection clip head personal width distill-steps per-class radius gamma
         temperature distill-lr distill-weight-decay distill-batch-size patience average least-gain
         rule longest leads formation first-steps contrast gradient auxiliary-size mu
-        initial-steps initial-lr initial-batch-size distilled-size bits own-divergence balanced average-last left-out ranks
-        images of-a-class steps method settings run-id node-id round resumes
-        columns column-means column-deviations label
+        initial-steps initial-lr initial-batch-size distilled-size bits own-divergence balanced
+        average-last left-out ranks images of-a-class steps method settings run-id node-id
+        round resumes columns column-means column-deviations label
         refine-steps""",
     ),
     **_rows(

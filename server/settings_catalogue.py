@@ -301,8 +301,8 @@ def main() -> None:
     declared = declared_in(PYPROJECT.read_text(encoding="utf-8"))
     texts = {PYPROJECT: declared, APP: packaged(declared), PAGE: page()}
     if len(sys.argv) > 1:
-        package, file = sys.argv[1:]
-        texts = {Path(file): page(package)}
+        package, name = sys.argv[1:]
+        texts = {Path(name): page(package)}
     for file, text in texts.items():
         if not file.exists() or file.read_text(encoding="utf-8") != text:
             file.write_text(text, encoding="utf-8")

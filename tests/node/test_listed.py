@@ -25,7 +25,7 @@ from flwr_distill.node.policy import HOSPITAL, Policy
 from flwr_distill.node.replies import OwnWords, judge_reply
 from flwr_distill.node.rules import judge_message, judge_request
 from flwr_distill.protocol.method import Method, Phase
-from flwr_distill.protocol.registry import built_in_methods, phases_of
+from flwr_distill.protocol.registry import all_methods, built_in_methods, phases_of
 from flwr_distill.server.app import main
 from flwr_distill.server.settings_catalogue import settings_tables
 from flwr_distill.task.settings import Block
@@ -231,7 +231,7 @@ def test_exact_numbers_of_samples_do_not_leave_with_differential_privacy(name: s
         pytest.param(
             name, {}, marks=() if name in (HOSPITAL.strategies or ()) else pytest.mark.slow
         )
-        for name in built_in_methods()
+        for name in all_methods()
         if name != "auto"
     ]
     + [
@@ -274,5 +274,5 @@ def test_all_that_a_run_of_a_method_asks_is_on_the_list(
         return False
 
     main(client_grid(4, config, judge), Context(7, 1, {}, RecordDict(), config))
-    own = {phase.message_type for phase in built_in_methods()[name].phases}
+    own = {phase.message_type for phase in all_methods()[name].phases}
     assert types & own or not own - {"train"}

@@ -12,7 +12,7 @@ from safetensors.numpy import save
 
 import flwr_distill_baselines.fedseq.client
 from flwr_distill.client.training import soft_labels
-from flwr_distill.protocol.registry import built_in_methods, phases_of
+from flwr_distill.protocol.registry import all_methods, phases_of
 from flwr_distill.protocol.replies import NothingUsableError
 from flwr_distill.server.grid.screening import ScreeningGrid
 from flwr_distill.task.datasets import auxiliary_images, load_dataset
@@ -332,7 +332,7 @@ def test_confidences_are_checked_before_the_strategy_sees_them(memory_grid, valu
         metrics = {"num-examples": 5, "confidence": values}
         return RecordDict({"metrics": MetricRecord(metrics)})
 
-    phases = phases_of(built_in_methods()["fedseq"])
+    phases = phases_of(all_methods()["fedseq"])
     screening = ScreeningGrid(memory_grid({FIRST: tells}), deadline=5, phases=phases, model={})
     (reply,) = screening.send_and_receive([Message(RecordDict(), FIRST, TELL_CONFIDENCE)])
     assert reply.has_error()

@@ -12,8 +12,7 @@ from torch.nn import functional
 from flwr_distill.client.dp_sgd import require_no_privacy
 from flwr_distill.client.local_round import server_round
 from flwr_distill.client.session import Session
-from flwr_distill.client.terms.features import Features
-from flwr_distill.client.terms.term import LossTerm
+from flwr_distill.client.terms import Features, LossTerm
 from flwr_distill.client.training import epoch_batches, hard_labels
 from flwr_distill.distill.contrastive import supervised_contrastive_loss
 from flwr_distill.protocol.messages import CONFIG

@@ -11,7 +11,7 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from safetensors.numpy import load_file
 
-from flwr_distill.protocol.registry import built_in_methods
+from flwr_distill.protocol.registry import all_methods
 from flwr_distill.server import app as server_app
 from flwr_distill.server.app import main
 from flwr_distill.server.record import resume
@@ -47,7 +47,7 @@ QUICK = {
 }
 STATEFUL = [
     name
-    for name in built_in_methods()
+    for name in all_methods()
     if hasattr(find_strategy(name)[0], "state_dict") and name != "analytic"  # trains once
 ]
 TRAINING = {
