@@ -24,7 +24,7 @@ class RunSettings(TaskSettings):
         Name of a built-in or installed method, or ``module:Class``.
     strategy_args : str (default: "")
         JSON object of constructor arguments of the strategy that are no settings, or of the
-        method's settings, ``{"mu": 5.0}``: Flower's own ``flwr run`` takes those of plug-ins here.
+        method's settings, ``{"mu": 5.0}``: Flower's own command takes those of plug-ins here.
     aggregator : str (default: "")
         Strategy that replaces the weighted mean of models: ``agreement``, ``krum``, ``multikrum``,
         ``bulyan``, ``fedtrimmedavg``, ``fedmedian`` or your own; for HFLDD, FedLGD and MOON.
