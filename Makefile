@@ -63,11 +63,12 @@ help:
 	@echo "make settings writes the run config in both pyproject.toml and docs/settings.md anew, from the code"
 	@echo "make setup   install into $(VENV)"
 
-$(READY): requirements.lock pyproject.toml
+$(READY): requirements.lock pyproject.toml baselines/pyproject.toml
 	$(or $(PYTHON),$(error $(NO_PYTHON))) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV)
 	$(BIN)/uv pip sync --quiet --python $(BIN)/python requirements.lock
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps \
+		--editable . --editable baselines
 	$(BIN)/python -c "import torch._dynamo, flwr_distill.client.app, flwr_distill.server.app, \
 		flwr_distill.flower.executor, flwr_distill.flower.supernode"
 	@touch $@
@@ -157,7 +158,7 @@ test-newest: RESOLUTION := highest
 test-lowest test-newest: test-%: $(READY)
 	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python .ranges/$*
 	$(BIN)/uv pip install --quiet --python .ranges/$*/bin/python --resolution $(RESOLUTION) \
-		--upgrade --editable ".[simulation,partitions,backbones,test]"
+		--upgrade --editable ".[simulation,partitions,backbones,test]" --editable baselines
 	.ranges/$*/bin/python -m pytest $(FAST) -n 2
 
 images:
@@ -172,6 +173,7 @@ bench: $(READY)
 
 settings: $(READY)
 	$(BIN)/python -m flwr_distill.server.settings_catalogue
+	$(BIN)/python -m flwr_distill.server.settings_catalogue flwr-distill-baselines baselines/settings.md
 	$(BIN)/python -m flwr_distill.node.list_page
 
 lock: $(READY)

@@ -7,7 +7,7 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -120,18 +120,7 @@ def _check(overrides: dict[str, RunConfigValue]) -> RunSettings:
     """Check settings before anything is submitted, or raise a `SettingsError`."""
     from flwr_distill.server.settings import RunSettings  # here: imports Flower
 
-    settings = RunSettings.from_run_config(overrides)
-    app: dict[str, Any] = tomllib.loads((APP_DIR / "pyproject.toml").read_text("utf-8"))
-    for key in overrides:
-        known: Any = app["tool"]["flwr"]["app"]["config"]
-        for part in key.split("."):
-            known = known.get(part) if isinstance(known, dict) else None
-        if known is None:
-            raise SettingsError(
-                f"run config: {key}: a plug-in's settings go into strategy-args, as in "
-                f"strategy-args='{{\"{key.rpartition('.')[2]}\": ...}}'"
-            )
-    return settings
+    return RunSettings.from_run_config(overrides)
 
 
 def _check_here(settings: RunSettings, working_dir: Path) -> None:

@@ -92,17 +92,12 @@ def _show(tables: list["SettingsTable"], strategy: str) -> None:
     console = Console(highlight=False)
     for table in tables:
         console.print(_in_terminal(table))
-        if not table.declared:
-            console.print(
-                f"{table.name} comes from another package: its settings go into strategy-args; "
-                f"flwr-distill settings {table.name} --preset FILE writes them so.\n"
-            )
     if not tables:
         console.print(
             f"{strategy} has no settings of its own. What its constructor takes goes into "
             "strategy-args; flwr-distill settings prints what every run has."
         )
-    example = next((s for table in tables if table.declared for s in table.settings), None)
+    example = next((s for table in tables for s in table.settings), None)
     if example:
         given = f"{example.key}={json.dumps(example.default)}"
         chosen = f'strategy="{strategy}" ' if strategy else ""

@@ -125,7 +125,7 @@ class Edge:
         ):
             node = self._node(Path(sockets))
             own = self._below.run_config
-            bundle = app_bundle(self._app_dir)
+            bundle = app_bundle(self._app_dir, own)
             runs = EdgeRuns(Path(sockets), self._state, own, self._control, bundle)
             server = runs.listen()
             nurseries = self._start_nursery(Path(nursery))

@@ -76,7 +76,7 @@ def submit(
     from flwr_distill.flower.line_1_32.fleet.superlink import SuperLinkError
 
     try:
-        bundle = app_bundle(app_dir)
+        bundle = app_bundle(app_dir, run_config)
         with control() as link:
             run_id = link.start_run(bundle, run_config)
     except (ValueError, SuperLinkError) as error:

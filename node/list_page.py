@@ -27,6 +27,7 @@ and key that is not on this page, and every value out of its range, by an error 
 Bounds in `code` are keys of the [policy](policy.md). `evaluation-epsilon` alone means that the
 message is refused where that is set; `secure-sums` that the answer is under masks in such a run. A
 changed app can do more: [what a policy does not hold](policy.md#what-it-does-not-hold).
+For an installed package the list is what [its methods declare](plugins.md#phases-and-handlers).
 """
 
 

@@ -3,6 +3,8 @@
 With ``settings: listed`` a node refuses whatever is not on it. Message types and the records and
 keys of messages are declared by the methods (`protocol.method.Phase`); here is, by the name of each
 setting and metric, what bounds it. Tests check that nothing has no row, and that each row holds.
+Of an installed package any declared setting is in its range, and metrics count as exact, but for
+those that its phases name as covered (`protocol.method.Phase.covered`).
 """
 
 from __future__ import annotations
@@ -39,13 +41,13 @@ SETTINGS: Mapping[str, str] = {
         runs-dir resume keep-checkpoints hooks edge defence most-samples aggregator aggregator-args
         norm-threshold secure-sums-norm fraction-evaluate
 
-        aggregation most-say main-cluster trajectory follow-steps image-lr tune-steps
-        tune-lr num-malicious-nodes num-nodes-to-select noise-multiplier initial-clipping-norm
+        aggregation most-say main-cluster num-malicious-nodes num-nodes-to-select
+        noise-multiplier initial-clipping-norm
         target-clipped-quantile clip-norm-lr clipped-count-stddev clipping-norm eta tau beta beta-1
         beta-2 server-learning-rate server-momentum q server-lr server-epochs server-batch-size
-        sectors fixed-leader least-classes audit reference reference-size global-weight
+        sectors fixed-leader least-classes audit reference reference-size
         global-per-class global-steps every selections match groups votes refresh-every
-        refresh-steps rotate complete-clusters most-nodes least-samples""",
+        refresh-steps rotate complete-clusters""",
     ),
     **_rows(
         RANGE,
@@ -54,15 +56,14 @@ SETTINGS: Mapping[str, str] = {
         optimizer lr lr-schedule momentum weight-decay batch-size proximal-mu kd-lambda
         feature-layer precision augment dp-clip server-round clipping_norm
 
-        num-classes package frozen regularisation virtual-batch weight alignment
+        num-classes package frozen regularisation
 
-        projection clip head personal width distill-steps per-class radius local-weight gamma
+        projection clip head personal width distill-steps per-class radius gamma
         temperature distill-lr distill-weight-decay distill-batch-size patience average least-gain
-        rule longest leads prediction-weight feature-weight noise formation first-steps contrast
-        gradient auxiliary-size digest-lr digest-batch-size mu initial-steps initial-lr
-        initial-batch-size distilled-size bits own-divergence balanced average-last left-out ranks
-        images of-a-class steps method settings run-id node-id round resumes
-        columns column-means column-deviations label
+        rule longest leads formation first-steps contrast gradient auxiliary-size mu
+        initial-steps initial-lr initial-batch-size distilled-size bits own-divergence balanced
+        average-last left-out ranks images of-a-class steps method settings run-id node-id
+        round resumes columns column-means column-deviations label
         refine-steps""",
     ),
     **_rows(
@@ -80,11 +81,7 @@ SETTINGS: Mapping[str, str] = {
     **_rows("raw-data", "share-raw-data"),
     **_rows("least-noise", "dp-noise dp-epsilon"),
     **_rows("most-delta", "dp-delta"),
-    **_rows(
-        "most-epochs",
-        "local-epochs distill-epochs pretrain-epochs digest-epochs private-epochs "
-        "pretraining-epochs",
-    ),
+    **_rows("most-epochs", "local-epochs distill-epochs"),
     **_rows("single-updates", "secure-sums"),
     **_rows("direct-links", "links link address"),
 }
@@ -106,7 +103,7 @@ METRICS: Mapping[str, str] = {
         COUNTED,
         """num-examples num-steps partition-id sector together files dp-epsilon dp-epsilon-of-all
         dp-delta virtual-epsilon num-values kept-parcels rejected num-parcels votes norm_bit
-        update-norm confidence needs-global-data""",
+        update-norm needs-global-data""",
     ),
     **_rows(
         EXACT,
@@ -114,7 +111,7 @@ METRICS: Mapping[str, str] = {
         median-distance nearer-to-own by-chance audited-ordinary audited-worst distill-loss
         distill-epochs""",
     ),
-    **_rows(EVALUATED, "eval-accuracy eval-loss shared-accuracy classifier-accuracy"),
+    **_rows(EVALUATED, "eval-accuracy eval-loss shared-accuracy"),
 }
 """What bounds each metric of a reply, by its name."""
 

@@ -193,17 +193,19 @@ def _check_metrics(policy: Policy, asked: Asked, reply: RecordDict) -> None:
     Raises
     ------
     ValueError
-        If it does, or with ``settings: listed`` holds a metric that is not on the list.
+        If it does. With ``settings: listed`` that is any metric, but of an evaluation, which is
+        neither on the list nor `Phase.covered`.
     """
-    names = reply.metric_records.get(METRICS, MetricRecord()).keys()
-    if policy.settings == "listed" and (odd := names - METRIC_ROWS.keys()):
-        raise ValueError(f"{min(odd)!r:.60} is not on the list of metrics")
     if not policy.least_noise:
         return
+    names = reply.metric_records.get(METRICS, MetricRecord()).keys()
     if "classes" in reply.config_records.get(CONFIG, {}):
         raise ValueError("classes are not reported with differential privacy")
     follows = asked.phase is not None and asked.phase.own_privacy is not None
-    exact = {name for name in names if METRIC_ROWS.get(name) == EXACT}
+    covered = asked.phase.covered if asked.phase is not None else ()
+    unlisted = EXACT if policy.settings == "listed" and not asked.evaluates else ""
+    bounds = {name: METRIC_ROWS.get(name, unlisted) for name in names - {*covered}}
+    exact = {name for name, bound in bounds.items() if bound == EXACT}
     if exact and not follows:
         raise ValueError(f"{min(exact)!r} does not leave with differential privacy")
 

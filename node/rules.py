@@ -383,8 +383,7 @@ def _bound_of(asked: Asked, setting: Setting) -> str | None:
         return None
     if table not in own and table not in ("", *_TASK_TABLES):
         return None
-    is_plug_in = asked.method is not None and asked.method.package and name in own.get(table, ())
-    return bound_of(table, name) or (RANGE if is_plug_in else None)
+    return bound_of(table, name) or (RANGE if name in own.get(table, ()) else None)
 
 
 @cache

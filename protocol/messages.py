@@ -30,6 +30,9 @@ ROUTE = "route"
 DELIVERY = "delivery"
 """Record with a parcel for its receiver (``delivery.<rank>`` if there are several)."""
 
+LINK_ERROR = "link-error"
+"""Config key of a reply: why a parcel could not be sent, if the reply is usable without it."""
+
 REJECTED = "rejected"
 """Metric: parcels that a head rejected. Config key of a leader's reply, ``rejected.<rank>``: why it
 rejected a model."""

@@ -46,6 +46,10 @@ class Phase:
         Metrics of its answers that are shares of the node's held-out samples, of which the received
         model alone decides. A policy with ``evaluation-epsilon`` adds noise to these, drops other
         metrics, and refuses phases that evaluate and name none.
+    covered : tuple of str (default: ())
+        Metrics of its answers that may leave a node with differential privacy: counts, and what
+        follows from a model under it. For plug-ins, whose other metrics count as exact numbers of
+        samples; `node.listed` has those of built-in methods.
     single : bool (default: True)
         Whether arrays in its answers that secure sums do not mask are a single node's model, or as
         telling. A policy with ``single-updates: never`` refuses these, and so do nodes in a run
@@ -84,6 +88,7 @@ class Phase:
     request: Request | None = None
     leaves: str = ""
     rates: tuple[str, ...] = ()
+    covered: tuple[str, ...] = ()
     single: bool = True
     quorum: bool = False
     needed: bool = False

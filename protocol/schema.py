@@ -49,6 +49,30 @@ class EvaluateMetrics(Block):
     eval_loss: float | None = None
 
 
+class DistilledMetrics(Block):
+    """Metrics sent with virtual data: how many, and their privacy card."""
+
+    num_examples: Count
+    highest_cosine: float | None = None
+    median_cosine: float | None = None
+    least_distance: float | None = None
+    median_distance: float | None = None
+    nearer_to_own: Share | None = None
+    by_chance: Share | None = None
+
+
+class SentData(Block):
+    """A node's virtual data, by :meth:`distill.virtual_data.VirtualData.to_bytes`."""
+
+    payload: bytes
+
+
+class LinkReport(Block):
+    """Config of a reply whose parcel could not be sent: why."""
+
+    link_error: Annotated[str, Field(max_length=2000)]
+
+
 class NoMetrics(Block):
     """An empty record, or none."""
 

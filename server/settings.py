@@ -23,9 +23,8 @@ class RunSettings(TaskSettings):
     strategy : str (default: "hfldd")
         Name of a built-in or installed method, or ``module:Class``.
     strategy_args : str (default: "")
-        JSON object of method settings, ``{"mu": 5.0}``, and other constructor arguments of the
-        strategy. Settings of plug-ins go here, because Flower's ``-c`` accepts only keys that the
-        app declares.
+        JSON object of constructor arguments of the strategy that are no settings, or of the
+        method's settings, ``{"mu": 5.0}``: Flower's own command takes those of plug-ins here.
     aggregator : str (default: "")
         Strategy that replaces the weighted mean of models: ``agreement``, ``krum``, ``multikrum``,
         ``bulyan``, ``fedtrimmedavg``, ``fedmedian`` or your own; for HFLDD, FedLGD and MOON.

@@ -2,15 +2,17 @@
 
 ``python -m flwr_distill.server.settings_catalogue`` (``make settings``) rewrites what is made of
 them: the run config that ``pyproject.toml`` declares, the app's settings in the installed package,
-and the page ``docs/settings.md``.
+and the page ``docs/settings.md``. With the name of an installed package and that of a file, it
+writes such a page for the package.
 """
 
 import json
 import re
+import sys
 import textwrap
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,9 @@ from docstring_parser import Docstring, DocstringStyle
 from pydantic import BaseModel
 
 from flwr_distill.protocol.method import Method
-from flwr_distill.protocol.registry import built_in_methods
+from flwr_distill.protocol.registry import all_methods, built_in_methods
 from flwr_distill.server.settings import RunSettings, composed_settings
-from flwr_distill.task.settings import Block
+from flwr_distill.task.settings import Block, RunConfigValue
 
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = ROOT / "pyproject.toml"
@@ -67,6 +69,11 @@ flwr-distill run --preset hfldd-mnist-c1
 
 `flwr-distill settings` prints what stands here, with the settings of methods that other packages
 bring, and `flwr-distill settings hfldd --preset mine.toml` writes a file for `-c`.
+"""
+_INTRODUCTION_OF_PACKAGE = """\
+# Settings of {package}
+
+<!-- Written by flwr_distill.server.settings_catalogue from the settings' classes; do not edit. -->
 """
 
 
@@ -186,9 +193,9 @@ def to_toml(tables: Iterable[SettingsTable], *, under: str = "", explained: bool
         for setting in table.settings:
             if explained:
                 lines += _comment(f"{setting.meaning} ({setting.values})")
-            lines.append(
-                f"{setting.key.removeprefix(table.prefix)} = {json.dumps(setting.default)}"
-            )
+            key = setting.key.removeprefix(table.prefix)
+            given = setting.default is not None  # TOML has no null
+            lines.append(f"{'' if given else '# '}{key} = {json.dumps(setting.default)}")
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
 
@@ -214,26 +221,36 @@ def as_json(tables: Iterable[SettingsTable]) -> list[dict[str, Any]]:
 def preset(tables: Iterable[SettingsTable], strategy: str = "") -> str:
     """Write a run config for ``flwr-distill run -c FILE``: settings at their defaults, explained.
 
-    Flower takes no key that the app does not declare, so the settings of another package's method
-    stand in ``strategy-args``.
-
     Parameters
     ----------
     tables : iterable of SettingsTable
         The core keys first, if they are among them.
     strategy : str (default: "")
-        Method that the run is to have; if empty, the settings of other packages are left out.
+        Method that the run is to have; if empty, the settings of other packages are left out, since
+        nodes may be without these.
     """
-    lines = [f"strategy = {json.dumps(strategy)}"] if strategy else []
-    for table in tables:
-        if strategy and not table.declared:
-            names = {s.key.removeprefix(table.prefix): s for s in table.settings}
-            for name, setting in names.items():
-                lines += _comment(f"{name}: {setting.meaning} ({setting.values})")
-            arguments = json.dumps({name: setting.default for name, setting in names.items()})
-            lines.append(f"strategy-args = {json.dumps(arguments)}")
-    written = to_toml((table for table in tables if table.declared), explained=True)
-    return "\n\n".join(filter(None, ("\n".join(lines), written.strip()))) + "\n"
+    first = f"strategy = {json.dumps(strategy)}" if strategy else ""
+    written = to_toml((t for t in tables if strategy or t.declared), explained=True)
+    return "\n\n".join(filter(None, (first, written.strip()))) + "\n"
+
+
+def with_plugins(pyproject: str, run_config: Mapping[str, RunConfigValue]) -> str:
+    """Give the text of an app's ``pyproject.toml`` with settings of installed packages.
+
+    Those are the tables that a run names: a node without the package may refuse them.
+
+    Parameters
+    ----------
+    pyproject : str
+        It declares the settings of built-in methods.
+    run_config : Mapping[str, bool | int | float | str]
+        Overrides of the run, by dotted key.
+    """
+    named = {key.partition(".")[0] for key in run_config if "." in key}
+    if not named:
+        return pyproject
+    tables = (t for t in settings_tables(all_methods()) if t.name in named and not t.declared)
+    return "\n".join([pyproject, to_toml(_with_values(tables, run_config), under=_DECLARED)])
 
 
 def declared_in(pyproject: str) -> str:
@@ -255,10 +272,16 @@ def packaged(pyproject: str) -> str:
     return "\n".join([note, "[project]", *lines, "", app + tables])
 
 
-def page() -> str:
-    """Give the text of ``docs/settings.md``."""
-    parts = [_INTRODUCTION]
-    for table in settings_tables(built_in_methods()):
+def page(package: str = "") -> str:
+    """Give the text of ``docs/settings.md``, or of such a page for an installed package."""
+    parts, methods = [_INTRODUCTION], built_in_methods()
+    tables = settings_tables(methods)
+    if package:
+        installed = all_methods().items()
+        methods = {name: m for name, m in installed if m.package.partition("==")[0] == package}
+        tables = [table for table in settings_tables(methods) if table.methods]
+        parts = [_INTRODUCTION_OF_PACKAGE.format(package=package)]
+    for table in tables:
         parts.append(f"## {table.name}\n\n{table.meaning}\n")
         if table.methods:
             parts.append("".join(f"- `{m.name}`: {m.summary}\n" for m in table.methods))
@@ -267,16 +290,20 @@ def page() -> str:
             for s in table.settings
         ]
         parts.append(_markdown_table(("key", "type", "default", "allowed", "what it is"), rows))
-    rest = (m for m in built_in_methods().values() if not m.settings)
-    parts.append("## Methods without settings of their own\n")
-    parts.append("".join(f"- `{m.name}`: {m.summary}\n" for m in rest))
+    if rest := [m for m in methods.values() if not m.settings]:
+        parts.append("## Methods without settings of their own\n")
+        parts.append("".join(f"- `{m.name}`: {m.summary}\n" for m in rest))
     return "\n".join(parts)
 
 
 def main() -> None:
     """Rewrite the files that are made of the settings, where they have changed."""
     declared = declared_in(PYPROJECT.read_text(encoding="utf-8"))
-    for file, text in ((PYPROJECT, declared), (APP, packaged(declared)), (PAGE, page())):
+    texts = {PYPROJECT: declared, APP: packaged(declared), PAGE: page()}
+    if len(sys.argv) > 1:
+        package, name = sys.argv[1:]
+        texts = {Path(name): page(package)}
+    for file, text in texts.items():
         if not file.exists() or file.read_text(encoding="utf-8") != text:
             file.write_text(text, encoding="utf-8")
 
@@ -330,6 +357,18 @@ def _markdown_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> st
     return "".join(
         f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines
     )
+
+
+def _with_values(
+    tables: Iterable[SettingsTable], run_config: Mapping[str, RunConfigValue]
+) -> Iterator[SettingsTable]:
+    """Tables whose settings without a default, for which TOML has no value, have a run's."""
+    for table in tables:
+        settings = (
+            replace(s, default=run_config.get(s.key)) if s.default is None else s
+            for s in table.settings
+        )
+        yield replace(table, settings=tuple(settings))
 
 
 def _hyphenated(name: str) -> str:

@@ -408,6 +408,9 @@ def _unknown(key: str, known: list[str]) -> str:
     near += [name for name in known if name.startswith(key)]
     near += difflib.get_close_matches(key, known, n=1)
     hint = f", did you mean {near[0]}?" if near else ", see flwr-distill settings"
+    table, dot, _ = key.partition(".")
+    if dot and not any(name.startswith(f"{table}.") for name in known):
+        hint += f" (no method with settings {table}.* is installed here)"
     return f"{key} is not a known key{hint}"
 
 

@@ -5,6 +5,8 @@ import sysconfig
 import venv
 from pathlib import Path
 
+BASELINES = Path(__file__).resolve().parents[1] / "baselines"
+
 
 def shared_environment(environment, *, editable):
     """Make a virtual environment with the packages and programs of this one.
@@ -12,13 +14,13 @@ def shared_environment(environment, *, editable):
     Parameters
     ----------
     editable : bool
-        Whether our own packages are among them: those of this checkout.
+        Whether our own package is among them, that of this checkout; its baselines are anyway.
     """
     venv.create(environment, symlinks=True)
     shared = sysconfig.get_path("purelib")
     own = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
-    line = f"import site; site.addsitedir({shared!r})" if editable else shared
-    (own / "shared.pth").write_text(f"{line}\n")
+    lines = [f"import site; site.addsitedir({shared!r})"] if editable else [shared, str(BASELINES)]
+    (own / "shared.pth").write_text("\n".join([*lines, ""]))
     for script in (Path(sys.prefix) / "bin").iterdir():
         here = environment / "bin" / script.name
         if here.exists() or script.is_dir() or (script.name == "flwr-distill" and not editable):

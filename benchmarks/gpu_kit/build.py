@@ -3,7 +3,7 @@
 ``python -m benchmarks.gpu_kit.build --data-root DIR`` (``make gpu-kit DATA_ROOT=DIR``)
 
 Writes ``.gpu-kit``: wheels of what this project needs and such a machine does not have, in the
-versions of this environment, one of the project itself for its command, and the files of MNIST.
+versions of this environment, those of the project and its baselines, and the files of MNIST.
 Copy it there with the checkout, whose code goes before the wheel's; ``make gpu`` finds it.
 """
 
@@ -114,7 +114,10 @@ def main() -> None:
         shutil.copyfile(file, kit / "data" / MNIST / file.name)
     download(wheels(), kit / "wheels")
     uv = Path(sys.executable).with_name("uv")
-    subprocess.run([uv, "build", "-q", "--wheel", "--out-dir", kit / "wheels", ROOT], check=True)
+    for project in (ROOT, ROOT / "baselines"):
+        subprocess.run(
+            [uv, "build", "-q", "--wheel", "--out-dir", kit / "wheels", project], check=True
+        )
     (kit / "wheels" / ".gitignore").unlink(missing_ok=True)
 
     number = len(list((kit / "wheels").iterdir()))

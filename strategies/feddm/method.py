@@ -7,7 +7,7 @@ from pydantic import Field
 from flwr_distill.links.records import VIRTUAL_DATA
 from flwr_distill.protocol.messages import ARRAYS, CONFIG
 from flwr_distill.protocol.method import Method, Phase
-from flwr_distill.protocol.schema import Count, Reply, Request, TrainRequest
+from flwr_distill.protocol.schema import DistilledMetrics, Reply, Request, SentData, TrainRequest
 from flwr_distill.task.settings import Block, TrainSettings
 
 DISTILL_AROUND = "train.feddm_distill"
@@ -54,24 +54,6 @@ class FedDMSettings(AroundModel):
     def around_model(self) -> AroundModel:
         """The request to nodes."""
         return AroundModel(**self.model_dump(include=set(AroundModel.model_fields)))
-
-
-class DistilledMetrics(Block):
-    """Metrics sent with virtual data: how many, and their privacy card."""
-
-    num_examples: Count
-    highest_cosine: float | None = None
-    median_cosine: float | None = None
-    least_distance: float | None = None
-    median_distance: float | None = None
-    nearer_to_own: Annotated[float, Field(ge=0, le=1)] | None = None
-    by_chance: Annotated[float, Field(ge=0, le=1)] | None = None
-
-
-class SentData(Block):
-    """A node's virtual data, by :meth:`distill.virtual_data.VirtualData.to_bytes`."""
-
-    payload: bytes
 
 
 def _unprotected(settings: FedDMSettings, train: TrainSettings) -> str:

@@ -10,6 +10,7 @@ from flwr_distill.protocol.messages import ARRAYS, CONFIG, DELIVERY, PARCEL, ROU
 from flwr_distill.protocol.method import Method, Phase
 from flwr_distill.protocol.schema import (
     Count,
+    LinkReport,
     PrivacyMetrics,
     Reply,
     Request,
@@ -39,9 +40,6 @@ DISTILL_SECTOR = "train.distill_sector"
 
 LEADS = "leads"
 """Config key of a train message: whether the node leads its sector, and keeps its model."""
-
-LINK_ERROR = "link-error"
-"""Config key of a reply: why a parcel could not be sent, if the reply is usable without it."""
 
 LEAST_GAIN = "least-gain"
 """Config key of the request to distil; see `FedHEADSettings`."""
@@ -143,12 +141,6 @@ class DistillSectorRequest(EnsembleDistillation):
 
     server_round: Annotated[int, Field(ge=0)]
     least_gain: Annotated[float, Field(ge=0, lt=1)]
-
-
-class LinkReport(Block):
-    """Why a parcel could not be sent."""
-
-    link_error: Annotated[str, Field(max_length=2000)]
 
 
 class TrainSectorMetrics(TrainMetrics):

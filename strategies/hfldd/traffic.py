@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from flwr_distill.strategies.common.traffic import BITS_PER_FLOAT, fedavg_bits
+from flwr_distill.strategies.common.traffic import BITS_PER_FLOAT, fedavg_bits, fedseq_bits
 
 
 def formulas(strategy: Any, num_nodes: int, num_weights: int, num_rounds: int) -> dict[str, int]:
@@ -61,13 +61,3 @@ def hfldd_bits(
         + models_to_members * num_weights * BITS_PER_FLOAT
         + fedavg_bits(num_heads, num_weights, num_rounds)
     )
-
-
-def fedseq_bits(num_superclients: int, num_weights: int, num_rounds: int, clients_each: int) -> int:
-    """Traffic of FedSeq: ``O |w| B_1 ((2T - 1) + T J)`` (HFLDD, eq. 19).
-
-    O is `num_superclients`; J, `clients_each`, the clients through which a superclient passes the
-    model each round.
-    """
-    rounds = (2 * num_rounds - 1) + num_rounds * clients_each
-    return num_superclients * num_weights * BITS_PER_FLOAT * rounds

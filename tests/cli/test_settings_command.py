@@ -136,15 +136,15 @@ def test_a_preset_that_cannot_be_written_or_read_is_an_error(name, why, tmp_path
     assert not (tmp_path / name).exists()
 
 
-def test_settings_of_an_installed_package_are_shown_and_written_as_flower_takes_them(
+def test_settings_of_an_installed_package_are_shown_and_written_as_those_of_any_method(
     install, tmp_path
 ):
     install("colours", PLUGIN, name="acme", acme="colours:METHOD", broken="colours:NOTHING")
     assert "acme.mu" in keys()
-    assert "its settings go into strategy-args" in invoke("acme").output
+    assert "-c 'strategy=\"acme\" acme.mu=0.5'" in invoke("acme").output
     invoke("acme", "--preset", tmp_path / "acme.toml")
     written = tomllib.loads((tmp_path / "acme.toml").read_text())
-    assert written == {"strategy": "acme", "strategy-args": '{"mu": 0.5}'}
+    assert written == {"strategy": "acme", "acme": {"mu": 0.5}}
     invoke("--preset", tmp_path / "all.toml")
     assert "acme" not in tomllib.loads((tmp_path / "all.toml").read_text())
 

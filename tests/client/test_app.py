@@ -14,7 +14,7 @@ from flwr_distill.client.app import app
 from flwr_distill.client.session import Session
 from flwr_distill.client.terms import LossTerm, Proximal, loss_terms
 from flwr_distill.protocol.meeting import DESCRIBE, Requirement
-from flwr_distill.protocol.registry import all_methods, built_in_methods, check_config, phases_of
+from flwr_distill.protocol.registry import all_methods, check_config, phases_of
 from flwr_distill.strategies.feddyn.method import DYNAMIC
 from flwr_distill.strategies.hfldd.method import TRAIN_POOL
 from flwr_distill.task.backbones import fingerprint
@@ -56,7 +56,7 @@ def with_model(context):
 
 def check(content, message_type, start, method=None):
     """Check a reply as the server does."""
-    (allowed,) = phases_of(built_in_methods()[method] if method else None)[message_type].replies
+    (allowed,) = phases_of(all_methods()[method] if method else None)[message_type].replies
     allowed.check(content, {name: array.numpy() for name, array in start["arrays"].items()})
 
 
@@ -304,8 +304,8 @@ def test_a_key_in_the_config_of_an_evaluate_message_that_nothing_reads_is_refuse
         ask("evaluate", with_model(config=config))
 
 
-@pytest.mark.parametrize("name", sorted({*built_in_methods()}))
+@pytest.mark.parametrize("name", sorted({*all_methods()}))
 def test_every_key_that_a_methods_train_phase_declares_is_one_that_nodes_read(name):
-    phase = phases_of(built_in_methods()[name])["train"]
+    phase = phases_of(all_methods()[name])["train"]
     keys = [field.alias for field in phase.request.configs["config"].model_fields.values()]
     check_config(Message(RecordDict({"config": ConfigRecord(dict.fromkeys(keys, 1))}), 1, "train"))

@@ -11,7 +11,6 @@ from flwr_distill.client.session import Session
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.node.asked import Asked
 from flwr_distill.node.replies import virtual_data
-from flwr_distill.strategies.fedaf.method import CLASS_KNOWLEDGE, DISTILL_WITH_PEERS, KNOWLEDGE
 from flwr_distill.strategies.feddm.method import DISTILL_AROUND
 from flwr_distill.strategies.fedlgd.client import virtual_samples
 from flwr_distill.strategies.fedlgd.method import VirtualTraining
@@ -20,6 +19,7 @@ from flwr_distill.strategies.hfldd.method import Distillation
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import SettingsError
+from flwr_distill_baselines.fedaf.method import CLASS_KNOWLEDGE, DISTILL_WITH_PEERS, KNOWLEDGE
 
 FEWEST = 20
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from flwr_distill.distill import DistillError, peer_matching
-from flwr_distill.distill.peer_matching import Mixed, distill_with_peers
+from flwr_distill.distill import DistillError
 from flwr_distill.distill.perturbed_matching import Outputs
+from flwr_distill_baselines.fedaf import peer_matching
+from flwr_distill_baselines.fedaf.peer_matching import Mixed, distill_with_peers
 
 SHAPE, CLASSES = (1, 6, 6), 3
 

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from flwr_distill.distill import DistillError, trajectory_matching
-from flwr_distill.distill.trajectory_matching import (
+from flwr_distill.distill import DistillError
+from flwr_distill_baselines.dynafed import trajectory_matching
+from flwr_distill_baselines.dynafed.trajectory_matching import (
     draw_target,
     match_trajectory,
     sgd_step,

@@ -5,7 +5,7 @@ import tomllib
 
 import pytest
 
-from flwr_distill.protocol.registry import built_in_methods
+from flwr_distill.protocol.registry import all_methods
 from flwr_distill.server.privacy import check_privacy, check_secure_sums
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.strategies.common.registry import find_strategy
@@ -52,7 +52,7 @@ def private_by_itself(name, **config):
     return method.own_privacy is not None and method.own_privacy(run.of_method(method)) > 0
 
 
-@pytest.mark.parametrize("name", sorted(built_in_methods()))
+@pytest.mark.parametrize("name", sorted(all_methods()))
 def test_a_strategy_has_the_protections_that_the_page_says(name):
     privates, sums = zip(*rows_of_strategies()[name], strict=True)
     with_these, summed_with = settings_in(privates), settings_in(sums)

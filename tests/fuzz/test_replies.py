@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from benchmarks.in_process import InProcessGrid
 from flwr_distill.protocol.arrays import as_record
-from flwr_distill.protocol.registry import built_in_methods, phases_of
+from flwr_distill.protocol.registry import all_methods, phases_of
 from flwr_distill.server.grid.screening import ScreeningGrid
 
 from .conftest import FUZZ, damaged
@@ -17,7 +17,7 @@ from .conftest import FUZZ, damaged
 MODEL = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array(1)}
 FILE = BytesIO()
 np.save(FILE, MODEL["w"])
-RUNS = {name: phases_of(method) for name, method in built_in_methods().items()}
+RUNS = {name: phases_of(method) for name, method in all_methods().items()}
 REPLIES = [reply for run in RUNS.values() for phase in run.values() for reply in phase.replies]
 NAMES = {name for reply in REPLIES for name in (*reply.arrays, *reply.configs)}
 KEYS = {

@@ -22,7 +22,7 @@ from flwr_distill.distill.analytic import Sums
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.protocol.arrays import as_arrays, as_record
 from flwr_distill.protocol.meeting import requirement_of
-from flwr_distill.protocol.registry import built_in_methods, phases_of
+from flwr_distill.protocol.registry import all_methods, phases_of
 from flwr_distill.protocol.replies import NothingUsableError
 from flwr_distill.server.grid.metered import QuorumError
 from flwr_distill.server.grid.screening import ScreeningGrid
@@ -364,7 +364,7 @@ def settings_of(name, links, defended):
         "server-device": "cpu",
         "links": links,
         **LITTLE,
-        **(built_in_methods()[name].defence if defended else {}),
+        **(all_methods()[name].defence if defended else {}),
     }
     return tables().checked(nested(config), "run config")
 
@@ -438,7 +438,7 @@ def finite(state):
     return True
 
 
-METHODS = sorted(built_in_methods())
+METHODS = sorted(all_methods())
 METHODS_TO_LEARN = (
     *("auto", "cadis", "dynafed", "fedaf", "fedavg", "feddm", "fedhead", "fedhkd", "fedlgd"),
     *("fedmd", "fedproto", "fedseq", "hfldd", "vhl"),
@@ -499,6 +499,6 @@ def test_honest_runs_learn_and_nobody_is_set_aside(tmp_path):
         folder = tmp_path / name
         folder.mkdir()
         _, grid, _, models, lines = play(name, [honest] * NODES, folder)
-        own = built_in_methods()[name].personal
+        own = all_methods()[name].personal
         assert (name, len(models), lines) == (name, 0 if own else 1, [])
         assert sum(grid._journal._set_aside.values()) == 0

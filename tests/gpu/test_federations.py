@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from flwr_distill.protocol.registry import built_in_methods
+from flwr_distill.protocol.registry import all_methods
 from tests.gpu import work
 from tests.gpu.work import ACCURACY, GPU
 from tests.matrix import strategies
@@ -34,7 +34,7 @@ LITTLE = {
 
 
 @pytest.mark.parametrize(
-    "strategy", strategies(built_in_methods().keys() - {"bulyan"})
+    "strategy", strategies(all_methods().keys() - {"bulyan"})
 )  # it needs three
 def test_every_strategy_gives_what_it_gives_on_the_cpu(gpus, federation, strategy):
     settings = {"strategy": strategy, "fraction_evaluate": 1.0, **LITTLE}

@@ -14,14 +14,14 @@ from flwr_distill.client.session import Session
 from flwr_distill.client.terms import loss_terms
 from flwr_distill.client.training import soft_labels, train_round
 from flwr_distill.links.store import NodeStore
-from flwr_distill.protocol.class_means import record_of_means
 from flwr_distill.protocol.registry import all_methods
-from flwr_distill.strategies.fedhkd.method import FedHKDSettings
-from flwr_distill.strategies.vhl.method import VHLSettings
 from flwr_distill.task.datasets import Samples
 from flwr_distill.task.evaluation import evaluate_model
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import CHANGES
+from flwr_distill_baselines.common.class_means import record_of_means
+from flwr_distill_baselines.fedhkd.method import FedHKDSettings
+from flwr_distill_baselines.vhl.method import VHLSettings
 from tests.gpu.work import ADAM, ONE_PASS, SGD, SPEC, generator
 
 MEANS = {c: np.full(64, 0.1 * c, np.float32) for c in (1, 2)}

@@ -65,7 +65,7 @@ from flwr_distill.protocol.method import Method
 from flwr_distill.protocol.registry import find_method
 from flwr_distill.protocol.replies import REFUSED
 from flwr_distill.strategies.fedlgd.method import TRAIN_VIRTUAL, VirtualTraining
-from flwr_distill.strategies.fedseq.method import PASSED_MODEL, TRAIN_IN_TURN
+from flwr_distill_baselines.fedseq.method import PASSED_MODEL, TRAIN_IN_TURN
 
 SERVER, NODE, OTHER = 1, 5, 6
 NODE_CONFIG: dict[str, Any] = {"data": "/data/ward-3", "name": "ward-3"}

@@ -25,7 +25,8 @@ from flwr_distill.node.policy import HOSPITAL, Policy
 from flwr_distill.node.replies import OwnWords, judge_reply
 from flwr_distill.node.rules import judge_message, judge_request
 from flwr_distill.protocol.method import Method, Phase
-from flwr_distill.protocol.registry import built_in_methods, phases_of
+from flwr_distill.protocol.registry import all_methods, built_in_methods, phases_of
+from flwr_distill.protocol.schema import Reply
 from flwr_distill.server.app import main
 from flwr_distill.server.settings_catalogue import settings_tables
 from flwr_distill.task.settings import Block
@@ -115,6 +116,7 @@ WRONG: dict[str, Any] = {
     "most-delta": 0.1,
     "most-epochs": 11,
 }
+NOBODY = OwnWords({}, [], b"", "")
 IN_USE = {"strategy": "hfldd", "hfldd.start": "noise", "hfldd.dp-epsilon": 2.0}
 """Settings of a method that a run does not have are not judged by their values, but for paths."""
 
@@ -196,11 +198,40 @@ def test_a_message_without_a_request_is_refused(monkeypatch: pytest.MonkeyPatch)
     assert str(refusal).endswith("settings: listed, and no request 'query.ask' is on the list")
 
 
+class Depths(Block):
+    """Metrics of a plug-in."""
+
+    samples_seen: int
+    depth: float
+
+
+@pytest.mark.parametrize(
+    ("covered", "least_noise", "refused"),
+    [
+        (("samples-seen", "depth"), 1.0, ""),
+        (("depth",), 1.0, "samples-seen"),
+        ((), 1.0, "depth"),
+        ((), 0.0, ""),
+    ],
+)
+def test_metrics_of_a_plug_in_do_not_leave_with_differential_privacy_unless_it_covers_them(
+    covered: tuple[str, ...], least_noise: float, refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phase = Phase("query.acme", "nodes answer", (Reply(metrics=Depths),), covered=covered)
+    method = Method("acme", "acme:Acme", phases=(phase,), package="acme==1.0")
+    monkeypatch.setattr("flwr_distill.node.asked.find_method", lambda name: method)
+    message = Asked.by(
+        RecordDict(), message_type="query.acme", bundle="0" * 64, run_config={"strategy": "acme"}
+    )
+    reply = RecordDict({"metrics": MetricRecord({"samples-seen": 3, "depth": 0.5})})
+    policy = LISTED.model_copy(update={"least_noise": least_noise})
+    refusal = judge_reply(policy, message, reply, {}, NOBODY)
+    assert (refusal is not None) == bool(refused)
+    assert refusal is None or (refusal.rule == "replies" and f"'{refused}'" in refusal.detail)
+
+
 def test_the_page_is_what_the_code_says() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "write it again: make settings"
-
-
-NOBODY = OwnWords({}, [], b"", "")
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -231,7 +262,7 @@ def test_exact_numbers_of_samples_do_not_leave_with_differential_privacy(name: s
         pytest.param(
             name, {}, marks=() if name in (HOSPITAL.strategies or ()) else pytest.mark.slow
         )
-        for name in built_in_methods()
+        for name in all_methods()
         if name != "auto"
     ]
     + [
@@ -274,5 +305,5 @@ def test_all_that_a_run_of_a_method_asks_is_on_the_list(
         return False
 
     main(client_grid(4, config, judge), Context(7, 1, {}, RecordDict(), config))
-    own = {phase.message_type for phase in built_in_methods()[name].phases}
+    own = {phase.message_type for phase in all_methods()[name].phases}
     assert types & own or not own - {"train"}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from flwr_distill.protocol.arrays import as_record
-from flwr_distill.protocol.class_means import class_means, mean_by_class, record_of_means
+from flwr_distill_baselines.common.class_means import class_means, mean_by_class, record_of_means
 
 HONEST = {
     "classes": np.array([1, 4]),

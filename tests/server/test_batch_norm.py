@@ -5,7 +5,7 @@ import json
 import pytest
 from flwr.app import Context, RecordDict
 
-from flwr_distill.protocol.registry import built_in_methods
+from flwr_distill.protocol.registry import all_methods
 from flwr_distill.server.app import main
 from tests.matrix import strategies
 
@@ -29,7 +29,7 @@ ELSEWHERE = {
 that learns in the first round alone."""
 
 
-@pytest.mark.parametrize("strategy", strategies(built_in_methods().keys() - ELSEWHERE))
+@pytest.mark.parametrize("strategy", strategies(all_methods().keys() - ELSEWHERE))
 def test_honest_nodes_train_in_every_round_and_are_never_set_aside(
     client_grid, little_distillation, tmp_path, strategy
 ):
@@ -38,7 +38,7 @@ def test_honest_nodes_train_in_every_round_and_are_never_set_aside(
     main(client_grid(NODES, run_config), Context(1, 1, {}, RecordDict(), run_config))
     rows = [json.loads(line) for line in (tmp_path / "1" / "metrics.jsonl").open()]
     assert [row["set_aside"] for row in rows] == [0, 0, 0]
-    if built_in_methods()[strategy].personal:
+    if all_methods()[strategy].personal:
         assert {row["loss"] for row in rows} == {None}
     else:
         assert len({row["loss"] for row in rows}) == 3

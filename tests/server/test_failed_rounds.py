@@ -148,7 +148,7 @@ def test_a_round_whose_only_superclient_rejects_its_model_has_failed(
     def unreadable(*parcel):
         raise ValueError("no model of this run")
 
-    monkeypatch.setattr("flwr_distill.strategies.fedseq.client.receive", unreadable)
+    monkeypatch.setattr("flwr_distill_baselines.fedseq.client.receive", unreadable)
     own = {"strategy": "fedseq", "min-nodes": 2, "runs-dir": str(tmp_path)}
     config = {**QUICK, **little_distillation, **own}
     with pytest.raises(NothingLearntError, match="2 failed rounds"):

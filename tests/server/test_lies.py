@@ -14,7 +14,7 @@ from benchmarks.in_process import FIRST_NODE, InProcessGrid
 from flwr_distill.links.records import Introduction
 from flwr_distill.protocol.arrays import as_record, model_arrays
 from flwr_distill.protocol.meeting import DescribeConfig
-from flwr_distill.protocol.registry import built_in_methods, phases_of
+from flwr_distill.protocol.registry import all_methods, phases_of
 from flwr_distill.server.aggregation import Aggregate, aggregate_finite
 from flwr_distill.server.grid.failures import reason_of
 from flwr_distill.server.grid.screening import ScreeningGrid
@@ -46,7 +46,7 @@ def grid_of(answers, method="fedavg", **settings):
         node: lambda message, answer=answer: deepcopy(answer)
         for node, answer in zip(NODES, answers, strict=False)
     }
-    phases = phases_of(built_in_methods()[method])
+    phases = phases_of(all_methods()[method])
     return ScreeningGrid(InProcessGrid(nodes), deadline=60, model=START, phases=phases, **settings)
 
 
@@ -93,7 +93,7 @@ def test_one_of_two_in_a_sector_does_not_evict_the_other_by_omitting_its_loss():
 
 TRAINING = sorted(
     name
-    for name, method in built_in_methods().items()
+    for name, method in all_methods().items()
     if (phase := phases_of(method).get("train")) and phase.compared
 )
 

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from flwr_distill.protocol.method import Method
 from flwr_distill.protocol.registry import built_in_methods
-from flwr_distill.server.settings import RunSettings, composed_settings
+from flwr_distill.server.settings import composed_settings
 from flwr_distill.server.settings_catalogue import (
     PAGE,
     PYPROJECT,
@@ -16,6 +16,7 @@ from flwr_distill.server.settings_catalogue import (
     page,
     preset,
     settings_tables,
+    with_plugins,
 )
 from flwr_distill.task.settings import Block, nested
 
@@ -51,6 +52,18 @@ class Settings(Basics):
     how_far: Literal["near", "far"] = "near"
     steps: Annotated[int | None, Field(ge=1)] = None
     name: Annotated[str, Field(min_length=1)] = 'a "b"'
+
+
+PLUGIN = """
+from flwr_distill.protocol.method import Method
+from flwr_distill.task.settings import Block
+
+class Settings(Block):
+    mu: float = 0.25
+    steps: int | None = None
+
+METHOD = Method("acme", "far:Far", settings=Settings)
+"""
 
 
 def of_acme(**about):
@@ -133,13 +146,31 @@ def test_a_preset_of_everything_is_a_run_config_at_its_defaults():
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_a_preset_gives_settings_of_another_package_as_arguments_of_its_strategy():
+def test_a_preset_of_another_packages_method_gives_its_settings_in_their_table():
     written = tomllib.loads(preset([of_acme(package="acme==1.0")], "acme_far"))
-    settings = RunSettings.from_run_config(written)
-    assert settings.strategy == "acme_far"
+    assert written.pop("strategy") == "acme_far"
     method = Method("acme_far", "acme:Far", settings=Settings)
+    settings = composed_settings({"acme_far": method}).checked(written, "run config")
     assert settings.of_method(method) == Settings()
-    assert settings.constructor_arguments(method) == {}
+
+
+def test_the_page_of_the_baselines_settings_is_current():
+    file = PAGE.parents[1] / "baselines" / "settings.md"
+    assert file.read_text(encoding="utf-8") == page("flwr-distill-baselines"), REMEDY
+
+
+def test_settings_of_an_installed_package_are_declared_where_a_run_names_them(install):
+    install("far", PLUGIN, name="acme", acme="far:METHOD")
+    text = PYPROJECT.read_text(encoding="utf-8")
+
+    def declared(run_config):
+        app = tomllib.loads(with_plugins(text, run_config))["tool"]["flwr"]["app"]
+        return app["config"].get("acme")
+
+    assert declared({}) is None
+    assert declared({"strategy": "acme", "train.lr": 1.0}) is None
+    assert declared({"acme.mu": 2.0}) == {"mu": 0.25}
+    assert declared({"acme.steps": 3}) == {"mu": 0.25, "steps": 3}
 
 
 def test_only_the_run_config_is_rewritten():

@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 from torch import nn
 from torch.nn import functional as F
 
-from flwr_distill.protocol.registry import built_in_methods
+from flwr_distill.protocol.registry import all_methods
 from flwr_distill.server.app import main
 from flwr_distill.task.settings import SettingsError
 from tests.matrix import strategies
@@ -26,7 +26,7 @@ QUICK = {
     "train.batch-size": 64,
     "patience-failed": 1,
 }
-CENTRAL = {name for name in built_in_methods() if name.startswith("dp-")}
+CENTRAL = {name for name in all_methods() if name.startswith("dp-")}
 ELSEWHERE = {"analytic", "bulyan", *CENTRAL}
 """One trains no network, one needs more nodes, and others refuse the model."""
 ALWAYS = {"dynafed", "fedadam", "feddyn", "fedfa", "fedmd", "fednova", "fedproto", "moon"}
@@ -55,14 +55,12 @@ def play(client_grid, little_distillation, tmp_path):
     return play
 
 
-@pytest.mark.parametrize(
-    "strategy", strategies(built_in_methods().keys() - ELSEWHERE, always=ALWAYS)
-)
+@pytest.mark.parametrize("strategy", strategies(all_methods().keys() - ELSEWHERE, always=ALWAYS))
 def test_shared_weights_train_with_every_strategy_and_stay_the_same(play, strategy):
     folder = play(strategy=strategy)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
     assert [row["set_aside"] for row in rows] == [0, 0, 0]
-    if not built_in_methods()[strategy].personal:
+    if not all_methods()[strategy].personal:
         model = load_file(folder / "model.safetensors")
         assert (model["first.weight"] == model["second.weight"]).all()
 

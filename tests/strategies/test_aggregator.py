@@ -6,7 +6,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp.strategy import FedMedian, FedTrimmedAvg, Krum, Strategy
 
 from flwr_distill.protocol.arrays import as_record
-from flwr_distill.protocol.registry import built_in_methods
+from flwr_distill.protocol.registry import all_methods
 from flwr_distill.strategies.agreement.strategy import UNCLEAR, Agreement
 from flwr_distill.strategies.common.checked import RobustFedAvg
 from flwr_distill.strategies.common.registry import (
@@ -157,7 +157,7 @@ def test_strategies_that_average_models_take_an_aggregator(a_run, name, cls):
     assert strategy.aggregator is median
 
 
-@pytest.mark.parametrize("name", sorted(built_in_methods().keys() - {"hfldd", "fedlgd", "moon"}))
+@pytest.mark.parametrize("name", sorted(all_methods().keys() - {"hfldd", "fedlgd", "moon"}))
 def test_an_aggregator_that_would_not_be_used_is_an_error(a_run, name):
     cls, _ = find_strategy(name)
     with pytest.raises(SettingsError, match=f"{cls.__name__} combines models by a rule of its own"):

@@ -9,17 +9,17 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch.nn import functional
 
-import flwr_distill.strategies.dynafed.strategy
+import flwr_distill_baselines.dynafed.strategy
 from flwr_distill.distill.augmentation import draw_augmentation
 from flwr_distill.distill.errors import DistillError
 from flwr_distill.protocol.arrays import as_record, as_tensors
 from flwr_distill.strategies.common.checked import CheckedFedAvg
 from flwr_distill.strategies.common.draws import round_generator
-from flwr_distill.strategies.dynafed.method import DynaFedSettings
-from flwr_distill.strategies.dynafed.strategy import DynaFed
 from flwr_distill.task.datasets import DataSpec, load_dataset
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import SettingsError
+from flwr_distill_baselines.dynafed.method import DynaFedSettings
+from flwr_distill_baselines.dynafed.strategy import DynaFed
 
 SPEC = load_dataset("digits").spec
 MODEL = create_model("auto", SPEC, seed=0)
@@ -74,13 +74,13 @@ def test_it_is_fedavg_until_it_has_its_trajectory(grid):
 
 def test_it_distils_the_models_of_so_many_rounds_once(grid, monkeypatch):
     given = []
-    real = flwr_distill.strategies.dynafed.strategy.match_trajectory
+    real = flwr_distill_baselines.dynafed.strategy.match_trajectory
 
     def match(trajectory, *arguments, **settings):
         given.append(trajectory)
         return real(trajectory, *arguments, **settings)
 
-    monkeypatch.setattr(flwr_distill.strategies.dynafed.strategy, "match_trajectory", match)
+    monkeypatch.setattr(flwr_distill_baselines.dynafed.strategy, "match_trajectory", match)
     strategy, plain = strategy_of(), CheckedFedAvg(fraction_evaluate=0.0)
     first = play(strategy, grid, 1, start())
     average = play(plain, grid, 2, first)
@@ -137,7 +137,7 @@ def test_a_distillation_that_fails_is_said_and_leaves_fedavg(grid, monkeypatch, 
         raise DistillError("images must be finite")
 
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    monkeypatch.setattr(flwr_distill.strategies.dynafed.strategy, "match_trajectory", fails)
+    monkeypatch.setattr(flwr_distill_baselines.dynafed.strategy, "match_trajectory", fails)
     strategy, plain, arrays = strategy_of(), CheckedFedAvg(fraction_evaluate=0.0), start()
     for server_round in (1, 2, 3):
         expected = play(plain, grid, server_round, arrays)

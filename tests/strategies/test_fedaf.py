@@ -10,18 +10,18 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch.nn import functional
 
-from flwr_distill.distill.peer_matching import distill_with_peers
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.links.records import VIRTUAL_DATA
 from flwr_distill.protocol.arrays import as_arrays, as_record
-from flwr_distill.protocol.registry import built_in_methods, phases_of
+from flwr_distill.protocol.registry import all_methods, phases_of
 from flwr_distill.server.app import main
 from flwr_distill.server.grid.screening import ScreeningGrid
-from flwr_distill.strategies.fedaf.method import CLASS_KNOWLEDGE, DISTILL_WITH_PEERS
-from flwr_distill.strategies.fedaf.strategy import FedAF, knowledge_matching
 from flwr_distill.task.datasets import DataSpec, load_dataset
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import SettingsError
+from flwr_distill_baselines.fedaf.method import CLASS_KNOWLEDGE, DISTILL_WITH_PEERS
+from flwr_distill_baselines.fedaf.peer_matching import distill_with_peers
+from flwr_distill_baselines.fedaf.strategy import FedAF, knowledge_matching
 
 from .naive import FIRST, UNEQUAL, assert_by_class, by_class, mean_over_nodes, sessions, start
 
@@ -219,7 +219,7 @@ def test_bad_data_are_set_aside_and_without_any_the_model_stays(memory_grid, flo
 
 @pytest.mark.parametrize("how", sorted({*BAD} - {"another class", "another width"}))
 def test_knowledge_is_checked_before_the_strategy_sees_it(memory_grid, how):
-    phases = phases_of(built_in_methods()["fedaf"])
+    phases = phases_of(all_methods()["fedaf"])
     grid = memory_grid({FIRST: lambda _: BAD[how]})
     screening = ScreeningGrid(grid, deadline=5, phases=phases, model={})
     (reply,) = screening.send_and_receive([Message(RecordDict(), FIRST, CLASS_KNOWLEDGE)])

@@ -13,11 +13,11 @@ from safetensors.torch import load
 from flwr_distill.links.store import NodeStore
 from flwr_distill.protocol.arrays import as_record
 from flwr_distill.server.app import main
-from flwr_distill.strategies.fedmd.method import EVALUATE_OWN, LOGITS
-from flwr_distill.strategies.fedmd.strategy import FedMD
 from flwr_distill.task.datasets import auxiliary_images, load_dataset
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import SettingsError
+from flwr_distill_baselines.fedmd.method import EVALUATE_OWN, LOGITS
+from flwr_distill_baselines.fedmd.strategy import FedMD
 
 from .naive import FIRST, LR, play, sessions, spoil, start, trained
 

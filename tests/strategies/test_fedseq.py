@@ -10,13 +10,16 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from safetensors.numpy import save
 
-import flwr_distill.strategies.fedseq.client
+import flwr_distill_baselines.fedseq.client
 from flwr_distill.client.training import soft_labels
-from flwr_distill.protocol.registry import built_in_methods, phases_of
+from flwr_distill.protocol.registry import all_methods, phases_of
 from flwr_distill.protocol.replies import NothingUsableError
 from flwr_distill.server.grid.screening import ScreeningGrid
-from flwr_distill.strategies.fedseq import FedSeq
-from flwr_distill.strategies.fedseq.method import (
+from flwr_distill.task.datasets import auxiliary_images, load_dataset
+from flwr_distill.task.models import create_model
+from flwr_distill.task.settings import SettingsError
+from flwr_distill_baselines.fedseq import FedSeq
+from flwr_distill_baselines.fedseq.method import (
     PASS_AGAIN,
     TELL_CONFIDENCE,
     TRAIN_IN_TURN,
@@ -24,10 +27,7 @@ from flwr_distill.strategies.fedseq.method import (
     FedSeqSettings,
     Pretraining,
 )
-from flwr_distill.strategies.fedseq.traffic import formulas
-from flwr_distill.task.datasets import auxiliary_images, load_dataset
-from flwr_distill.task.models import create_model
-from flwr_distill.task.settings import SettingsError
+from flwr_distill_baselines.fedseq.traffic import formulas
 
 FIRST = 2**64 - 1000  # as in conftest.py
 RUN_CONFIG = {"partition.classes": 3, "train.local-epochs": 1, "train.batch-size": 64}
@@ -209,7 +209,7 @@ HOSTILE = {
 def test_a_bad_model_of_the_node_before_is_rejected_and_training_begins_anew(
     client_grid, by_hand, how, monkeypatch, flower_log
 ):
-    strategy, real = strategy_of(most_nodes=4), flwr_distill.strategies.fedseq.client._sent
+    strategy, real = strategy_of(most_nodes=4), flwr_distill_baselines.fedseq.client._sent
     grid = client_grid(4, RUN_CONFIG)
 
     def sent(session, route, payload, deadline):
@@ -218,13 +218,13 @@ def test_a_bad_model_of_the_node_before_is_rejected_and_training_begins_anew(
             spoilt = HOSTILE[how](
                 {
                     n: np.array(a)
-                    for n, a in flwr_distill.strategies.fedseq.client.load(payload).items()
+                    for n, a in flwr_distill_baselines.fedseq.client.load(payload).items()
                 }
             )
             payload = save(spoilt)
         return real(session, route, payload, deadline)
 
-    monkeypatch.setattr(flwr_distill.strategies.fedseq.client, "_sent", sent)
+    monkeypatch.setattr(flwr_distill_baselines.fedseq.client, "_sent", sent)
     found = play(strategy, grid)
     (chain,) = strategy._chains
     assert chain.trained == chain.nodes[2:]
@@ -265,9 +265,9 @@ def test_a_superclient_whose_model_is_absurdly_large_is_set_aside(
 
 
 def test_bytes_that_are_no_model_are_rejected(client_grid, monkeypatch):
-    real = flwr_distill.strategies.fedseq.client._sent
+    real = flwr_distill_baselines.fedseq.client._sent
     monkeypatch.setattr(
-        flwr_distill.strategies.fedseq.client,
+        flwr_distill_baselines.fedseq.client,
         "_sent",
         lambda s, r, payload, d: real(s, r, b"\x01", d),
     )
@@ -332,7 +332,7 @@ def test_confidences_are_checked_before_the_strategy_sees_them(memory_grid, valu
         metrics = {"num-examples": 5, "confidence": values}
         return RecordDict({"metrics": MetricRecord(metrics)})
 
-    phases = phases_of(built_in_methods()["fedseq"])
+    phases = phases_of(all_methods()["fedseq"])
     screening = ScreeningGrid(memory_grid({FIRST: tells}), deadline=5, phases=phases, model={})
     (reply,) = screening.send_and_receive([Message(RecordDict(), FIRST, TELL_CONFIDENCE)])
     assert reply.has_error()

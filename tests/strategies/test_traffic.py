@@ -1,8 +1,8 @@
 """The papers' traffic formulas, against their sums written out message by message."""
 
-from flwr_distill.strategies.common.traffic import fedavg_bits
+from flwr_distill.strategies.common.traffic import fedavg_bits, fedseq_bits
 from flwr_distill.strategies.fedhead.traffic import fedhead_bits
-from flwr_distill.strategies.hfldd.traffic import fedseq_bits, hfldd_bits
+from flwr_distill.strategies.hfldd.traffic import hfldd_bits
 
 
 def test_fedavg_formula_counts_every_transfer_but_the_last_rounds_way_down():

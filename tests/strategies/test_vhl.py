@@ -10,12 +10,12 @@ from torch.nn import functional
 
 from flwr_distill.client.session import Session
 from flwr_distill.client.training import epoch_batches
-from flwr_distill.strategies.vhl.client import VirtualTask, virtual_images
-from flwr_distill.strategies.vhl.method import VIRTUAL_TASK, VirtualTaskRequest
-from flwr_distill.strategies.vhl.strategy import VHL
 from flwr_distill.task.datasets import DataSpec, Samples, load_dataset
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import SettingsError
+from flwr_distill_baselines.vhl.client import VirtualTask, virtual_images
+from flwr_distill_baselines.vhl.method import VIRTUAL_TASK, VirtualTaskRequest
+from flwr_distill_baselines.vhl.strategy import VHL
 
 NODES = 2
 PARTITIONS = 8
@@ -123,7 +123,7 @@ def test_settings_out_of_range_are_refused_by_name(settings, said):
 
 
 def test_texts_are_refused_before_any_node_is_asked(a_run):
-    from flwr_distill.strategies.vhl.method import VHLSettings
+    from flwr_distill_baselines.vhl.method import VHLSettings
 
     spec = DataSpec("letters", (1, 1, 12), 4, (0.5,), (0.5,), kind="text", vocabulary=50)
     with pytest.raises(SettingsError, match="strategy = 'vhl': 'letters' holds texts"):

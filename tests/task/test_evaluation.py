@@ -8,11 +8,11 @@ from torch.nn import functional
 from flwr_distill.client.training import soft_labels
 from flwr_distill.distill.ensemble import distil_ensemble
 from flwr_distill.distill.virtual_data import VirtualData
-from flwr_distill.strategies.fedmd.client import logits_on
-from flwr_distill.strategies.fedproto.client import nearest_prototype
 from flwr_distill.strategies.hfldd.client import knows
 from flwr_distill.task.datasets import Samples
 from flwr_distill.task.evaluation import BATCH, evaluate_model, outputs, predict
+from flwr_distill_baselines.fedmd.client import logits_on
+from flwr_distill_baselines.fedproto.client import nearest_prototype
 
 
 @pytest.mark.parametrize("n", [1, BATCH, BATCH + 1, 2 * BATCH + 7])

@@ -114,7 +114,7 @@ def choose(walk):
     walk.type("flwr-distill settings hfldd")
     walk.type("flwr-distill partition cluster-mc --nodes 20 --plot clusters.png")
     walk.type(f"flwr-distill run --preset hfldd-mnist-c2 -c '{LITTLE}'")
-    anchors = "strategy='class-anchors' strategy-args='{\\\"weight\\\": 1.0}' num-rounds=1"
+    anchors = "strategy='class-anchors' class-anchors.weight=1.0 num-rounds=1"
     walk.type(f'flwr-distill run -c "{anchors}"')
     walk.type("flwr-distill stop")
 

@@ -25,7 +25,7 @@ MEANS, COUNTS, PULL = "means", "counts", "pull"
 
 
 class AnchorSettings(Block):
-    """Settings of class anchors, given as ``strategy-args``.
+    """Settings of class anchors (``class-anchors.*``).
 
     Parameters
     ----------

@@ -1,7 +1,8 @@
 """Packs app bundles, and has a SuperLink bound those that it is sent."""
 
 import os
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from flwr.cli.build import build_fab_from_files
@@ -10,6 +11,11 @@ import flwr_distill
 from flwr_distill import ROOMS
 from flwr_distill.flower.app_config import app_config
 from flwr_distill.flower.own_app import APP_DIR
+from flwr_distill.server.settings_catalogue import with_plugins
+from flwr_distill.task.settings import RunConfigValue
+
+_SETTINGS = "pyproject.toml"
+_SERVER_APP = "flwr_distill.server.app:app"
 
 
 def bound_bundles() -> None:
@@ -20,11 +26,19 @@ def bound_bundles() -> None:
     setattr(control_servicer, "get_fab_config", app_config)  # noqa: B010
 
 
-def app_bundle(app_dir: Path) -> bytes:
+def app_bundle(app_dir: Path, run_config: Mapping[str, RunConfigValue] | None = None) -> bytes:
     """Pack an app as ``flwr run`` does, but without hidden folders, and our own with its code.
 
     Flower matches each file of a virtual environment before it leaves them all out. Our own app's
-    folder has settings alone: its code is our packages, wherever they are installed.
+    folder has settings alone: its code is our packages, wherever they are installed. Flower takes
+    only settings that an app declares: ours declares those of installed packages that a run names.
+
+    Parameters
+    ----------
+    app_dir : Path
+        Directory of the app.
+    run_config : Mapping[str, bool | int | float | str], optional (default: None)
+        Overrides of the run, by dotted key.
 
     Raises
     ------
@@ -34,6 +48,8 @@ def app_bundle(app_dir: Path) -> bytes:
     files: dict[str, bytes | Path] = {
         file.relative_to(app_dir).as_posix(): file for file in _files(app_dir)
     }
+    if run_config and (text := _own_settings(app_dir)):
+        files[_SETTINGS] = with_plugins(text, run_config).encode()
     if app_dir == APP_DIR:
         package = Path(flwr_distill.__file__).parent
         rooms = [Path(folder, room) for folder in flwr_distill.__path__[1:] for room in ROOMS]
@@ -41,6 +57,15 @@ def app_bundle(app_dir: Path) -> bytes:
             modules = (file for file in _files(folder) if file.suffix == ".py")
             files |= {file.relative_to(package.parent).as_posix(): file for file in modules}
     return build_fab_from_files(files)[0]
+
+
+def _own_settings(app_dir: Path) -> str:
+    """Text of the app's ``pyproject.toml``, if its ServerApp is ours; else empty."""
+    text = (app_dir / _SETTINGS).read_text(encoding="utf-8")
+    table = tomllib.loads(text)
+    for name in ("tool", "flwr", "app", "components"):
+        table = table.get(name, {})
+    return text if table.get("serverapp") == _SERVER_APP else ""
 
 
 def _files(top: Path) -> Iterator[Path]:

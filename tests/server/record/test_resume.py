@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from safetensors.numpy import load_file
 
-from flwr_distill.protocol.registry import built_in_methods
+from flwr_distill.protocol.registry import all_methods
 from flwr_distill.server import app as server_app
 from flwr_distill.server.app import main
 from flwr_distill.server.record import resume
@@ -24,15 +24,15 @@ from flwr_distill.server.record.checkpoint import (
 from flwr_distill.server.record.resume import lock_run_folder, restore
 from flwr_distill.server.roster import Roster, meet_nodes
 from flwr_distill.strategies.common.registry import find_strategy
-from flwr_distill.strategies.fedaf.method import DISTILL_WITH_PEERS
 from flwr_distill.strategies.feddm.method import DISTILL_AROUND
 from flwr_distill.strategies.fedhead.method import TRAIN_SECTOR
-from flwr_distill.strategies.fedhkd.method import TRAIN_KNOWLEDGE
 from flwr_distill.strategies.fedlgd.method import TRAIN_VIRTUAL
-from flwr_distill.strategies.fedmd.method import TRAIN_CONSENSUS
-from flwr_distill.strategies.fedproto.method import TRAIN_PROTOTYPES
-from flwr_distill.strategies.fedseq.method import TRAIN_LAST
 from flwr_distill.strategies.hfldd.method import TRAIN_POOL
+from flwr_distill_baselines.fedaf.method import DISTILL_WITH_PEERS
+from flwr_distill_baselines.fedhkd.method import TRAIN_KNOWLEDGE
+from flwr_distill_baselines.fedmd.method import TRAIN_CONSENSUS
+from flwr_distill_baselines.fedproto.method import TRAIN_PROTOTYPES
+from flwr_distill_baselines.fedseq.method import TRAIN_LAST
 from tests.matrix import strategies
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
@@ -52,7 +52,7 @@ QUICK = {
 }
 STATEFUL = [
     name
-    for name in built_in_methods()
+    for name in all_methods()
     if hasattr(find_strategy(name)[0], "state_dict") and name != "analytic"  # trains once
 ]
 TRAINING = {

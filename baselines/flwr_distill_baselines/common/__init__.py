@@ -1,0 +1,1 @@
+"""What several baselines share."""

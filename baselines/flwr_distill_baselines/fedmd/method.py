@@ -1,0 +1,141 @@
+"""FedMD: messages between server and nodes, settings and declaration."""
+
+from typing import Annotated
+
+import numpy as np
+from flwr.app import ArrayRecord
+from pydantic import AfterValidator, Field
+
+from flwr_distill.protocol.arrays import Arrays, finite_arrays
+from flwr_distill.protocol.method import Method, Phase
+from flwr_distill.protocol.schema import (
+    EVALUATE,
+    EVALUATE_REQUEST,
+    TRAIN_REQUEST,
+    Reply,
+    TrainMetrics,
+)
+from flwr_distill.task.auxiliary_names import check_auxiliary
+from flwr_distill.task.settings import Block, TrainSettings
+
+TRAIN_CONSENSUS = "train.consensus"
+"""Have a node learn the consensus, train on its own samples, and send its logits."""
+
+EVALUATE_OWN = "evaluate.own_model"
+"""Have a node evaluate its own model."""
+
+DIGEST = "digest"
+"""Name of the record with the request to learn the consensus, see `FedMDSettings`."""
+
+LOGITS = "logits"
+"""Name of the record of logits on public samples, the nodes' or their mean, and of its array."""
+
+
+class FedMDSettings(Block):
+    """Settings of FedMD (``fedmd.*``), also its request to nodes.
+
+    Parameters
+    ----------
+    auxiliary : str (default: "noise")
+        Public samples, which every node builds for itself: ``noise``, ``fashion-mnist``,
+        ``tiny-imagenet``, or a folder or npz that is on every node, or
+        ``@NAME`` for what nodes' owners call so.
+    auxiliary_size : int (default: 5000)
+        Number of public samples.
+    pretrain_epochs : int (default: 25)
+        Epochs on the node's own samples in its first round, before it sends logits.
+    digest_epochs : int (default: 1)
+        Epochs on the public samples in which a node learns the mean logits.
+    digest_lr : float (default: 1e-3)
+        Learning rate of Adam in these.
+    digest_batch_size : int (default: 256)
+        Public samples in a minibatch.
+    private_epochs : int (default: 4)
+        Epochs on the node's own samples after that, in place of ``train.local-epochs`` (the paper:
+        4 on FEMNIST, 10 on CIFAR).
+    """
+
+    auxiliary: Annotated[str, AfterValidator(check_auxiliary)] = "noise"
+    auxiliary_size: Annotated[int, Field(ge=2)] = 5000
+    pretrain_epochs: Annotated[int, Field(ge=1)] = 25
+    digest_epochs: Annotated[int, Field(ge=1)] = 1
+    digest_lr: Annotated[float, Field(gt=0)] = 1e-3
+    digest_batch_size: Annotated[int, Field(ge=2)] = 256
+    private_epochs: Annotated[int, Field(ge=1)] = 4
+
+
+def logits_of(record: ArrayRecord, shape: tuple[int, int] | None = None) -> Arrays:
+    """Read a node's record of logits, float32 (public samples, classes), checked.
+
+    Parameters
+    ----------
+    record : ArrayRecord
+        Of a node.
+    shape : tuple[int, int], optional (default: None)
+        Their shape; None takes any.
+
+    Raises
+    ------
+    ValueError
+        If the record holds anything else, or a value is not finite.
+    """
+    if list(record) != [LOGITS]:
+        raise ValueError(f"its arrays are not {LOGITS}")
+    arrays = finite_arrays(record)
+    logits = arrays[LOGITS]
+    if logits.dtype != np.float32 or logits.ndim != 2 or shape not in (None, logits.shape):
+        wanted = shape or "(public samples, classes)"
+        raise ValueError(f"its {LOGITS} are {logits.dtype} {logits.shape}, need float32 {wanted}")
+    return arrays
+
+
+def _check_logits(record: ArrayRecord, model: Arrays) -> None:
+    logits_of(record)
+
+
+def _unprotected(settings: FedMDSettings, train: TrainSettings) -> str:
+    return (
+        "nodes keep models that were trained without differential privacy, and send their logits "
+        "(take another strategy)"
+    )
+
+
+def _disclosed(settings: FedMDSettings) -> str:
+    return (
+        f"Nodes sent the logits of their models on {settings.auxiliary_size} public samples. "
+        "Models stayed on nodes."
+    )
+
+
+METHOD = Method(
+    name="fedmd",
+    strategy="flwr_distill_baselines.fedmd.strategy:FedMD",
+    summary="Nodes keep their models, and learn the mean of their logits on public samples.",
+    settings=FedMDSettings,
+    phases=(
+        Phase(
+            TRAIN_CONSENSUS,
+            "nodes learn the consensus and train",
+            (Reply(metrics=TrainMetrics, arrays={LOGITS: _check_logits}),),
+            "flwr_distill_baselines.fedmd.client:train_consensus",
+            request=TRAIN_REQUEST.plus({DIGEST: FedMDSettings}, (LOGITS,)),
+            leaves="logits of its own model on public samples",
+            quorum=True,
+            compared=True,
+        ),
+        Phase(
+            EVALUATE_OWN,
+            "nodes evaluate their own models",
+            (EVALUATE,),
+            "flwr_distill_baselines.fedmd.client:evaluate_own",
+            request=EVALUATE_REQUEST,
+            leaves="accuracy and loss of its own model on held-out samples",
+            compared=True,
+        ),
+    ),
+    needs="flwr_distill_baselines.fedmd.client:needs",
+    unprotected=_unprotected,
+    personal=True,
+    panels=("flwr_distill.strategies.common.panels:own_models",),
+    disclosed=_disclosed,
+)

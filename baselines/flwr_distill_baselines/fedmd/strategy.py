@@ -1,0 +1,104 @@
+"""FedMD: nodes keep models of their own and learn the mean of their logits on public samples."""
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from flwr.app import ArrayRecord, ConfigRecord, Message
+
+from flwr_distill.protocol.arrays import Arrays, as_record, sent_arrays
+from flwr_distill.strategies.common.averages import weighted_mean
+from flwr_distill.strategies.common.checked import Update
+from flwr_distill.strategies.common.own_models import OwnModels
+from flwr_distill.strategies.common.run import Run
+from flwr_distill_baselines.fedmd.method import (
+    DIGEST,
+    EVALUATE_OWN,
+    LOGITS,
+    TRAIN_CONSENSUS,
+    FedMDSettings,
+    logits_of,
+)
+
+
+class FedMD(OwnModels):
+    """Heterogenous federated learning via model distillation (Li & Wang 2019, Algorithm 1).
+
+    Nodes have models of their own, of any architecture (node config ``model``). A node first trains
+    on its own samples alone. In each round nodes send their logits on the same public samples, and
+    the server takes their mean, the consensus. Nodes learn it for an epoch (digest), then train on
+    their own samples again (revisit). There is no global model: nodes evaluate their own ones.
+
+    One message a round serves: it brings the consensus, and the reply the logits after revisiting.
+    The first round is that of pre-training and of the first logits.
+
+    Parameters
+    ----------
+    num_classes : int
+        Classes of the run.
+    auxiliary, auxiliary_size, pretrain_epochs, digest_epochs, digest_lr, digest_batch_size,
+    private_epochs
+        See `method.FedMDSettings`.
+    **kwargs
+        As Flower's FedAvg takes them.
+
+    Notes
+    -----
+    The paper first trains all models on the public samples' labels, which ours do not have, and
+    draws other public samples in each round; here they are the same ones throughout.
+    """
+
+    state_keys = ("consensus",)
+    train_type = TRAIN_CONSENSUS
+    evaluate_type = EVALUATE_OWN
+
+    def __init__(
+        self,
+        *,
+        num_classes: int,
+        auxiliary: str = "noise",
+        auxiliary_size: int = 5000,
+        pretrain_epochs: int = 25,
+        digest_epochs: int = 1,
+        digest_lr: float = 1e-3,
+        digest_batch_size: int = 256,
+        private_epochs: int = 4,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.request = FedMDSettings.checked(
+            {
+                "auxiliary": auxiliary,
+                "auxiliary-size": auxiliary_size,
+                "pretrain-epochs": pretrain_epochs,
+                "digest-epochs": digest_epochs,
+                "digest-lr": digest_lr,
+                "digest-batch-size": digest_batch_size,
+                "private-epochs": private_epochs,
+            },
+            "fedmd",
+        )
+        self.consensus: Arrays = {}
+        """Mean logits, (public samples, classes); empty before the first."""
+        self._shape = auxiliary_size, num_classes
+
+    @classmethod
+    def from_run(cls, settings: Any, run: Run, **arguments: Any) -> Self:
+        """Make the strategy for a run of our ServerApp; see `CheckedFedAvg`."""
+        classes = {"num_classes": run.spec.num_classes}
+        return super().from_run(settings, run, **{**classes, **arguments})
+
+    def records(self) -> Mapping[str, ArrayRecord | ConfigRecord]:
+        """Ask for logits, and send the consensus once there is one."""
+        request = ConfigRecord(self.request.model_dump(by_alias=True))
+        if not self.consensus:
+            return {DIGEST: request}
+        return {DIGEST: request, LOGITS: as_record(self.consensus)}
+
+    def sent(self, reply: Message) -> Arrays:
+        """Logits of a node."""
+        return logits_of(sent_arrays(reply, LOGITS), self._shape)
+
+    def combine(self, updates: list[Update]) -> Arrays:
+        """Take the mean of the logits, all alike; the arrays of Flower's loop stay."""
+        self.consensus = weighted_mean((1.0, update.arrays) for update in updates)
+        return self.start_of_round

@@ -1,0 +1,11 @@
+"""FedSeq: superclients whose nodes train one model after another."""
+
+from typing import TYPE_CHECKING
+
+from flwr_distill.strategies.common.lazily import lazily
+
+if TYPE_CHECKING:
+    from flwr_distill_baselines.fedseq.strategy import FedSeq
+
+__all__ = ["FedSeq"]
+__getattr__ = lazily(__name__, FedSeq="strategy")

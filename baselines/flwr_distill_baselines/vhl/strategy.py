@@ -1,0 +1,82 @@
+"""VHL: shared virtual images of noise, which all nodes learn beside their own samples."""
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from flwr.app import ConfigRecord
+
+from flwr_distill.strategies.common.checked import CheckedFedAvg
+from flwr_distill.strategies.common.run import Run
+from flwr_distill.task.settings import SettingsError
+from flwr_distill_baselines.vhl.method import VIRTUAL_TASK, VHLSettings, VirtualTaskRequest
+
+
+class VHL(CheckedFedAvg):
+    """FedAvg whose nodes share a second, virtual task (Tang et al. 2022).
+
+    All nodes draw the same labelled images of noise from a seed. In each step a node also learns a
+    minibatch of them, and pulls its own samples' features to those of virtual images of their class
+    (`client.VirtualTask`). As these are the same everywhere, features of a class agree
+    between nodes.
+
+    Parameters
+    ----------
+    per_class, virtual_batch, weight, alignment, contrast
+        See `method.VHLSettings`.
+    seed : int (default: 0)
+        Seed of the virtual images.
+    **kwargs
+        As Flower's FedAvg takes them.
+
+    Notes
+    -----
+    The paper's images come from an untrained StyleGAN-v2. Here they are smooth noise around a
+    pattern of their class, so that nothing is downloaded. As in the paper, and unlike the published
+    code's default, virtual classes are those of the task, not further ones.
+    """
+
+    run_arguments = ("seed",)
+
+    def __init__(
+        self,
+        *,
+        per_class: int = 100,
+        virtual_batch: int = 128,
+        weight: float = 1.0,
+        alignment: float = 1.0,
+        contrast: float = 0.1,
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.request = VirtualTaskRequest.checked(
+            {
+                "per-class": per_class,
+                "virtual-batch": virtual_batch,
+                "weight": weight,
+                "alignment": alignment,
+                "contrast": contrast,
+                "seed": seed,
+            },
+            "vhl",
+        )
+
+    @classmethod
+    def from_run(cls, settings: VHLSettings, run: Run, **arguments: Any) -> Self:
+        """Make the strategy for a run of our ServerApp; see `CheckedFedAvg`.
+
+        Raises
+        ------
+        SettingsError
+            If the data are texts.
+        """
+        if run.spec.kind == "text":
+            raise SettingsError(
+                f"strategy = 'vhl': {run.spec.name!r} holds texts, which have no virtual images "
+                "(take another strategy)"
+            )
+        return super().from_run(settings, run, **arguments)
+
+    def records(self) -> Mapping[str, ConfigRecord]:
+        """Ask for the virtual task."""
+        return {VIRTUAL_TASK: ConfigRecord(self.request.model_dump(by_alias=True))}
