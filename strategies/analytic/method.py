@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from flwr.app import ArrayRecord, RecordDict
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from flwr_distill.protocol.arrays import Arrays, as_record, finite_arrays
 from flwr_distill.protocol.messages import CONFIG
@@ -89,6 +89,13 @@ class AnalyticSettings(SummedFeatures):
     personal: Annotated[float, Field(ge=0)] = 0.0
     """How much more a node's own samples count in a head of its own, beside once in the sums of
     all. Above 0, nodes evaluate theirs on their held-out samples; it stays there."""
+
+    @field_validator("regularisation")
+    @classmethod
+    def _is_a_shrinkage(cls, strength: float, info: ValidationInfo) -> float:
+        if info.data.get("head") == "lda" and strength > 1:
+            raise ValueError("lda takes 1 at most (0 chooses)")
+        return strength
 
     def request(self, classes: int, width: int) -> SumsRequest:
         """The request to nodes."""

@@ -101,6 +101,11 @@ class FedHEADSettings(EnsembleDistillation):
         fields = set(EnsembleDistillation.model_fields)
         return EnsembleDistillation(**self.model_dump(include=fields))
 
+    @property
+    def server_distillation(self) -> EnsembleDistillation:
+        """What the server does; all but its epochs as leaders do."""
+        return self.ensemble_distillation.model_copy(update={"distill_epochs": self.server_epochs})
+
 
 class SectorRequest(TrainRequest):
     """Config of a message to train: whether the node leads its sector."""
