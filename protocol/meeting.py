@@ -81,11 +81,11 @@ class Requirement(Block):
     classes: Names = Field(default_factory=list)
     """The run's label map; empty where its data have no names, or nodes say them first."""
     columns: Names = Field(default_factory=list)
-    """The run's label map; empty where its data have no names, or nodes say them first."""
+    """Its columns; empty likewise."""
     column_means: list[Value] = Field(default_factory=list, max_length=MOST_NAMES)
     """What nodes standardise the columns of their own tables by; empty where the run states all."""
     column_deviations: list[Deviation] = Field(default_factory=list, max_length=MOST_NAMES)
-    """What nodes standardise the columns of their own tables by; empty where the run states all."""
+    """Deviations to these means."""
 
     @property
     def scale(self) -> Scale | None:

@@ -73,17 +73,15 @@ class Keys(Block):
     """A node's public keys for one sum."""
 
     seal_key: PublicKey
-    """X25519 keys: for shares that others send it, and for masks."""
+    """X25519, for shares that others send it."""
     mask_key: PublicKey
-    """X25519 keys: for shares that others send it, and for masks."""
+    """X25519, for masks."""
     commitment: Digest
     """SHA-256 of the seed of its own mask."""
     certificate: Annotated[bytes, Field(max_length=2**16)] = b""
-    """PEM certificate, and the signature of :func:`keys_digest`, run and node; as in
-    :class:`links.records.Introduction`."""
+    """PEM, as in :class:`links.records.Introduction`."""
     signature: Annotated[bytes, Field(max_length=1024)] = b""
-    """PEM certificate, and the signature of :func:`keys_digest`, run and node; as in
-    :class:`links.records.Introduction`."""
+    """Of :func:`keys_digest`, run and node."""
 
 
 class Peers(Block):
@@ -135,9 +133,9 @@ class Shares(Block):
     sealed: _per_node(Sealed)  # type: ignore[valid-type]
     """A share of the mask key and one of the own mask's seed, for each node."""
     key_digests: _per_node(Digest)  # type: ignore[valid-type]
-    """SHA-256 of the shares, so that the server knows a wrong one."""
+    """SHA-256 of the shares of the mask key, so that the server knows a wrong one."""
     seed_digests: _per_node(Digest)  # type: ignore[valid-type]
-    """SHA-256 of the shares, so that the server knows a wrong one."""
+    """The same of the shares of the seed."""
 
 
 class RefusedKeys(Block):

@@ -73,9 +73,9 @@ class SumsRequest(SummedFeatures):
     """Which features a node sums, and the shape of the sums."""
 
     classes: Annotated[int, Field(ge=1, le=2**16)]
-    """Classes of the task; features of the network."""
+    """Of the task."""
     width: Annotated[int, Field(ge=1, le=2**16)]
-    """Classes of the task; features of the network."""
+    """Features of the network."""
 
 
 class AnalyticSettings(SummedFeatures):

@@ -131,12 +131,8 @@ class FedLGD(RobustFedAvg):
         """Log summary configuration of the strategy."""
         log(INFO, "\t├──> FedLGD settings:")
         settings = self.settings
-        log(
-            INFO,
-            "\t│\t├── Selected: every %d rounds, %d times",
-            settings.every,
-            settings.selections,
-        )
+        selected = settings.every, settings.selections
+        log(INFO, "\t│\t├── Selected: every %d rounds, %d times", *selected)
         log(INFO, "\t│\t├── Nodes: %d images a class", settings.per_class)
         log(INFO, "\t│\t└── Server: %d steps, to the %s", settings.global_steps, settings.match)
         super().summary()
