@@ -76,30 +76,20 @@ class Waybill(Block):
 
 
 class Introduction(Block):
-    """What others need in order to send to a node in this run.
-
-    Parameters
-    ----------
-    public_key : bytes
-        X25519 key of the node for this run.
-    certificate : bytes (default: b"")
-        PEM certificate of the node, if it has one.
-    signature : bytes (default: b"")
-        Signature of run, node and public key with the certificate's key.
-    address : str (default: "")
-        ``host:port`` of the node's mailbox, if it has one.
-    address_signature : bytes (default: b"")
-        Signature of run, node and address with the certificate's key.
-    permit_key : bytes (default: b"")
-        Key of the permits for the mailbox.
-    """
+    """What others need in order to send to a node in this run."""
 
     public_key: PublicKey
+    """X25519 key of the node for this run."""
     certificate: Annotated[bytes, Field(max_length=2**16)] = b""
+    """PEM certificate of the node, if it has one."""
     signature: Annotated[bytes, Field(max_length=1024)] = b""
+    """Signature of run, node and public key with the certificate's key."""
     address: Annotated[Printable, Field(max_length=300)] = ""
+    """``host:port`` of the node's mailbox, if it has one."""
     address_signature: Annotated[bytes, Field(max_length=1024)] = b""
+    """Signature of run, node and address with the certificate's key."""
     permit_key: Annotated[bytes, Field(max_length=64)] = b""
+    """Key of the permits for the mailbox."""
 
 
 class Peered(Waybill):
@@ -128,24 +118,16 @@ class Route(Peered):
 
 
 class Parcel(Block):
-    """What a sender replies: the sealed payload, or the receipt of a direct transfer.
-
-    Parameters
-    ----------
-    link : str
-        ``relay`` or ``direct``: how the parcel travelled.
-    token : str
-        As in the route.
-    num_bytes : int
-        Size of the sealed payload.
-    payload : bytes (default: b"")
-        The sealed payload, if relayed.
-    """
+    """What a sender replies: the sealed payload, or the receipt of a direct transfer."""
 
     link: Literal["relay", "direct"]
+    """``relay`` or ``direct``: how the parcel travelled."""
     token: Token
+    """As in the route."""
     num_bytes: Annotated[int, Field(ge=0)]
+    """Size of the sealed payload."""
     payload: bytes = b""
+    """The sealed payload, if relayed."""
 
 
 class Delivery(Peered):

@@ -60,114 +60,83 @@ _NOT_REAL = ("noise", "class-stats", "pixel-stats")
 
 
 class Policy(Block):
-    """What a node does and sends; the defaults keep samples, and virtual data made of real ones.
-
-    Parameters
-    ----------
-    strategies : list of str, optional (default: any)
-        Strategies of runs that the node takes part in.
-    message_types : list of str, optional (default: any)
-        Message types that it answers.
-    bundles : list of str, optional (default: any)
-        SHA-256 of the app bundles that it runs. Only this and `publishers` keep out an app that was
-        changed.
-    publishers : dict of str to str, optional (default: any)
-        Flower's trusted entities, ids and their ed25519 keys in OpenSSH's format: it runs bundles
-        that one of them has signed. The SuperLink brings the signatures of apps from Flower's hub.
-    replies : str (default: "any")
-        ``declared``: message types must be of the run's strategy, and a reply must have the
-        records, keys, types and array shapes that the strategy declares for it, and nothing else.
-    settings : str (default: "any")
-        ``listed``: settings of runs and keys of messages must be on a list (`node.listed`), in
-        their ranges, and the other bounds there hold. Needs ``replies: declared`` and ``paths:
-        named``.
-    paths : str (default: "named")
-        ``named``: a run names no file or folder on the node, only public sets, and what the owner
-        has given a name (``files`` of the node's settings). Its ``data-root``, where named data
-        sets lie, counts unless settings are ``listed``.
-    raw_data : str (default: "never")
-        Whether its samples may leave it as they are: ``never``, ``allowed``, or ``ask``: in runs
-        that its owner has allowed by id (`node.permissions`).
-    starts : list of str, optional (default: all but ``real``)
-        What its virtual data may start from: ``noise``, ``class-stats``, ``pixel-stats``, ``real``.
-    fewest_of_a_class : int (default: 1)
-        Samples that a class must have for the node to use it at all. Virtual data must not show
-        more classes than have as many in the node's ``data``. Not counted with `classes`.
-    real_per_virtual : int (default: 50)
-        Samples of its class that the node's ``data`` must have behind each virtual image that
-        leaves without differential privacy (``dp-epsilon``).
-    classes : list of str, optional (default: any)
-        Classes of its data that the node uses, by folder name or label. A node that promises
-        differential privacy needs them in place of a count, which a single sample would change.
-    least_noise : float (default: 0.0)
-        Least noise multiplier of training (``train.dp-noise``). Above 0, differential privacy must
-        cover all that leaves: by this noise, or by an epsilon of the strategy's own
-        (``fedlgd.dp-epsilon``), which `most_epsilon` must then bound.
-    most_delta : float (default: 1.0)
-        Largest delta at which a run may count its epsilon (``train.dp-delta``).
-    most_epsilon : float, optional (default: any)
-        Most epsilon that leaves the node over all runs on its data set, ever.
-    most_epochs : int, optional (default: any)
-        Most epochs of each kind of training that a message may ask for.
-    holdout : float, optional (default: any)
-        Share of its samples that the node holds out of training to evaluate on, always the same
-        ones, drawn by a secret of its own. ``any`` leaves share and draw to the run.
-    fewest_held_out : int (default: 1)
-        Held-out samples that an evaluation must be on.
-    evaluation_epsilon : float, optional (default: any)
-        Epsilon that each evaluation costs each held-out sample: accuracy leaves rounded, with noise
-        that the node adds, and nothing else does. Needs ``replies: declared`` and `holdout`.
-    most_evaluations : int, optional (default: any)
-        Evaluations on the node's data set over all runs, ever.
-    direct_links : bool (default: True)
-        Whether the app may send to other nodes itself, past the node. Otherwise parcels go through
-        the server, and the node opens each before it leaves.
-    single_updates : str (default: "allowed")
-        ``never``: a model that was trained on its samples leaves for the server under the masks of
-        a secure sum only (``secure-sums``). Needs ``replies: declared``.
-    most_bytes_a_day : int, optional (default: any)
-        Most bytes that leave the node in 24 hours.
-    hours : str, optional (default: any)
-        When the node works, by its clock: ``20:00-06:00``.
-    sandbox : str (default: "none")
-        Whether the app runs in a sandbox (`node.sandbox`): ``none``, ``required``
-        (the node does not start without), or ``where-possible``.
-    most_disk : int, optional (default: any)
-        Bytes that an app in its sandbox may keep on the node's disk, in the folders of its run and
-        its bundle. ``any`` is a share of what is free (`node.run_sandbox.SHARE`).
-    readable : list of str (default: none)
-        Absolute paths that the app may read in its sandbox, besides Python and the node's data.
-    """
+    """What a node does and sends; the defaults keep samples, and virtual data made of real ones."""
 
     strategies: Annotated[list[Name] | None, _OrAny] = None
+    """Strategies of runs that the node takes part in."""
     message_types: Annotated[list[Name] | None, _OrAny] = None
+    """Message types that it answers."""
     bundles: Annotated[list[BundleHash] | None, _OrAny] = None
+    """SHA-256 of the app bundles that it runs. Only this and `publishers` keep out an app that was
+    changed."""
     publishers: Annotated[Annotated[dict[Name, PublicKey], Field(min_length=1)] | None, _OrAny] = (
         None
     )
+    """Flower's trusted entities, ids and their ed25519 keys in OpenSSH's format: it runs bundles
+    that one of them has signed. The SuperLink brings the signatures of apps from Flower's hub."""
     replies: Literal["declared", "any"] = "any"
+    """``declared``: message types must be of the run's strategy, and a reply must have the records,
+    keys, types and array shapes that the strategy declares for it, and nothing else."""
     paths: Literal["named", "any"] = "named"
+    """``named``: a run names no file or folder on the node, only public sets, and what the owner
+    has given a name (``files`` of the node's settings). Its ``data-root``, where named data sets
+    lie, counts unless settings are ``listed``."""
     settings: Literal["listed", "any"] = "any"
+    """``listed``: settings of runs and keys of messages must be on a list (`node.listed`), in their
+    ranges, and the other bounds there hold. Needs ``replies: declared`` and ``paths: named``."""
     raw_data: Literal["never", "ask", "allowed"] = "never"
+    """Whether its samples may leave it as they are: ``never``, ``allowed``, or ``ask``: in runs
+    that its owner has allowed by id (`node.permissions`)."""
     starts: Annotated[list[Name] | None, _OrAny] = Field(default_factory=lambda: [*_NOT_REAL])
+    """What its virtual data may start from: ``noise``, ``class-stats``, ``pixel-stats``,
+    ``real``."""
     fewest_of_a_class: Count = 1
+    """Samples that a class must have for the node to use it at all. Virtual data must not show more
+    classes than have as many in the node's ``data``. Not counted with `classes`."""
     real_per_virtual: Count = 50
+    """Samples of its class that the node's ``data`` must have behind each virtual image that leaves
+    without differential privacy (``dp-epsilon``)."""
     classes: Annotated[Annotated[list[ClassName], Field(min_length=1)] | None, _OrAny] = None
+    """Classes of its data that the node uses, by folder name or label. A node that promises
+    differential privacy needs them in place of a count, which a single sample would change."""
     least_noise: Annotated[float, Field(ge=0)] = 0.0
+    """Least noise multiplier of training (``train.dp-noise``). Above 0, differential privacy must
+    cover all that leaves: by this noise, or by an epsilon of the strategy's own
+    (``fedlgd.dp-epsilon``), which `most_epsilon` must then bound."""
     most_delta: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Largest delta at which a run may count its epsilon (``train.dp-delta``)."""
     most_epsilon: Annotated[Annotated[float, Field(gt=0)] | None, _OrAny] = None
+    """Most epsilon that leaves the node over all runs on its data set, ever."""
     most_epochs: Annotated[Count | None, _OrAny] = None
+    """Most epochs of each kind of training that a message may ask for."""
     holdout: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, _OrAny] = None
+    """Share of its samples that the node holds out of training to evaluate on, always the same
+    ones, drawn by a secret of its own. ``any`` leaves share and draw to the run."""
     fewest_held_out: Count = 1
+    """Held-out samples that an evaluation must be on."""
     evaluation_epsilon: Annotated[Annotated[float, Field(gt=0)] | None, _OrAny] = None
+    """Epsilon that each evaluation costs each held-out sample: accuracy leaves rounded, with noise
+    that the node adds, and nothing else does. Needs ``replies: declared`` and `holdout`."""
     most_evaluations: Annotated[Count | None, _OrAny] = None
+    """Evaluations on the node's data set over all runs, ever."""
     direct_links: bool = True
+    """Whether the app may send to other nodes itself, past the node. Otherwise parcels go through
+    the server, and the node opens each before it leaves."""
     single_updates: Literal["never", "allowed"] = "allowed"
+    """``never``: a model that was trained on its samples leaves for the server under the masks of a
+    secure sum only (``secure-sums``). Needs ``replies: declared``."""
     most_bytes_a_day: Annotated[Count | None, _OrAny] = None
+    """Most bytes that leave the node in 24 hours."""
     hours: Annotated[str | None, _OrAny] = None
+    """When the node works, by its clock: ``20:00-06:00``."""
     sandbox: Literal["none", "where-possible", "required"] = "none"
+    """Whether the app runs in a sandbox (`node.sandbox`): ``none``, ``required`` (the node does not
+    start without), or ``where-possible``."""
     most_disk: Annotated[Count | None, _OrAny] = None
+    """Bytes that an app in its sandbox may keep on the node's disk, in the folders of its run and
+    its bundle. ``any`` is a share of what is free (`node.run_sandbox.SHARE`)."""
     readable: list[AbsolutePath] = Field(default_factory=list)
+    """Absolute paths that the app may read in its sandbox, besides Python and the node's data."""
 
     @field_validator("most_epsilon")
     @classmethod

@@ -43,21 +43,14 @@ AVERAGES = "an edge takes part in runs whose strategy only averages models, such
 
 
 class Opening(Block):
-    """What an edge must know of a run above.
-
-    Parameters
-    ----------
-    run : str
-        Flower's id.
-    run_config : dict
-        With all keys, flat.
-    earlier : Continuation, optional (default: None)
-        The run that this one resumes.
-    """
+    """What an edge must know of a run above."""
 
     run: NodeId
+    """Flower's id."""
     run_config: Annotated[dict[str, RunConfigValue], Field(max_length=10_000)]
+    """With all keys, flat."""
     earlier: Continuation | None = None
+    """The run that this one resumes."""
 
 
 class Opened(Block):

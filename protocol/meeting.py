@@ -65,36 +65,27 @@ Reason = Annotated[Printable, Field(min_length=1, max_length=LONGEST_REASON)]
 
 
 class Requirement(Block):
-    """What a run needs on nodes that its run config does not say.
-
-    Parameters
-    ----------
-    method : str (default: "")
-        Name of the run's method; empty if that needs nothing.
-    package : str (default: "")
-        The package (``name==version``) that it comes from; empty for ours.
-    settings : str (default: "{}")
-        JSON object of the method's settings, with those of ``strategy-args``.
-    frozen : str (default: "")
-        Fingerprint of the part of the server's model that is not trained; empty if all of it is.
-    resumes : str (default: "")
-        Flower's id of the run that this one resumes, for which nodes show the secret that they
-        showed in it; empty for none.
-    classes, columns : list of str (default: [])
-        The run's label map; empty where its data have no names, or nodes say them first.
-    column_means, column_deviations : list of float (default: [])
-        What nodes standardise the columns of their own tables by; empty where the run states all.
-    """
+    """What a run needs on nodes that its run config does not say."""
 
     method: str = ""
+    """Name of the run's method; empty if that needs nothing."""
     package: str = ""
+    """The package (``name==version``) that it comes from; empty for ours."""
     settings: str = "{}"
+    """JSON object of the method's settings, with those of ``strategy-args``."""
     frozen: str = ""
+    """Fingerprint of the part of the server's model that is not trained; empty if all of it is."""
     resumes: Annotated[str, Field(pattern=r"^[0-9]{0,20}$")] = ""
+    """Flower's id of the run that this one resumes, for which nodes show the secret that they
+    showed in it; empty for none."""
     classes: Names = Field(default_factory=list)
+    """The run's label map; empty where its data have no names, or nodes say them first."""
     columns: Names = Field(default_factory=list)
+    """Its columns; empty likewise."""
     column_means: list[Value] = Field(default_factory=list, max_length=MOST_NAMES)
+    """What nodes standardise the columns of their own tables by; empty where the run states all."""
     column_deviations: list[Deviation] = Field(default_factory=list, max_length=MOST_NAMES)
+    """Deviations to these means."""
 
     @property
     def scale(self) -> Scale | None:
@@ -137,39 +128,27 @@ class DescribeMetrics(Block):
 
 
 class DescribeConfig(Block):
-    """What else a node says of itself.
-
-    Parameters
-    ----------
-    name : str, optional (default: None)
-        Given by its owner.
-    dataset : str, optional (default: None)
-        Its own data set, used in place of the run's.
-    class_names : list of str (default: [])
-        Names of all classes by its class folders, in order; if these are numbers, ``0`` and so on.
-        Empty if the run has named the classes, or the node's data do not.
-    classes : list of int, optional (default: None)
-        Labels among its training samples; None with differential privacy.
-    missing : list of str (default: [])
-        Why it cannot take part, each with a remedy.
-    secret : bytes, optional (default: None)
-        Of its state directory and this run, by which it gets its place back if the run is resumed.
-        The server keeps a hash.
-    resumed_secret : bytes, optional (default: None)
-        The same of the run that this one resumes.
-    fingerprint : bytes, optional (default: None)
-        Of the data that it has read, by `NodeStore.keyed`; None where its policy lets only declared
-        replies leave.
-    """
+    """What else a node says of itself."""
 
     name: NodeName | None = None
+    """Given by its owner."""
     dataset: Annotated[NotAnId, Field(min_length=1, max_length=200)] | None = None
+    """Its own data set, used in place of the run's."""
     class_names: Names = Field(default_factory=list)
+    """Names of all classes by its class folders, in order; if these are numbers, ``0`` and so on.
+    Empty if the run has named the classes, or the node's data do not."""
     classes: Annotated[list[Label], Field(max_length=MOST_NAMES)] | None = None
+    """Labels among its training samples; None with differential privacy."""
     missing: list[Reason] = Field(default_factory=list, max_length=MOST_REASONS)
+    """Why it cannot take part, each with a remedy."""
     secret: Secret | None = None
+    """Of its state directory and this run, by which it gets its place back if the run is resumed.
+    The server keeps a hash."""
     resumed_secret: Secret | None = None
+    """The same of the run that this one resumes."""
     fingerprint: Secret | None = None
+    """Of the data that it has read, by `NodeStore.keyed`; None where its policy lets only declared
+    replies leave."""
 
 
 class ColumnsMetrics(Block):

@@ -78,15 +78,10 @@ class NoMetrics(Block):
 
 
 class TrainRequest(TrainSettings):
-    """Config of a message to train: settings that override the run's, and the round.
-
-    Parameters
-    ----------
-    server_round : int (default: 0)
-        The round.
-    """
+    """Config of a message to train: settings that override the run's, and the round."""
 
     server_round: Annotated[int, Field(ge=0)] = 0
+    """The round."""
 
 
 class Pace(Block):

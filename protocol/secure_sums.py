@@ -63,36 +63,25 @@ def _per_node(item: Any, least: int = 1) -> Any:
 
 
 class Announcement(Block):
-    """The server's first message of a sum.
-
-    Parameters
-    ----------
-    number : int
-        Larger than that of any earlier sum of the run.
-    """
+    """The server's first message of a sum."""
 
     number: Number
+    """Larger than that of any earlier sum of the run."""
 
 
 class Keys(Block):
-    """A node's public keys for one sum.
-
-    Parameters
-    ----------
-    seal_key, mask_key : bytes
-        X25519 keys: for shares that others send it, and for masks.
-    commitment : bytes
-        SHA-256 of the seed of its own mask.
-    certificate, signature : bytes (default: b"")
-        PEM certificate, and the signature of :func:`keys_digest`, run and node; as in
-        :class:`links.records.Introduction`.
-    """
+    """A node's public keys for one sum."""
 
     seal_key: PublicKey
+    """X25519, for shares that others send it."""
     mask_key: PublicKey
+    """X25519, for masks."""
     commitment: Digest
+    """SHA-256 of the seed of its own mask."""
     certificate: Annotated[bytes, Field(max_length=2**16)] = b""
+    """PEM, as in :class:`links.records.Introduction`."""
     signature: Annotated[bytes, Field(max_length=1024)] = b""
+    """Of :func:`keys_digest`, run and node."""
 
 
 class Peers(Block):
@@ -139,19 +128,14 @@ class Peers(Block):
 
 
 class Shares(Block):
-    """Shares of a node's secrets, in the order of places; its own are empty.
-
-    Parameters
-    ----------
-    sealed : list of bytes
-        A share of the mask key and one of the own mask's seed, for each node.
-    key_digests, seed_digests : list of bytes
-        SHA-256 of the shares, so that the server knows a wrong one.
-    """
+    """Shares of a node's secrets, in the order of places; its own are empty."""
 
     sealed: _per_node(Sealed)  # type: ignore[valid-type]
+    """A share of the mask key and one of the own mask's seed, for each node."""
     key_digests: _per_node(Digest)  # type: ignore[valid-type]
+    """SHA-256 of the shares of the mask key, so that the server knows a wrong one."""
     seed_digests: _per_node(Digest)  # type: ignore[valid-type]
+    """The same of the shares of the seed."""
 
 
 class RefusedKeys(Block):
@@ -161,27 +145,18 @@ class RefusedKeys(Block):
 
 
 class SumRequest(Block):
-    """What a phase's own message says besides when its answers are summed.
-
-    Parameters
-    ----------
-    number : int
-        The sum's.
-    members : list of int
-        Places of the nodes that have shared their secrets.
-    sealed : list of bytes
-        Their shares for this node, in the same order.
-    longest : float
-        L2 norm to which a longer update is shortened; the same for all nodes.
-    most : int (default: 0)
-        Samples of a node that count at most; the same for all nodes, 0 for no bound.
-    """
+    """What a phase's own message says besides when its answers are summed."""
 
     number: Number
+    """The sum's."""
     members: Places
+    """Places of the nodes that have shared their secrets."""
     sealed: Annotated[list[Sealed], Field(max_length=MOST)]
+    """Their shares for this node, in the same order."""
     longest: Annotated[float, Field(gt=0)]
+    """L2 norm to which a longer update is shortened; the same for all nodes."""
     most: Annotated[int, Field(ge=0)] = 0
+    """Samples of a node that count at most; the same for all nodes, 0 for no bound."""
 
     @model_validator(mode="after")
     def _are_shares_of_members(self) -> Self:

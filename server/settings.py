@@ -16,100 +16,73 @@ from flwr_distill.task.settings import Block, RunConfigValue, SettingsError, Tas
 
 
 class RunSettings(TaskSettings):
-    """All settings of a run.
-
-    Parameters
-    ----------
-    strategy : str (default: "hfldd")
-        Name of a built-in or installed method, or ``module:Class``.
-    strategy_args : str (default: "")
-        JSON object of constructor arguments of the strategy that are no settings, or of the
-        method's settings, ``{"mu": 5.0}``: Flower's own command takes those of plug-ins here.
-    aggregator : str (default: "")
-        Strategy that replaces the weighted mean of models: ``agreement``, ``krum``, ``multikrum``,
-        ``bulyan``, ``fedtrimmedavg``, ``fedmedian`` or your own; for HFLDD, FedLGD and MOON.
-    aggregator_args : str (default: "")
-        JSON object of the aggregator's constructor arguments, ``{"num_malicious_nodes": 2}``.
-    defence : str (default: "off")
-        ``on`` where nodes may be hostile: sets the method's rules against them, unless they are set
-        already (`protocol.method.Method.defence`).
-    most_samples : float (default: 10.0)
-        Most samples of a node that count, in units of the median of all connected nodes': a node
-        says itself how many it has. Fewer count where nodes differ less than that: one robust
-        standard deviation above the median, but at least 1.5 times as many. 0 counts all.
-    start : str (default: "")
-        Strategy that makes the model which training starts from, in one phase before the first
-        round: ``analytic``. Empty starts from weights that ``seed`` draws.
-    secure_sums : bool (default: False)
-        Whether the server sees only the sum of the models that nodes train, and no single one; so
-        with means of their tables' columns. For strategies that need no more, with 3 to 100 nodes
-        in a round. A third of them may be lost.
-    secure_sums_norm : float (default: 1000.0)
-        L2 norm to which nodes shorten a longer update in secure sums, where the server cannot judge
-        it (``norm-threshold``).
-    num_rounds : int (default: 10)
-        Rounds of the run, T in the papers.
-    min_nodes : int (default: 2)
-        Nodes to wait for before the run starts.
-    fraction_train : float (default: 1.0)
-        Share of the nodes that train each round, for strategies that sample.
-    fraction_evaluate : float (default: 0.0)
-        Share of the nodes that evaluate each round on their held-out samples (``train.holdout``);
-        where nodes keep models of their own, 0 has all evaluate: there is no other accuracy.
-    phase_timeout : float (default: 600.0)
-        Seconds after which a phase ends without the nodes that have not replied.
-    quorum : float (default: 0.0)
-        Share of the nodes in a training phase that must send a usable reply in time; otherwise the
-        run ends with an error. Phases in which single nodes work for others (distilling, averaging
-        a sector), and evaluation, have no quorum.
-    patience_failed : int (default: 2)
-        Failed rounds in a row after which the run ends with an error. A round has failed if no node
-        sent anything usable, so that the model stayed as it was.
-    server_device : str (default: "auto")
-        Where the server evaluates and distils: ``cpu``, ``cuda``, ``cuda:N``, or ``auto`` for its
-        first GPU, else its CPU. Nodes have their own (``flwr-distill node --device``).
-    links : str (default: "auto")
-        How nodes send to each other: ``relay`` (sealed, through the server), ``direct`` (from node
-        to node) or ``auto`` (directly if possible).
-    runs_dir : str (default: "runs")
-        Folder for results, relative to the ServerApp's working directory.
-    resume : str (default: "")
-        Id of a run in ``runs-dir``, or ``latest``, to resume from its last checkpoint.
-    keep_checkpoints : int (default: 2)
-        Checkpoints to keep: those of the last rounds, plus that of the best round.
-    hooks : str (default: "")
-        Hooks of other packages that see this run, separated by commas: names of installed ones, or
-        ``module:object`` (docs/plugins.md).
-    edge : str (default: "")
-        Socket at which this run answers for an edge, in place of rounds of its own;
-        ``flwr-distill edge`` sets it.
-    """
+    """All settings of a run."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     strategy: Annotated[str, Field(min_length=1)] = "hfldd"
+    """Name of a built-in or installed method, or ``module:Class``."""
     strategy_args: str = ""
+    """JSON object of constructor arguments of the strategy that are no settings, or of the method's
+    settings, ``{"mu": 5.0}``: Flower's own command takes those of plug-ins here."""
     aggregator: str = ""
+    """Strategy that replaces the weighted mean of models: ``agreement``, ``krum``, ``multikrum``,
+    ``bulyan``, ``fedtrimmedavg``, ``fedmedian`` or your own; for HFLDD, FedLGD and MOON."""
     aggregator_args: str = ""
+    """JSON object of the aggregator's constructor arguments, ``{"num_malicious_nodes": 2}``."""
     defence: Literal["off", "on"] = "off"
+    """``on`` where nodes may be hostile: sets the method's rules against them, unless they are set
+    already (`protocol.method.Method.defence`)."""
     most_samples: Annotated[float, Field(ge=0)] = 10.0
+    """Most samples of a node that count, in units of the median of all connected nodes': a node
+    says itself how many it has. Fewer count where nodes differ less than that: one robust standard
+    deviation above the median, but at least 1.5 times as many. 0 counts all."""
     start: str = ""
+    """Strategy that makes the model which training starts from, in one phase before the first
+    round: ``analytic``. Empty starts from weights that ``seed`` draws."""
     secure_sums: bool = False
+    """Whether the server sees only the sum of the models that nodes train, and no single one; so
+    with means of their tables' columns. For strategies that need no more, with 3 to 100 nodes in a
+    round. A third of them may be lost."""
     secure_sums_norm: Annotated[float, Field(gt=0, le=LARGEST_VALUE)] = 1000.0
+    """L2 norm to which nodes shorten a longer update in secure sums, where the server cannot judge
+    it (``norm-threshold``)."""
     num_rounds: Annotated[int, Field(ge=1)] = 10
+    """Rounds of the run, T in the papers."""
     min_nodes: Annotated[int, Field(ge=1)] = 2
+    """Nodes to wait for before the run starts."""
     fraction_train: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the nodes that train each round, for strategies that sample."""
     fraction_evaluate: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the nodes that evaluate each round on their held-out samples (``train.holdout``);
+    where nodes keep models of their own, 0 has all evaluate: there is no other accuracy."""
     phase_timeout: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds after which a phase ends without the nodes that have not replied."""
     quorum: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the nodes in a training phase that must send a usable reply in time; otherwise the
+    run ends with an error. Phases in which single nodes work for others (distilling, averaging a
+    sector), and evaluation, have no quorum."""
     patience_failed: Annotated[int, Field(ge=1)] = 2
+    """Failed rounds in a row after which the run ends with an error. A round has failed if no node
+    sent anything usable, so that the model stayed as it was."""
     server_device: Annotated[str, Field(min_length=1)] = "auto"
+    """Where the server evaluates and distils: ``cpu``, ``cuda``, ``cuda:N``, or ``auto`` for its
+    first GPU, else its CPU. Nodes have their own (``flwr-distill node --device``)."""
     links: LinkMode = "auto"
+    """How nodes send to each other: ``relay`` (sealed, through the server), ``direct`` (from node
+    to node) or ``auto`` (directly if possible)."""
     runs_dir: Annotated[str, Field(min_length=1)] = "runs"
+    """Folder for results, relative to the ServerApp's working directory."""
     resume: str = ""
+    """Id of a run in ``runs-dir``, or ``latest``, to resume from its last checkpoint."""
     keep_checkpoints: Annotated[int, Field(ge=1)] = 2
+    """Checkpoints to keep: those of the last rounds, plus that of the best round."""
     hooks: str = ""
+    """Hooks of other packages that see this run, separated by commas: names of installed ones, or
+    ``module:object`` (docs/plugins.md)."""
     edge: str = ""
+    """Socket at which this run answers for an edge, in place of rounds of its own; ``flwr-distill
+    edge`` sets it."""
 
     @classmethod
     def from_run_config(cls, run_config: Mapping[str, RunConfigValue]) -> "RunSettings":

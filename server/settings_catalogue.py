@@ -16,14 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import docstring_parser
-from docstring_parser import Docstring, DocstringStyle
 from pydantic import BaseModel
 
 from flwr_distill.protocol.method import Method
 from flwr_distill.protocol.registry import all_methods, built_in_methods
 from flwr_distill.server.settings import RunSettings, composed_settings
-from flwr_distill.task.settings import Block, RunConfigValue
+from flwr_distill.task.settings import RunConfigValue
 
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = ROOT / "pyproject.toml"
@@ -55,6 +53,8 @@ _BOUNDS = {
     "maxLength": "at most {} characters",
     "pattern": "matches `{}`",
 }
+_OF_SETTING = ("title", "default", "description")
+"""Keywords of a schema that are fields of a `Setting`: key, default and meaning."""
 _INTRODUCTION = """\
 # Settings
 
@@ -90,7 +90,7 @@ class Setting:
     schema : Mapping[str, Any]
         JSON schema of its values.
     meaning : str
-        What it is, in Markdown, from the docstring of its class; empty if that does not say.
+        What it is, in Markdown: its field's description; empty if it has none.
     """
 
     key: str
@@ -168,7 +168,7 @@ def settings_tables(methods: Mapping[str, Method]) -> list[SettingsTable]:
     common = _tables(RunSettings)
     for name, table in sorted(_tables(composed).items(), key=lambda t: (t[0] not in common, t[0])):
         owners = [m for m in methods.values() if m.settings and _hyphenated(m.table_name) == name]
-        meaning = _markdown(_docstring(table).short_description)
+        meaning = _markdown((table.__doc__ or "").partition("\n\n")[0])
         settings = tuple(_settings(table, f"{name}."))
         tables.append(SettingsTable(name, meaning, tuple(owners), settings))
     return tables
@@ -210,7 +210,7 @@ def as_json(tables: Iterable[SettingsTable]) -> list[dict[str, Any]]:
             "type": setting.type,
             "default": setting.default,
             "bounds": setting.bounds,
-            "schema": {k: v for k, v in setting.schema.items() if k not in ("title", "default")},
+            "schema": {k: v for k, v in setting.schema.items() if k not in _OF_SETTING},
             "meaning": setting.meaning,
         }
         for table in tables
@@ -312,14 +312,14 @@ def _settings(table: type[BaseModel], prefix: str = "") -> Iterator[Setting]:
     """All keys of a table and of those in it."""
     schemas = table.model_json_schema()["properties"]
     defaults = table().model_dump(mode="json", by_alias=True)
-    meanings = _meanings(table)
     inner = _tables(table)
     for name, field in table.model_fields.items():
         key = field.alias or name
         if key in inner:
             yield from _settings(inner[key], f"{prefix}{key}.")
         else:
-            yield Setting(prefix + key, defaults[key], schemas[key], meanings.get(name, ""))
+            meaning = _markdown(field.description)
+            yield Setting(prefix + key, defaults[key], schemas[key], meaning)
 
 
 def _tables(table: type[BaseModel]) -> dict[str, type[BaseModel]]:
@@ -330,23 +330,8 @@ def _tables(table: type[BaseModel]) -> dict[str, type[BaseModel]]:
     }
 
 
-def _meanings(table: type[BaseModel]) -> dict[str, str]:
-    """What the docstrings of a class and of those that it extends say of fields."""
-    return {
-        name: _markdown(entry.description)
-        for base in reversed(table.__mro__)
-        if issubclass(base, Block)
-        for entry in _docstring(base).params
-        for name in entry.arg_name.split(", ")
-    }
-
-
-def _docstring(table: type[BaseModel]) -> Docstring:
-    return docstring_parser.parse(table.__dict__.get("__doc__") or "", DocstringStyle.NUMPYDOC)
-
-
 def _markdown(text: str | None) -> str:
-    """Docstrings' markup, ``:func:`name```, as Markdown in one line."""
+    """Docstrings' markup, ``:func:`name```, as Markdown in one line; empty if there is none."""
     one_line = " ".join((text or "").split())
     return re.sub(r":\w+:`|``", "`", one_line)
 

@@ -43,7 +43,11 @@ def _hyphenated(name: str) -> str:
 
 
 class Block(BaseModel):
-    """A table of the run config: frozen, strict about types, rejects unknown keys."""
+    """A table of the run config: frozen, strict about types, rejects unknown keys.
+
+    The string below a field is its description, which settings pages and ``flwr-distill settings``
+    show.
+    """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(
         frozen=True,
@@ -52,6 +56,7 @@ class Block(BaseModel):
         alias_generator=_hyphenated,
         populate_by_name=True,
         allow_inf_nan=False,
+        use_attribute_docstrings=True,
     )
 
     @classmethod
@@ -66,24 +71,7 @@ class Block(BaseModel):
 
 
 class PartitionSettings(Block):
-    """How a named dataset is split over the nodes (``partition.*``).
-
-    Parameters
-    ----------
-    scheme : str (default: "pathological")
-        ``pathological`` (C classes per node), ``dirichlet``, ``shards``, ``iid``, ``pareto``,
-        ``cluster-mc``, ``cluster-bc``, ``cluster-uc`` or ``index-file``; see
-        :func:`task.partition.partition_indices`.
-    classes : int (default: 0)
-        Classes per node, C, of ``pathological`` and ``pareto``; shards per node of ``shards``. 0
-        takes the smallest number, but at least 2, with which nodes together hold all classes.
-    alpha : float (default: 0.5)
-        Concentration of ``dirichlet``, exponent of ``pareto``; smaller is more skewed.
-    clusters : str (default: "")
-        Ratio of nodes per cluster, ``12:5:3``; empty uses the scheme's own.
-    index_file : str (default: "")
-        JSON file of ``index-file``: client id -> list of sample indices.
-    """
+    """How a named dataset is split over the nodes (``partition.*``)."""
 
     scheme: Literal[
         "pathological",
@@ -96,10 +84,18 @@ class PartitionSettings(Block):
         "cluster-uc",
         "index-file",
     ] = "pathological"
+    """``pathological`` (C classes per node), ``dirichlet``, ``shards``, ``iid``, ``pareto``,
+    ``cluster-mc``, ``cluster-bc``, ``cluster-uc`` or ``index-file``; see
+    :func:`task.partition.partition_indices`."""
     classes: Annotated[int, Field(ge=0)] = 0
+    """Classes per node, C, of ``pathological`` and ``pareto``; shards per node of ``shards``. 0
+    takes the smallest number, but at least 2, with which nodes together hold all classes."""
     alpha: Annotated[float, Field(gt=0)] = 0.5
+    """Concentration of ``dirichlet``, exponent of ``pareto``; smaller is more skewed."""
     clusters: str = ""
+    """Ratio of nodes per cluster, ``12:5:3``; empty uses the scheme's own."""
     index_file: Annotated[str, Field(validate_default=True)] = ""
+    """JSON file of ``index-file``: client id -> list of sample indices."""
 
     @field_validator("clusters")
     @classmethod
@@ -120,32 +116,23 @@ class PartitionSettings(Block):
 
 
 class PrivateSettings(Block):
-    """Format of the nodes' own data with ``dataset="private"`` (``private.*``).
-
-    Parameters
-    ----------
-    shape : str (default: "3x32x32")
-        Channels (1 or 3) x height x width that all images are converted to.
-    num_classes : int (default: 10)
-        Number of classes over all nodes; not used if ``classes`` is set.
-    classes : str (default: "")
-        Names of the classes over all nodes, in the order of the model's outputs: ``cat,dog,fish``
-        or ``1,2,3,4``. Nodes name their class folders so. Not needed if folders are named by
-        numbers from 0, or alike on all nodes.
-    label : str (default: "label")
-        Column of a table that has the classes, which ``classes`` must name.
-    columns : str (default: "")
-        Columns that a run reads of nodes' tables, by name, in the order of the model's inputs:
-        ``age,sex:f|m,chol:199+-110``. After a colon stand the categories, or the mean and deviation
-        to standardise by. Other numbers are standardised by means and deviations over all nodes.
-        Empty for images.
-    """
+    """Format of the nodes' own data with ``dataset="private"`` (``private.*``)."""
 
     shape: str = "3x32x32"
+    """Channels (1 or 3) x height x width that all images are converted to."""
     num_classes: Annotated[int, Field(ge=2, le=MOST_NAMES)] = 10
+    """Number of classes over all nodes; not used if ``classes`` is set."""
     classes: str = ""
+    """Names of the classes over all nodes, in the order of the model's outputs: ``cat,dog,fish`` or
+    ``1,2,3,4``. Nodes name their class folders so. Not needed if folders are named by numbers from
+    0, or alike on all nodes."""
     label: Annotated[str, Field(min_length=1)] = "label"
+    """Column of a table that has the classes, which ``classes`` must name."""
     columns: str = ""
+    """Columns that a run reads of nodes' tables, by name, in the order of the model's inputs:
+    ``age,sex:f|m,chol:199+-110``. After a colon stand the categories, or the mean and deviation to
+    standardise by. Other numbers are standardised by means and deviations over all nodes. Empty for
+    images."""
 
     @field_validator("shape")
     @classmethod
@@ -191,68 +178,47 @@ def _listed(names: str) -> tuple[str, ...]:
 
 
 class TrainSettings(Block):
-    """Local training on a node (``train.*``).
-
-    Parameters
-    ----------
-    optimizer : str (default: "sgd")
-        ``sgd`` or ``adam``.
-    lr : float (default: 0.05)
-        Learning rate.
-    lr_schedule : str (default: "constant")
-        Learning rate by round: ``constant``, or ``cosine``, which falls from ``lr`` towards 0 over
-        ``num-rounds`` as half a cosine does.
-    momentum : float (default: 0.0)
-        Momentum of ``sgd``.
-    weight_decay : float (default: 0.0)
-        L2 penalty.
-    batch_size : int (default: 16)
-        Samples per minibatch.
-    local_epochs : int (default: 2)
-        Passes over the local data per round.
-    proximal_mu : float (default: 0.0)
-        Weight of FedProx's proximal term ``mu/2 ||w - w_t||^2``.
-    kd_lambda : float (default: 0.0)
-        Weight of CADIS's regulariser; the strategy ``cadis`` sets its own.
-    feature_layer : str (default: "")
-        Name of the model's last dense layer, whose input is the features; found if empty.
-    precision : str (default: "float32")
-        ``float32``, ``tf32`` (faster on GPUs from Ampere on, products keep 10 bits of mantissa), or
-        ``bf16`` (forward pass in bfloat16, weights in float32).
-    augment : str (default: "none")
-        Random changes of training images, other ones each time an image is shown: ``none``,
-        ``auto`` for those that are safe with the data set, or names with commas between them, as in
-        ``shift,rotate``: ``shift``, ``scale``, ``rotate``, ``shear``, ``flip``, ``colour``,
-        ``cutout``.
-    holdout : float (default: 0.1)
-        Share of a node's data held out of training to evaluate on.
-    dp_noise : float (default: 0.0)
-        Noise multiplier of DP-SGD (training with differential privacy); 0 turns it off.
-    dp_clip : float (default: 1.0)
-        Maximum norm of each sample's gradient in DP-SGD.
-    dp_delta : float (default: 1e-5)
-        delta for which a node computes its epsilon; use well below 1 / (its number of samples).
-    dp_epsilon : float (default: 0.0)
-        Maximum epsilon per node and run; a node that reaches it stops taking part. 0 is no limit.
-    """
+    """Local training on a node (``train.*``)."""
 
     optimizer: Literal["sgd", "adam"] = "sgd"
+    """``sgd`` or ``adam``."""
     lr: Annotated[float, Field(gt=0)] = 0.05
+    """Learning rate."""
     lr_schedule: Literal["constant", "cosine"] = "constant"
+    """Learning rate by round: ``constant``, or ``cosine``, which falls from ``lr`` towards 0 over
+    ``num-rounds`` as half a cosine does."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Momentum of ``sgd``."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """L2 penalty."""
     batch_size: Annotated[int, Field(ge=1)] = 16
+    """Samples per minibatch."""
     local_epochs: Annotated[int, Field(ge=1)] = 2
+    """Passes over the local data per round."""
     proximal_mu: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of FedProx's proximal term ``mu/2 ||w - w_t||^2``."""
     kd_lambda: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of CADIS's regulariser; the strategy ``cadis`` sets its own."""
     feature_layer: str = ""
+    """Name of the model's last dense layer, whose input is the features; found if empty."""
     precision: Precision = "float32"
+    """``float32``, ``tf32`` (faster on GPUs from Ampere on, products keep 10 bits of mantissa), or
+    ``bf16`` (forward pass in bfloat16, weights in float32)."""
     augment: str = "none"
+    """Random changes of training images, other ones each time an image is shown: ``none``, ``auto``
+    for those that are safe with the data set, or names with commas between them, as in
+    ``shift,rotate``: ``shift``, ``scale``, ``rotate``, ``shear``, ``flip``, ``colour``,
+    ``cutout``."""
     holdout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Share of a node's data held out of training to evaluate on."""
     dp_noise: Annotated[float, Field(ge=0)] = 0.0
+    """Noise multiplier of DP-SGD (training with differential privacy); 0 turns it off."""
     dp_clip: Annotated[float, Field(gt=0)] = 1.0
+    """Maximum norm of each sample's gradient in DP-SGD."""
     dp_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    """delta for which a node computes its epsilon; use well below 1 / (its number of samples)."""
     dp_epsilon: Annotated[float, Field(ge=0)] = 0.0
+    """Maximum epsilon per node and run; a node that reaches it stops taking part. 0 is no limit."""
 
     @field_validator("augment")
     @classmethod
@@ -287,70 +253,48 @@ class TrainSettings(Block):
 
 
 class BackboneSettings(Block):
-    """The network of a model that is frozen but for its head (``backbone.*``).
-
-    Parameters
-    ----------
-    weights : str (default: "")
-        File of its weights (safetensors), at the same path on the server and on every node; or
-        ``@NAME``, which nodes' owners map to a file (``files``) and the server to NAME in its
-        ``data-root``. Empty for those that come with the model.
-    trains : str (default: "head")
-        What local training changes: ``head``, ``last-block`` (the head and the network's last part)
-        or ``all``. The network's batch normalisation keeps its statistics.
-    fourier : int (default: 0)
-        Random Fourier features of the network's features that take their place, so that the head is
-        one of a Gaussian kernel; drawn from the seed. 0 leaves features as they are.
-    """
+    """The network of a model that is frozen but for its head (``backbone.*``)."""
 
     weights: str = ""
+    """File of its weights (safetensors), at the same path on the server and on every node; or
+    ``@NAME``, which nodes' owners map to a file (``files``) and the server to NAME in its
+    ``data-root``. Empty for those that come with the model."""
     fourier: Annotated[int, Field(ge=0, le=2**16)] = 0
+    """Random Fourier features of the network's features that take their place, so that the head is
+    one of a Gaussian kernel; drawn from the seed. 0 leaves features as they are."""
     trains: Literal["head", "last-block", "all"] = "head"
+    """What local training changes: ``head``, ``last-block`` (the head and the network's last part)
+    or ``all``. The network's batch normalisation keeps its statistics."""
 
 
 class SimulationSettings(Block):
-    """Virtual nodes, in Flower's simulation runtime (``simulation.*``).
-
-    Parameters
-    ----------
-    together : str (default: "auto")
-        Whether virtual nodes that get the same model train in one step for all of them, up to 50 at
-        a time: ``on``, ``off``, or ``auto`` for on where they compute on a GPU.
-    """
+    """Virtual nodes, in Flower's simulation runtime (``simulation.*``)."""
 
     together: Literal["auto", "on", "off"] = "auto"
+    """Whether virtual nodes that get the same model train in one step for all of them, up to 50 at
+    a time: ``on``, ``off``, or ``auto`` for on where they compute on a GPU."""
 
 
 class TaskSettings(Block):
-    """The task of a federation: data, model, local training.
-
-    Parameters
-    ----------
-    dataset : str (default: "digits")
-        A named dataset, ``module:function``, or ``private`` if every node has its own.
-    data_root : str (default: "")
-        Folder of the dataset's files. If empty: the environment's FLWR_DISTILL_DATA_ROOT, else
-        ``data``.
-    download : bool (default: False)
-        Let torchvision download missing files.
-    model : str (default: "auto")
-        A named model, ``module:Class``, ``torchvision:NAME`` for a frozen network of torchvision's
-        with weights from ``backbone.weights``, or ``auto`` to choose by the images' size.
-    seed : int (default: 0)
-        Seed of all random draws of the run.
-    norm_threshold : float (default: 5.0)
-        Set an update aside if its norm scores above this, a robust z-score of the logarithm
-        (:func:`protocol.outliers.absurdly_large`); 0 accepts any norm.
-    """
+    """The task of a federation: data, model, local training."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore")
 
     dataset: Annotated[str, Field(min_length=1)] = "digits"
+    """A named dataset, ``module:function``, or ``private`` if every node has its own."""
     data_root: str = ""
+    """Folder of the dataset's files. If empty: the environment's FLWR_DISTILL_DATA_ROOT, else
+    ``data``."""
     download: bool = False
+    """Let torchvision download missing files."""
     model: Annotated[str, Field(min_length=1)] = "auto"
+    """A named model, ``module:Class``, ``torchvision:NAME`` for a frozen network of torchvision's
+    with weights from ``backbone.weights``, or ``auto`` to choose by the images' size."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Seed of all random draws of the run."""
     norm_threshold: Annotated[float, Field(ge=0)] = 5.0
+    """Set an update aside if its norm scores above this, a robust z-score of the logarithm
+    (:func:`protocol.outliers.absurdly_large`); 0 accepts any norm."""
     backbone: BackboneSettings = BackboneSettings()
     partition: PartitionSettings = PartitionSettings()
     private: PrivateSettings = PrivateSettings()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from flwr.app import ArrayRecord, RecordDict
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from flwr_distill.protocol.arrays import Arrays, as_record, finite_arrays
 from flwr_distill.protocol.messages import CONFIG
@@ -59,53 +59,43 @@ FEATURES = "features"
 
 
 class SummedFeatures(Block):
-    """Which features nodes sum; also the request for it.
-
-    Parameters
-    ----------
-    projection : int (default: 0)
-        Random directions that features are projected onto before they are summed, the same on all
-        nodes; fewer are fewer bytes. 0 sums the features themselves.
-    clip : float (default: 1.0)
-        Norm to which each sample's features, projected or not, are clipped in the sums. Those of
-        our frozen networks have norm 1.
-    """
+    """Which features nodes sum; also the request for it."""
 
     projection: Annotated[int, Field(ge=0)] = 0
+    """Random directions that features are projected onto before they are summed, the same on all
+    nodes; fewer are fewer bytes. 0 sums the features themselves."""
     clip: Annotated[float, Field(gt=0)] = 1.0
+    """Norm to which each sample's features, projected or not, are clipped in the sums. Those of our
+    frozen networks have norm 1."""
 
 
 class SumsRequest(SummedFeatures):
-    """Which features a node sums, and the shape of the sums.
-
-    Parameters
-    ----------
-    classes, width : int
-        Classes of the task; features of the network.
-    """
+    """Which features a node sums, and the shape of the sums."""
 
     classes: Annotated[int, Field(ge=1, le=2**16)]
+    """Of the task."""
     width: Annotated[int, Field(ge=1, le=2**16)]
+    """Features of the network."""
 
 
 class AnalyticSettings(SummedFeatures):
-    """Settings of the closed-form heads (``analytic.*``).
-
-    Parameters
-    ----------
-    head : str (default: "ridge")
-        ``ridge`` (least squares on one-hot labels) or ``lda`` (linear discriminant analysis).
-    regularisation : float (default: 0.0)
-        Penalty lambda of ``ridge``, in units of summed squared features; or shrinkage of ``lda``,
-        at most 1. 0 chooses it from the sums.
-    personal : float (default: 0.0)
-        How much more a node's own samples count in a head of its own, beside once in the sums of
-        all. Above 0, nodes evaluate theirs on their held-out samples; it stays there.
-    """
+    """Settings of the closed-form heads (``analytic.*``)."""
 
     head: Literal["ridge", "lda"] = "ridge"
+    """``ridge`` (least squares on one-hot labels) or ``lda`` (linear discriminant analysis)."""
     regularisation: Annotated[float, Field(ge=0)] = 0.0
+    """Penalty lambda of ``ridge``, in units of summed squared features; or shrinkage of ``lda``, at
+    most 1. 0 chooses it from the sums."""
     personal: Annotated[float, Field(ge=0)] = 0.0
+    """How much more a node's own samples count in a head of its own, beside once in the sums of
+    all. Above 0, nodes evaluate theirs on their held-out samples; it stays there."""
+
+    @field_validator("regularisation")
+    @classmethod
+    def _is_a_shrinkage(cls, strength: float, info: ValidationInfo) -> float:
+        if info.data.get("head") == "lda" and strength > 1:
+            raise ValueError("lda takes 1 at most (0 chooses)")
+        return strength
 
     def request(self, classes: int, width: int) -> SumsRequest:
         """The request to nodes."""

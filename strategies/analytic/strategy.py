@@ -64,8 +64,6 @@ class Analytic(CheckedFedAvg):
     ----------
     model : nn.Module
         The run's architecture, of which only the last dense layer is learnt.
-    head, regularisation, projection, clip, personal
-        See `strategies.analytic.method.AnalyticSettings`.
     noise : float (default: 0.0)
         Noise multiplier with which nodes make their sums differentially private; 0 is without.
     seed : int (default: 0)
@@ -73,7 +71,7 @@ class Analytic(CheckedFedAvg):
     directory : Directory, optional (default: None)
         Knows how many samples of a node count; None counts all.
     **kwargs
-        As Flower's FedAvg takes them.
+        Settings (`strategies.analytic.method.AnalyticSettings`), and what Flower's FedAvg takes.
 
     Raises
     ------
@@ -81,6 +79,7 @@ class Analytic(CheckedFedAvg):
         If a setting is out of range, or the model's last dense layer has no bias.
     """
 
+    settings: AnalyticSettings = AnalyticSettings()
     run_arguments = ("model", "seed", "directory")
     state_keys = ("sums", "names")
 
@@ -88,31 +87,12 @@ class Analytic(CheckedFedAvg):
         self,
         *,
         model: nn.Module,
-        head: str = "ridge",
-        regularisation: float = 0.0,
-        projection: int = 0,
-        clip: float = 1.0,
-        personal: float = 0.0,
         noise: float = 0.0,
         seed: int = 0,
         directory: Directory | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.settings = AnalyticSettings.checked(
-            {
-                "head": head,
-                "regularisation": regularisation,
-                "projection": projection,
-                "clip": clip,
-                "personal": personal,
-            },
-            "analytic",
-        )
-        if head == "lda" and regularisation > 1:
-            raise SettingsError(
-                f"analytic.regularisation = {regularisation:g}: lda takes 1 at most (0 chooses)"
-            )
         self.sums: dict[int, Arrays] = {}
         """Sums of each node, by id, as they were sent; of a secure sum, by minus the round."""
         self.names: dict[int, str] = {}
@@ -125,6 +105,7 @@ class Analytic(CheckedFedAvg):
         if not fingerprint(model):
             log(WARNING, "The model is not frozen: features are those of its random start")
         self._classes, width = dense.out_features, dense.in_features
+        projection = self.settings.projection
         self._network_width, self._width = width, projection or width
         if self._width > width:
             raise SettingsError(

@@ -208,7 +208,7 @@ class Auto(Strategy):
     def _skew(self, asking: HFLDD, nodes: list[int], arrays: ArrayRecord, grid: Grid) -> float:
         """How much the labels of nodes differ."""
         asking.ask_labels(nodes, grid)
-        request, labels = asking.label_knowledge, list(asking.labels.values())
+        request, labels = asking.settings.label_knowledge, list(asking.labels.values())
         if len(labels) < min(FEWEST_ASKED, len(nodes)):
             raise NothingUsableError(
                 f"{len(labels)} of {counted(len(nodes), 'node')} sent usable soft labels"

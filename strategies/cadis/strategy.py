@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from logging import INFO
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -26,7 +26,6 @@ from flwr_distill.strategies.cadis.similarity import (
 from flwr_distill.strategies.common.averages import weighted_mean
 from flwr_distill.strategies.common.checked import CheckedFedAvg, Update
 from flwr_distill.strategies.common.robust import (
-    Rule,
     agreement,
     inner_products,
     robust_mean,
@@ -49,15 +48,13 @@ class CADIS(CheckedFedAvg):
 
     Parameters
     ----------
-    aggregation, kd_lambda, most_say, main_cluster, rule
-        See `strategies.cadis.method.CADISSettings`.
     layer : str (default: "")
         Name of the dense layer that is compared and whose input are the features. If empty, the
         last: the server takes the last two-dimensional array called ``*.weight``.
     seed : int (default: 0)
         Seed of the draws of transitive learning.
     **kwargs
-        Those of Flower's FedAvg.
+        Settings (`strategies.cadis.method.CADISSettings`), and what Flower's FedAvg takes.
 
     Notes
     -----
@@ -75,32 +72,23 @@ class CADIS(CheckedFedAvg):
     split, and each of its clients would weigh as much as a cluster.
     """
 
+    settings: CADISSettings = CADISSettings()
     run_arguments = ("seed",)
 
     def __init__(
         self,
         *,
-        aggregation: Literal["clusters", "samples"] = "clusters",
-        kd_lambda: float = 1.0,
-        most_say: float = 2.0,
-        main_cluster: float = 0.4,
-        rule: Rule = "mean",
         layer: str = "",
         seed: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.aggregation = aggregation
-        self.kd_lambda = kd_lambda
-        self.most_say = most_say
-        self.main_cluster = main_cluster
-        self.rule = rule
         self.layer = layer
         self.seed = seed
         self.places: dict[int, int] = {}
         """Index of each node ever seen."""
         self.known = KnownPairs()
-        self.has_main_cluster = not main_cluster
+        self.has_main_cluster = not self.settings.main_cluster
         """Whether the last round found a main cluster, or needed none."""
         self.topology: FlatClusters | None = None
         """Clusters as found."""
@@ -117,9 +105,9 @@ class CADIS(CheckedFedAvg):
     def summary(self) -> None:
         """Log summary configuration of the strategy."""
         log(INFO, "\t├──> CADIS settings:")
-        log(INFO, "\t│\t├── Weights by: %s", self.aggregation)
-        log(INFO, "\t│\t├── Regulariser: %s", self.kd_lambda)
-        log(INFO, "\t│\t└── Rule within clusters: %s", self.rule)
+        log(INFO, "\t│\t├── Weights by: %s", self.settings.aggregation)
+        log(INFO, "\t│\t├── Regulariser: %s", self.settings.kd_lambda)
+        log(INFO, "\t│\t└── Rule within clusters: %s", self.settings.rule)
         super().summary()
 
     def configure_train(
@@ -127,20 +115,20 @@ class CADIS(CheckedFedAvg):
     ) -> Iterable[Message]:
         """Have the sampled nodes train with the regulariser."""
         self._round = server_round
-        if self.aggregation == "clusters":
+        if self.settings.aggregation == "clusters":
             self._dense = _dense_weight(as_arrays(arrays), self.layer)
         # A rule rejects what turns back: without it, honest nodes with few classes do as well.
-        needed = self.aggregation == "samples" or self.rule != "mean"
+        needed = self.settings.aggregation == "samples" or self.settings.rule != "mean"
         regularised = self.has_main_cluster or needed
-        weight = self.kd_lambda if regularised else 0.0
+        weight = self.settings.kd_lambda if regularised else 0.0
         config = ConfigRecord({**config, "kd-lambda": weight, "feature-layer": self.layer})
         return super().configure_train(server_round, arrays, config, grid)
 
     def combine(self, updates: list[Update]) -> Arrays:
         """Learn who is alike, and average with an equal say for every cluster."""
-        if self.rule != "mean":
+        if self.settings.rule != "mean":
             updates = self._judged(updates)
-        if self.aggregation == "samples":
+        if self.settings.aggregation == "samples":
             return super().combine(updates)
         for update in updates:
             self.places.setdefault(update.node, len(self.places))
@@ -156,20 +144,20 @@ class CADIS(CheckedFedAvg):
         cluster_of = clusters(len(self.places), self.known.links(needed), estimated)
         self._report(cluster_of)
         largest = int(np.bincount(cluster_of).max())
-        self.has_main_cluster = largest >= self.main_cluster * len(self.places)
+        self.has_main_cluster = largest >= self.settings.main_cluster * len(self.places)
         if not self.has_main_cluster:
             log(INFO, "CADIS: no main cluster, so nodes weigh by their samples")
             cluster_of = np.zeros_like(cluster_of)
         num_examples = np.array([update.num_examples for update in updates])
-        weights = aggregation_weights(cluster_of[clients], num_examples, self.most_say)
-        if self.rule == "mean":
+        weights = aggregation_weights(cluster_of[clients], num_examples, self.settings.most_say)
+        if self.settings.rule == "mean":
             return weighted_mean(zip(weights, (update.arrays for update in updates), strict=True))
         means = []
         for cluster in np.unique(cluster_of[clients]):
             inside = np.flatnonzero(cluster_of[clients] == cluster)
             models = [updates[i].arrays for i in inside]
             of_models = weights[inside].tolist()
-            mean, used = robust_mean(self.rule, of_models, models, self.start_of_round)
+            mean, used = robust_mean(self.settings.rule, of_models, models, self.start_of_round)
             for i in inside[used == 0]:
                 self.set_aside(updates[i].reply, "it is out of line with its cluster")
             means.append((weights[inside].sum(), mean))

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from logging import WARNING
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common import log
@@ -16,7 +16,7 @@ from flwr_distill.protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES, TRAIN_
 from flwr_distill.protocol.replies import number, set_aside, usable
 from flwr_distill.strategies.common.answered import Answered
 from flwr_distill.strategies.common.averages import weighted_mean
-from flwr_distill.strategies.common.run import Run
+from flwr_distill.strategies.common.configured import Configured
 from flwr_distill.strategies.common.state import check_tag, tag
 
 
@@ -46,15 +46,13 @@ class Update:
     reply: Message
 
 
-class CheckedFedAvg(Answered, FedAvg):
+class CheckedFedAvg(Configured, Answered, FedAvg):
     """FedAvg, but malformed replies are logged and rejected, and the round continues.
 
     A round without usable replies does not change the global model or the strategy's state.
 
     Attributes
     ----------
-    run_arguments : tuple[str, ...]
-        Fields of :class:`strategies.common.run.Run` that the constructor takes.
     state_keys : tuple[str, ...]
         Attributes, each a mapping, to save in checkpoints.
     start_of_round : Mapping[str, ndarray]
@@ -65,28 +63,10 @@ class CheckedFedAvg(Answered, FedAvg):
         Nodes connected at the start of the round.
     """
 
-    run_arguments: ClassVar[tuple[str, ...]] = ()
     state_keys: ClassVar[tuple[str, ...]] = ()
     start_of_round: Arrays
     grid: Grid
     num_nodes: int
-
-    @classmethod
-    def from_run(cls, settings: Any, run: Run, **arguments: Any) -> Self:
-        """Make the strategy for a run of our ServerApp.
-
-        Parameters
-        ----------
-        settings : Block, optional
-            The method's; passed to the constructor by name.
-        run : Run
-            The run.
-        **arguments
-            Further constructor arguments, which take precedence.
-        """
-        own = settings.model_dump() if settings else {}
-        from_run = {name: getattr(run, name) for name in cls.run_arguments}
-        return cls(**{**run.sampling, **from_run, **own, **arguments})
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

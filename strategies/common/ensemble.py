@@ -8,27 +8,17 @@ from flwr_distill.task.settings import Block
 
 
 class EnsembleDistillation(Block):
-    """Distillation of an ensemble into one model (FedHEAD, step 4; FedHEAD+; FedDF).
-
-    Parameters
-    ----------
-    distill_epochs : int (default: 20)
-        n_s, most epochs of a distillation.
-    patience : int (default: 5)
-        Epochs without a lower loss on the held-out part after which it stops.
-    distill_lr : float (default: 1e-3)
-        Learning rate of Adam.
-    distill_weight_decay : float (default: 1e-4)
-        L2 penalty of Adam.
-    distill_batch_size : int (default: 128)
-        Samples in a minibatch.
-    average : str (default: "probabilities")
-        What the teacher is the mean of: its members' ``probabilities`` or ``logits``.
-    """
+    """Distillation of an ensemble into one model (FedHEAD, step 4; FedHEAD+; FedDF)."""
 
     distill_epochs: Annotated[int, Field(ge=1)] = 20
+    """n_s, most epochs of a distillation."""
     patience: Annotated[int, Field(ge=1)] = 5
+    """Epochs without a lower loss on the held-out part after which it stops."""
     distill_lr: Annotated[float, Field(gt=0)] = 1e-3
+    """Learning rate of Adam."""
     distill_weight_decay: Annotated[float, Field(ge=0)] = 1e-4
+    """L2 penalty of Adam."""
     distill_batch_size: Annotated[int, Field(ge=1)] = 128
+    """Samples in a minibatch."""
     average: Literal["probabilities", "logits"] = "probabilities"
+    """What the teacher is the mean of: its members' ``probabilities`` or ``logits``."""

@@ -60,14 +60,12 @@ class VirtualTraining(CheckedFedAvg):
         The run's architecture; its weights are not changed.
     spec : DataSpec
         Shape and classes of the images.
-    settings : ServerTraining
-        The method's.
     seed : int (default: 0)
         Seed of the order of the server's minibatches.
     device : torch.device or str (default: "cpu")
         Where the server trains.
     **kwargs
-        As Flower's FedAvg takes them.
+        Settings, of which the class declares a `ServerTraining`, and what Flower's FedAvg takes.
 
     Attributes
     ----------
@@ -88,7 +86,6 @@ class VirtualTraining(CheckedFedAvg):
         *,
         model: nn.Module,
         spec: DataSpec,
-        settings: ServerTraining,
         seed: int = 0,
         device: torch.device | str = "cpu",
         **kwargs: Any,
@@ -96,7 +93,6 @@ class VirtualTraining(CheckedFedAvg):
         super().__init__(**kwargs)
         require_images(spec, self.name)
         self.spec, self.device = spec, device
-        self._training = settings
         self._model = copy.deepcopy(model).to(device)
         self._seed = seed
         self._order: dict[int, int] = {}
@@ -158,7 +154,7 @@ class VirtualTraining(CheckedFedAvg):
         """
         record = reply.content.config_records.get(VIRTUAL_DATA, ConfigRecord())
         payload = record.get("payload", b"")
-        each, classes = self._training.per_class, self.spec.num_classes
+        each, classes = self.settings.per_class, self.spec.num_classes
         bounds = Bounds(self.spec.shape, classes, classes * each, each)
         if not isinstance(payload, bytes):
             raise VirtualDataError("it sent no virtual data")
@@ -166,7 +162,8 @@ class VirtualTraining(CheckedFedAvg):
 
     def _trained(self, images: Tensor, labels: Tensor, server_round: int) -> tuple[Arrays, float]:
         """The global model after some epochs on the data, and the mean loss of the last epoch."""
-        model, settings, loss_of = self._model, self._training, self.loss()
+        settings: ServerTraining = self.settings
+        model, loss_of = self._model, self.loss()
         model.load_state_dict(as_tensors(self.start_of_round))
         start = [weight.detach().clone() for weight in model.parameters()]
         model.train()

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from flwr_distill.protocol.arrays import Arrays
 from flwr_distill.strategies.common.averages import weighted_mean
 from flwr_distill.strategies.common.checked import CheckedFedAvg, Update
-from flwr_distill.strategies.common.ensemble import EnsembleDistillation
 from flwr_distill.strategies.common.run import Run
 from flwr_distill.strategies.common.server_distillation import ServerDistillation
 from flwr_distill.strategies.fedhead.method import FedHEADSettings
@@ -27,50 +26,40 @@ class FedDF(CheckedFedAvg):
     ----------
     model : nn.Module
         The run's architecture.
-    reference : callable
+    reference_set : callable
         Gives the reference set, samples (n, ...); called once, when first needed.
-    ensemble_distillation : EnsembleDistillation, optional (default: None)
-        How to distil; None takes the defaults. The published FedDF averages ``logits``.
-    server_epochs : int (default: 20)
-        Most epochs of a distillation.
     seed : int (default: 0)
         Seed of the held-out part and of the minibatches.
     device : torch.device or str (default: "cpu")
         Where the server distils.
     **kwargs
-        As Flower's FedAvg takes them.
+        Settings (`strategies.fedhead.method.FedHEADSettings`), and what Flower's FedAvg takes. The
+        published FedDF takes ``average="logits"``.
     """
 
+    settings: FedHEADSettings = FedHEADSettings()
     run_arguments = ("model", "seed", "device")
 
     def __init__(
         self,
         *,
         model: nn.Module,
-        reference: Callable[[], Tensor],
-        ensemble_distillation: EnsembleDistillation | None = None,
-        server_epochs: int = 20,
+        reference_set: Callable[[], Tensor],
         seed: int = 0,
         device: torch.device | str = "cpu",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        request = ensemble_distillation or EnsembleDistillation()
-        request = request.model_copy(update={"distill_epochs": server_epochs})
-        self._distil = ServerDistillation(model, reference, request, seed, device)
+        request = self.settings.server_distillation
+        self._distil = ServerDistillation(model, reference_set, request, seed, device)
         self._round = 0
 
     @classmethod
     def from_run(cls, settings: FedHEADSettings, run: Run, **arguments: Any) -> Self:
         """Make the strategy for a run of our ServerApp; see `strategies.common.run.Run`."""
-        own = {
-            "reference": run.auxiliary(
-                settings.reference, settings.reference_size, "fedhead.reference"
-            ),
-            "ensemble_distillation": settings.ensemble_distillation,
-            "server_epochs": settings.server_epochs,
-        }
-        return super().from_run(None, run, **{**own, **arguments})
+        reference = settings.reference, settings.reference_size, "fedhead.reference"
+        own = {"reference_set": run.auxiliary(*reference)}
+        return super().from_run(settings, run, **{**own, **arguments})
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

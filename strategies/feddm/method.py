@@ -15,40 +15,26 @@ DISTILL_AROUND = "train.feddm_distill"
 
 
 class AroundModel(Block):
-    """Distillation of a node's data around the global model; also the request for it.
-
-    Parameters
-    ----------
-    per_class : int (default: 10)
-        Virtual images of each class on a node.
-    radius : float (default: 5.0)
-        rho: models to match means in lie no farther from the global one.
-    distill_steps : int (default: 200)
-        Steps in which a node makes its virtual data in each round (the paper: 1,000, of SGD; here
-        Adam's).
-    """
+    """Distillation of a node's data around the global model; also the request for it."""
 
     per_class: Annotated[int, Field(ge=1)] = 10
+    """Virtual images of each class on a node."""
     radius: Annotated[float, Field(gt=0)] = 5.0
+    """rho: models to match means in lie no farther from the global one."""
     distill_steps: Annotated[int, Field(ge=1)] = 200
+    """Steps in which a node makes its virtual data in each round (the paper: 1,000, of SGD; here
+    Adam's)."""
 
 
 class FedDMSettings(AroundModel):
-    """Settings of FedDM (``feddm.*``).
-
-    Parameters
-    ----------
-    server_epochs : int (default: 100)
-        Epochs that the server trains on all virtual data of a round (the paper: 500).
-    server_lr : float (default: 0.01)
-        Learning rate of its SGD.
-    server_batch_size : int (default: 256)
-        Minibatch of its SGD.
-    """
+    """Settings of FedDM (``feddm.*``)."""
 
     server_epochs: Annotated[int, Field(ge=1)] = 100
+    """Epochs that the server trains on all virtual data of a round (the paper: 500)."""
     server_lr: Annotated[float, Field(gt=0)] = 0.01
+    """Learning rate of its SGD."""
     server_batch_size: Annotated[int, Field(ge=1)] = 256
+    """Minibatch of its SGD."""
 
     @property
     def around_model(self) -> AroundModel:

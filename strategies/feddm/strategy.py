@@ -1,7 +1,5 @@
 """FedDM: the server trains on virtual data that nodes distil around the global model."""
 
-from typing import Any
-
 import torch
 from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
@@ -21,10 +19,8 @@ class FedDM(VirtualTraining):
 
     Parameters
     ----------
-    per_class, radius, distill_steps, server_epochs, server_lr, server_batch_size
-        See `strategies.feddm.method.FedDMSettings`.
     **kwargs
-        As `VirtualTraining` takes them.
+        Settings (`strategies.feddm.method.FedDMSettings`), and what `VirtualTraining` takes.
 
     Raises
     ------
@@ -38,30 +34,7 @@ class FedDM(VirtualTraining):
     """
 
     name = "feddm"
-
-    def __init__(
-        self,
-        *,
-        per_class: int = 10,
-        radius: float = 5.0,
-        distill_steps: int = 200,
-        server_epochs: int = 100,
-        server_lr: float = 0.01,
-        server_batch_size: int = 256,
-        **kwargs: Any,
-    ) -> None:
-        self.settings = FedDMSettings.checked(
-            {
-                "per-class": per_class,
-                "radius": radius,
-                "distill-steps": distill_steps,
-                "server-epochs": server_epochs,
-                "server-lr": server_lr,
-                "server-batch-size": server_batch_size,
-            },
-            "feddm",
-        )
-        super().__init__(settings=self.settings, **kwargs)
+    settings: FedDMSettings = FedDMSettings()
 
     def requests(self, sampled: list[Message], grid: Grid) -> list[Message]:
         """Have the sampled nodes distil their data around the model."""

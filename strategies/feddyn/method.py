@@ -14,15 +14,10 @@ DYNAMIC = "dynamic-regularisation"
 
 
 class FedDynSettings(Block):
-    """Settings of FedDyn (``feddyn.*``).
-
-    Parameters
-    ----------
-    alpha : float (default: 0.01)
-        Weight of the regulariser; the paper takes 0.1, 0.01 or 0.001.
-    """
+    """Settings of FedDyn (``feddyn.*``)."""
 
     alpha: Annotated[float, Field(gt=0)] = 0.01
+    """Weight of the regulariser; the paper takes 0.1, 0.01 or 0.001."""
 
 
 METHODS = (

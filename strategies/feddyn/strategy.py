@@ -25,30 +25,28 @@ class FedDyn(CheckedFedAvg):
     model : nn.Module
         The run's architecture, which tells parameters from what else its state holds; the latter is
         averaged.
-    alpha : float (default: 0.01)
-        Weight of the regulariser; the paper takes 0.1, 0.01 or 0.001.
     **kwargs
-        As Flower's FedAvg takes them.
+        Settings (`strategies.feddyn.method.FedDynSettings`), and what Flower's FedAvg takes.
     """
 
+    settings: FedDynSettings = FedDynSettings()
     run_arguments = ("model",)
     state_keys = ("h",)
 
-    def __init__(self, *, model: nn.Module, alpha: float = 0.01, **kwargs: Any) -> None:
+    def __init__(self, *, model: nn.Module, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.request = FedDynSettings.checked({"alpha": alpha}, "feddyn")
         self.h: Arrays = {}
         self._trained = trained_names(model)
 
     def records(self) -> Mapping[str, ConfigRecord]:
         """Ask for the regulariser."""
-        return {DYNAMIC: ConfigRecord(self.request.model_dump(by_alias=True))}
+        return {DYNAMIC: ConfigRecord(self.settings.model_dump(by_alias=True))}
 
     def combine(self, updates: list[Update]) -> Arrays:
         """Take the server's step."""
         models = [update.arrays for update in updates]
         mean, self.h = dynamic_step(
-            self.start_of_round, models, self.h, self.request.alpha, self.num_nodes, self._trained
+            self.start_of_round, models, self.h, self.settings.alpha, self.num_nodes, self._trained
         )
         return mean
 

@@ -11,21 +11,14 @@ from flwr_distill.task.settings import Block, TrainSettings
 
 
 class FedFASettings(Block):
-    """Settings of FedFA (``fedfa.*``).
-
-    Parameters
-    ----------
-    beta : float (default: 0.5)
-        Weight of participation against accuracy.
-    gamma : float (default: 0.9)
-        Momentum of nodes and server.
-    server_lr : float (default: 0.1)
-        Step along the server's momentum; with 0 there is none.
-    """
+    """Settings of FedFA (``fedfa.*``)."""
 
     beta: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Weight of participation against accuracy."""
     gamma: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Momentum of nodes and server."""
     server_lr: Annotated[float, Field(ge=0)] = 0.1
+    """Step along the server's momentum; with 0 there is none."""
 
 
 class AccuracyMetrics(TrainMetrics):

@@ -33,14 +33,8 @@ class FedFA(CheckedFedAvg):
     model : nn.Module
         The run's architecture, which tells parameters from what else its state holds; the latter
         takes no part in the momentum.
-    beta : float (default: 0.5)
-        Weight of participation against accuracy.
-    gamma : float (default: 0.9)
-        Momentum of nodes and server.
-    server_lr : float (default: 0.1)
-        Step along the server's momentum; with 0 there is none.
     **kwargs
-        As Flower's FedAvg takes them.
+        Settings (`strategies.fedfa.method.FedFASettings`), and what Flower's FedAvg takes.
 
     Notes
     -----
@@ -50,22 +44,12 @@ class FedFA(CheckedFedAvg):
     server's momentum with the opposite sign; ``server_lr`` is ours.
     """
 
+    settings: FedFASettings = FedFASettings()
     run_arguments = ("model",)
     state_keys = ("rounds", "m")
 
-    def __init__(
-        self,
-        *,
-        model: nn.Module,
-        beta: float = 0.5,
-        gamma: float = 0.9,
-        server_lr: float = 0.1,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, model: nn.Module, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.settings = FedFASettings.checked(
-            {"beta": beta, "gamma": gamma, "server-lr": server_lr}, "fedfa"
-        )
         self.rounds: dict[int, int] = {}
         """f_i, rounds that each node took part in."""
         self.m: dict[str, NDArray[np.float64]] = {}

@@ -61,56 +61,48 @@ GLOBAL_MODEL = "global-model"
 
 
 class FedHEADSettings(EnsembleDistillation):
-    """Settings of FedHEAD, FedHEAD+ and FedDF (``fedhead.*``).
-
-    Parameters
-    ----------
-    sectors : int (default: 2)
-        M, number of sectors if nodes do not declare theirs.
-    fixed_leader : bool (default: False)
-        Whether the node with most data leads its sector in every round.
-    least_classes : float (default: 0.7)
-        Share of its sector's classes that a leader must hold to distil; the sector of another keeps
-        its plain average, since a student forgets what it never sees. Nodes that do not tell their
-        classes (with differential privacy) distil. 0 is the paper's.
-    least_gain : float (default: 0.1)
-        A leader distils only where the ensemble predicts its samples better than the mean of all
-        sectors does: by this share of the loss, at least. Otherwise its sector keeps its plain
-        average, since distilling would only add the leader's own bias. 0 is the paper's: leaders
-        always distil.
-    rule : str (default: "mean")
-        How leaders average sectors of five or more: ``mean``, ``agreement`` (without models that
-        are out of line, none much longer than the median of its sector and of all nodes),
-        ``multi-krum`` or ``trimmed-mean``. With ``agreement`` the server leaves out nodes that tell
-        a far longer update than most.
-        With any but the mean, students that point away from those of other sectors do not count.
-    audit : bool (default: False)
-        Whether up to four members average again where a leader's mean points away from those of
-        other sectors, or there are none.
-    server_epochs : int (default: 20)
-        n_g, most epochs of the distillation on the server (FedHEAD+, FedDF).
-    reference : str (default: "noise")
-        Reference set of that distillation: ``noise``, ``fashion-mnist``, ``tiny-imagenet``, or a
-        folder or npz that is on the server.
-    reference_size : int (default: 1000)
-        Samples of the reference set.
-    """
+    """Settings of FedHEAD, FedHEAD+ and FedDF (``fedhead.*``)."""
 
     sectors: Annotated[int, Field(ge=1)] = 2
+    """M, number of sectors if nodes do not declare theirs."""
     fixed_leader: bool = False
+    """Whether the node with most data leads its sector in every round."""
     least_classes: Annotated[float, Field(ge=0, le=1)] = 0.7
+    """Share of its sector's classes that a leader must hold to distil; the sector of another keeps
+    its plain average, since a student forgets what it never sees. Nodes that do not tell their
+    classes (with differential privacy) distil. 0 is the paper's."""
     least_gain: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """A leader distils only where the ensemble predicts its samples better than the mean of all
+    sectors does: by this share of the loss, at least. Otherwise its sector keeps its plain average,
+    since distilling would only add the leader's own bias. 0 is the paper's: leaders always
+    distil."""
     rule: Rule = "mean"
+    """How leaders average sectors of five or more: ``mean``, ``agreement`` (without models that are
+    out of line, none much longer than the median of its sector and of all nodes), ``multi-krum`` or
+    ``trimmed-mean``. With ``agreement`` the server leaves out nodes that tell a far longer update
+    than most. With any but the mean, students that point away from those of other sectors do not
+    count."""
     audit: bool = False
+    """Whether up to four members average again where a leader's mean points away from those of
+    other sectors, or there are none."""
     server_epochs: Annotated[int, Field(ge=1)] = 20
+    """n_g, most epochs of the distillation on the server (FedHEAD+, FedDF)."""
     reference: Annotated[str, AfterValidator(check_auxiliary)] = "noise"
+    """Reference set of that distillation: ``noise``, ``fashion-mnist``, ``tiny-imagenet``, or a
+    folder or npz that is on the server."""
     reference_size: Annotated[int, Field(ge=2)] = 1000
+    """Samples of the reference set."""
 
     @property
     def ensemble_distillation(self) -> EnsembleDistillation:
         """The request to leaders."""
         fields = set(EnsembleDistillation.model_fields)
         return EnsembleDistillation(**self.model_dump(include=fields))
+
+    @property
+    def server_distillation(self) -> EnsembleDistillation:
+        """What the server does; all but its epochs as leaders do."""
+        return self.ensemble_distillation.model_copy(update={"distill_epochs": self.server_epochs})
 
 
 class SectorRequest(TrainRequest):

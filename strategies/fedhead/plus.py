@@ -27,28 +27,27 @@ class FedHEADPlus(FedHEAD):
     ----------
     model : nn.Module
         The run's architecture.
-    reference : callable
+    reference_set : callable
         Gives the reference set, samples (n, ...); called once, when first needed.
-    server_epochs : int (default: 20)
-        n_g, most epochs on the server; early stopping and the rest as on leaders.
     device : torch.device or str (default: "cpu")
         Where the server distils.
     **kwargs
         As :class:`FedHEAD` takes them.
     """
 
+    run_arguments = (*FedHEAD.run_arguments, "model", "device")
+
     def __init__(
         self,
         *,
         model: nn.Module,
-        reference: Callable[[], Tensor],
-        server_epochs: int = 20,
+        reference_set: Callable[[], Tensor],
         device: torch.device | str = "cpu",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        request = self.ensemble_distillation.model_copy(update={"distill_epochs": server_epochs})
-        self._distil = ServerDistillation(model, reference, request, self.seed, device)
+        request = self.settings.server_distillation
+        self._distil = ServerDistillation(model, reference_set, request, self.seed, device)
 
     @classmethod
     def from_run(cls, settings: FedHEADSettings, run: Run, **arguments: Any) -> Self:
@@ -60,14 +59,8 @@ class FedHEADPlus(FedHEAD):
                 "where their labels differ much, that costs accuracy (set fedhead.reference to "
                 'images like theirs, or strategy to "fedhead")',
             )
-        own = {
-            "model": run.model,
-            "device": run.device,
-            "reference": run.auxiliary(
-                settings.reference, settings.reference_size, "fedhead.reference"
-            ),
-            "server_epochs": settings.server_epochs,
-        }
+        reference = settings.reference, settings.reference_size, "fedhead.reference"
+        own = {"reference_set": run.auxiliary(*reference)}
         return super().from_run(settings, run, **{**own, **arguments})
 
     def combine(self, server_round: int, sectors: list[Weighted]) -> Arrays:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from logging import INFO, WARNING
 from statistics import median
-from typing import Any, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -31,11 +31,10 @@ from flwr_distill.protocol.outliers import update_norm
 from flwr_distill.protocol.replies import number, set_aside, usable
 from flwr_distill.strategies.common.answered import Answered
 from flwr_distill.strategies.common.averages import weighted_mean
+from flwr_distill.strategies.common.configured import Configured
 from flwr_distill.strategies.common.directory import Directory
-from flwr_distill.strategies.common.ensemble import EnsembleDistillation
 from flwr_distill.strategies.common.leaders import successor
-from flwr_distill.strategies.common.robust import Rule, trimmed_mean
-from flwr_distill.strategies.common.run import Run
+from flwr_distill.strategies.common.robust import trimmed_mean
 from flwr_distill.strategies.common.state import check_tag, tag
 from flwr_distill.strategies.common.topology import Cluster, Topology
 from flwr_distill.strategies.fedhead.membership import Membership
@@ -79,7 +78,7 @@ MOST_WITNESSES = 4
 """Members that average again what a suspected leader did; each gets the whole sector's models."""
 
 
-class FedHEAD(Answered, FedAvg):
+class FedHEAD(Configured, Answered, FedAvg):
     """Federated learning in sectors, with ensemble distillation on a leader in each.
 
     Each round draws a leader in each sector. (1) All nodes train and send their models to their
@@ -107,12 +106,6 @@ class FedHEAD(Answered, FedAvg):
 
     Parameters
     ----------
-    sectors, fixed_leader, least_classes, least_gain, rule, audit
-        See `strategies.fedhead.method.FedHEADSettings`. If not fixed, node k leads with probability
-        ``p_km / p_m``, or with a rule other than the mean all do alike; fixed leaders are those of
-        the paper's table 7.
-    ensemble_distillation : EnsembleDistillation, optional (default: None)
-        How leaders distil; None takes the defaults.
     links : str (default: "auto")
         How members and leaders send to each other: ``relay`` (through the server, sealed),
         ``direct`` or ``auto`` (direct where that works).
@@ -122,59 +115,51 @@ class FedHEAD(Answered, FedAvg):
         Seed of the sectors and of the leaders.
     directory : Directory, optional (default: None)
         Descriptions of known nodes; None starts an empty one.
-    min_available_nodes : int (default: 2)
-        Nodes to wait for before sectors are formed.
-    fraction_evaluate : float (default: 0.0)
-        Share of all nodes that evaluate the global model each round.
-    min_evaluate_nodes : int (default: 2)
-        Fewest nodes that evaluate, if any do.
     norm_threshold : float (default: 5.0)
         Score above which a norm is absurd; see `protocol.outliers.absurdly_large`.
+    fraction_evaluate : float (default: 0.0)
+        Share of all nodes that evaluate the global model each round.
+    **kwargs
+        Settings (`strategies.fedhead.method.FedHEADSettings`), and what Flower's FedAvg takes. Its
+        sampling of training nodes is not used: all train.
 
     Notes
     -----
+    Without a fixed leader, node k leads with probability ``p_km / p_m``, or with a rule other than
+    the mean all do alike; fixed leaders are those of the paper's table 7.
+
     Letters and steps are the FedHEAD paper's. It leaves open what the ensemble averages; here it is
     probabilities by default, and students minimise ``KL(teacher || student)``.
     """
 
+    settings: FedHEADSettings = FedHEADSettings()
+    run_arguments: ClassVar[tuple[str, ...]] = (
+        *("links", "phase_timeout", "seed", "directory", "norm_threshold"),
+    )
+
     def __init__(
         self,
         *,
-        sectors: int = 2,
-        fixed_leader: bool = False,
-        least_classes: float = 0.7,
-        least_gain: float = 0.1,
-        rule: Rule = "mean",
-        audit: bool = False,
-        ensemble_distillation: EnsembleDistillation | None = None,
         links: LinkMode = "auto",
         phase_timeout: float = 600.0,
         seed: int = 0,
         directory: Directory | None = None,
-        min_available_nodes: int = 2,
-        fraction_evaluate: float = 0.0,
-        min_evaluate_nodes: int = 2,
         norm_threshold: float = 5.0,
+        fraction_evaluate: float = 0.0,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(
-            fraction_evaluate=fraction_evaluate,
-            min_evaluate_nodes=min_evaluate_nodes,
-            min_available_nodes=min_available_nodes,
-        )
-        self.sectors = sectors
-        self.fixed_leader = fixed_leader
-        self.least_classes = least_classes
-        self.least_gain = least_gain
-        self.rule = rule
-        self.audit = audit
-        self.ensemble_distillation = ensemble_distillation or EnsembleDistillation()
+        super().__init__(fraction_evaluate=fraction_evaluate, **kwargs)
         self.links = links
         self.phase_timeout = phase_timeout
         self.seed = seed
         self.topology: Topology | None = None
         """Leaders and members of the round."""
         self._membership = Membership(
-            sectors, fixed_leader, seed, directory or Directory(), evenly=rule != "mean"
+            self.settings.sectors,
+            self.settings.fixed_leader,
+            seed,
+            directory or Directory(),
+            evenly=self.settings.rule != "mean",
         )
         self._first = True
         self._norms = Norms(norm_threshold)
@@ -185,33 +170,14 @@ class FedHEAD(Answered, FedAvg):
         """Why each leader of the round rejected models, by node."""
         self._global: Arrays = {}
 
-    @classmethod
-    def from_run(cls, settings: FedHEADSettings, run: Run, **arguments: Any) -> Self:
-        """Make the strategy for a run of our ServerApp; see `strategies.common.run.Run`."""
-        sampled = ("fraction_evaluate", "min_evaluate_nodes", "min_available_nodes")
-        own = {
-            "sectors": settings.sectors,
-            "fixed_leader": settings.fixed_leader,
-            "least_classes": settings.least_classes,
-            "least_gain": settings.least_gain,
-            "rule": settings.rule,
-            "audit": settings.audit,
-            "ensemble_distillation": settings.ensemble_distillation,
-            "links": run.links,
-            "phase_timeout": run.phase_timeout,
-            "seed": run.seed,
-            "directory": run.directory,
-            "norm_threshold": run.norm_threshold,
-        }
-        return cls(**{**{key: run.sampling[key] for key in sampled}, **own, **arguments})
-
     def summary(self) -> None:
         """Log summary configuration of the strategy."""
         log(INFO, "\t├──> %s settings:", type(self).__name__)
-        log(INFO, "\t│\t├── Sectors: %d, where nodes do not declare theirs", self.sectors)
-        log(INFO, "\t│\t├── Leaders: %s", "largest" if self.fixed_leader else "drawn")
-        log(INFO, "\t│\t├── Rule: %s%s", self.rule, ", audited" if self.audit else "")
-        log(INFO, "\t│\t└── Distillation: %s", self.ensemble_distillation)
+        settings, audited = self.settings, ", audited" if self.settings.audit else ""
+        log(INFO, "\t│\t├── Sectors: %d, where nodes do not declare theirs", settings.sectors)
+        log(INFO, "\t│\t├── Leaders: %s", "largest" if settings.fixed_leader else "drawn")
+        log(INFO, "\t│\t├── Rule: %s%s", settings.rule, audited)
+        log(INFO, "\t│\t└── Distillation: %s", settings.ensemble_distillation)
         super().summary()
 
     def configure_train(
@@ -363,7 +329,7 @@ class FedHEAD(Answered, FedAvg):
                 set_aside(self._grid, node, TRAIN_SECTOR, one_line(error))
         for node, reason in self._norms.begin_round(norms).items():
             set_aside(self._grid, node, TRAIN_SECTOR, reason)
-        if self.rule == "agreement":
+        if self.settings.rule == "agreement":
             long = far_longer(self._norms.told, self._num_examples)
             for node in long:
                 set_aside(self._grid, node, TRAIN_SECTOR, "its norm is far above most nodes'")
@@ -412,7 +378,7 @@ class FedHEAD(Answered, FedAvg):
                     clusters[i] = cluster
                     waiting.append(i)
             deliveries = self._collect_again([clusters[i] for i in waiting], num_examples)
-        if self.audit and means:
+        if self.settings.audit and means:
             for i in self._suspected(clusters, means):
                 clusters[i] = self._audited(server_round, clusters[i], means, num_examples)
         self.topology = Topology(tuple(clusters), groups=())
@@ -437,8 +403,10 @@ class FedHEAD(Answered, FedAvg):
             counts = {f"{NUM_EXAMPLES}.{rank}": num_examples[n] for rank, n in ranked.items()}
             counts[f"{NUM_EXAMPLES}.0"] = num_examples[cluster.head]
             norms = {f"{UPDATE_NORM}.{rank}": self._norms.told[n] for rank, n in ranked.items()}
-            config = ConfigRecord({**counts, **norms, SERVER_ROUND: server_round, RULE: self.rule})
-            if self.rule == "agreement":
+            config = ConfigRecord(
+                {**counts, **norms, SERVER_ROUND: server_round, RULE: self.settings.rule}
+            )
+            if self.settings.rule == "agreement":
                 config[LONGEST] = longest(self._norms.told, num_examples)
             content = RecordDict({CONFIG: config})
             content.update({f"{DELIVERY}.{rank}": deliveries[n] for rank, n in ranked.items()})
@@ -545,17 +513,17 @@ class FedHEAD(Answered, FedAvg):
         self, server_round: int, sectors: Mapping[int, Weighted], mean: Arrays
     ) -> dict[int, Arrays]:
         """Step 4. z_m of each sector whose leader succeeded."""
-        request = self.ensemble_distillation.model_dump(by_alias=True)
+        request = self.settings.ensemble_distillation.model_dump(by_alias=True)
         content = RecordDict(
             {
                 ARRAYS: as_record(mean),
                 CONFIG: ConfigRecord(
-                    {**request, SERVER_ROUND: server_round, LEAST_GAIN: self.least_gain}
+                    {**request, SERVER_ROUND: server_round, LEAST_GAIN: self.settings.least_gain}
                 ),
             }
         )
         clusters = self.topology.clusters if self.topology else ()
-        narrow = self._membership.narrow_leaders(clusters, self.least_classes)
+        narrow = self._membership.narrow_leaders(clusters, self.settings.least_classes)
         if narrow:
             text = "%s: sectors of nodes %s keep their plain averages: these hold few classes"
             log(INFO, text, type(self).__name__, listed([str(node) for node in narrow]))
@@ -580,7 +548,7 @@ class FedHEAD(Answered, FedAvg):
                 self._membership.distrust(leader)
                 continue
             distilled[leader] = student
-        if self.rule == "mean":
+        if self.settings.rule == "mean":
             return distilled
         weights = {leader: weight for leader, (weight, _) in sectors.items()}
         agreed = agreeing(distilled, weights, mean)

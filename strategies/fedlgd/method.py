@@ -29,96 +29,64 @@ GRADIENT = "gradient"
 
 
 class VirtualTraining(Block):
-    """A node's training on virtual data in one round.
-
-    Parameters
-    ----------
-    per_class : int
-        Virtual images of each class on the node.
-    formation : int (default: 1)
-        Smaller images along each side of a virtual image.
-    first_steps : int
-        Steps of distribution matching with random networks, if the node has no virtual data yet.
-    refine_steps : int (default: 0)
-        Steps of distribution matching with the received model, before training.
-    contrast : float (default: 0.0)
-        lambda, weight of the supervised contrastive term.
-    gradient : list of str (default: [])
-        Weights of the received model; the node sends the gradient with respect to these, of the
-        model's loss on the virtual data.
-    dp_epsilon : float (default: 0.0)
-        Epsilon that making the virtual data costs each sample; 0 is without differential privacy.
-    """
+    """A node's training on virtual data in one round."""
 
     per_class: Annotated[int, Field(ge=1)]
+    """Virtual images of each class on the node."""
     formation: Annotated[int, Field(ge=1, le=4)] = 1
+    """Smaller images along each side of a virtual image."""
     first_steps: Annotated[int, Field(ge=1)]
+    """Steps of distribution matching with random networks, if the node has no virtual data yet."""
     refine_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps of distribution matching with the received model, before training."""
     contrast: Annotated[float, Field(ge=0)] = 0.0
+    """lambda, weight of the supervised contrastive term."""
     gradient: Annotated[list[str], Field(default_factory=list)]
+    """Weights of the received model; the node sends the gradient with respect to these, of the
+    model's loss on the virtual data."""
     dp_epsilon: Annotated[float, Field(ge=0)] = 0.0
+    """Epsilon that making the virtual data costs each sample; 0 is without differential privacy."""
 
 
 class GlobalData(Block):
-    """The server's virtual data: their digest, and the data for nodes without them.
-
-    Parameters
-    ----------
-    digest : str
-        SHA-256 of the payload.
-    payload : bytes (default: b"")
-        Encoded by :meth:`distill.virtual_data.VirtualData.to_bytes`; empty if the node has them.
-    """
+    """The server's virtual data: their digest, and the data for nodes without them."""
 
     digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """SHA-256 of the payload."""
     payload: bytes = b""
+    """Encoded by :meth:`distill.virtual_data.VirtualData.to_bytes`; empty if the node has them."""
 
 
 class FedLGDSettings(Block):
-    """Settings of FedLGD (``fedlgd.*``).
-
-    Parameters
-    ----------
-    per_class : int (default: 10)
-        Virtual images of each class on a node.
-    formation : int (default: 1)
-        Each virtual image, of nodes and server, holds formation x formation smaller ones, which are
-        enlarged where they are trained on; 1 is one image, 0 chooses by image size.
-    first_steps : int (default: 400)
-        Steps in which a node makes its virtual data, with random networks.
-    refine_steps : int (default: 20)
-        Steps in which it refines them in a selected round (the paper: 100, of SGD; here Adam's).
-    every : int (default: 5)
-        Rounds from one selected round to the next; the first round is selected.
-    selections : int (default: 10)
-        Selected rounds in all; with 0 this is FedAvg on virtual data.
-    contrast : float (default: 1.0)
-        lambda, weight of the contrastive term (the paper: 10 on DIGITS, 1 on CIFAR10C).
-    global_per_class : int (default: 10)
-        Virtual images of each class at the server.
-    global_steps : int (default: 40)
-        Steps in which the server refines them (the paper: 500, of SGD; here Adam's).
-    match : str (default: "gradient")
-        What the server matches: the ``gradient`` of the loss on the nodes' virtual data at the
-        round's model (the paper's), or the ``update`` made by the round's training (the published
-        code's), for which nodes send only their models.
-    dp_epsilon : float (default: 0.0)
-        Epsilon that a run costs each sample of a node, at ``train.dp-delta``: virtual data are made
-        once, from differentially private class means, and everything that nodes send follows from
-        them. Needs ``refine-steps = 0``; 0 is without differential privacy.
-    """
+    """Settings of FedLGD (``fedlgd.*``)."""
 
     per_class: Annotated[int, Field(ge=1)] = 10
+    """Virtual images of each class on a node."""
     formation: Annotated[int, Field(ge=0, le=4)] = 1
+    """Each virtual image, of nodes and server, holds formation x formation smaller ones, which are
+    enlarged where they are trained on; 1 is one image, 0 chooses by image size."""
     first_steps: Annotated[int, Field(ge=1)] = 400
+    """Steps in which a node makes its virtual data, with random networks."""
     refine_steps: Annotated[int, Field(ge=0)] = 20
+    """Steps in which it refines them in a selected round (the paper: 100, of SGD; here Adam's)."""
     every: Annotated[int, Field(ge=1)] = 5
+    """Rounds from one selected round to the next; the first round is selected."""
     selections: Annotated[int, Field(ge=0)] = 10
+    """Selected rounds in all; with 0 this is FedAvg on virtual data."""
     contrast: Annotated[float, Field(ge=0)] = 1.0
+    """lambda, weight of the contrastive term (the paper: 10 on DIGITS, 1 on CIFAR10C)."""
     global_per_class: Annotated[int, Field(ge=1)] = 10
+    """Virtual images of each class at the server."""
     global_steps: Annotated[int, Field(ge=1)] = 40
+    """Steps in which the server refines them (the paper: 500, of SGD; here Adam's)."""
     match: Literal["gradient", "update"] = "gradient"
+    """What the server matches: the ``gradient`` of the loss on the nodes' virtual data at the
+    round's model (the paper's), or the ``update`` made by the round's training (the published
+    code's), for which nodes send only their models."""
     dp_epsilon: Annotated[float, Field(ge=0)] = 0.0
+    """Epsilon that a run costs each sample of a node, at ``train.dp-delta``: virtual data are made
+    once, from differentially private class means, and everything that nodes send follows from them.
+    Needs ``refine-steps = 0``; 0 is without differential privacy."""
 
     @field_validator("dp_epsilon")
     @classmethod

@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from logging import INFO, WARNING
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ from flwr_distill.strategies.fedlgd.method import (
     NEEDS_GLOBAL_DATA,
     TRAIN_VIRTUAL,
     VIRTUAL,
+    FedLGDSettings,
     GlobalData,
     VirtualTraining,
 )
@@ -63,9 +64,6 @@ class FedLGD(RobustFedAvg):
         The run's architecture; its weights are not changed.
     spec : DataSpec
         Shape and classes of what nodes train on (`task.backbones.seen_spec`).
-    per_class, formation, first_steps, refine_steps, every, selections, contrast, global_per_class,
-    global_steps, match, dp_epsilon
-        See `strategies.fedlgd.method.FedLGDSettings`.
     phase_timeout : float (default: 600.0)
         Seconds to wait for nodes that lost the server's virtual data.
     seed : int (default: 0)
@@ -73,7 +71,7 @@ class FedLGD(RobustFedAvg):
     device : torch.device or str (default: "cpu")
         Where the server distils.
     **kwargs
-        Those of :class:`strategies.common.checked.RobustFedAvg`.
+        Settings (`strategies.fedlgd.method.FedLGDSettings`), and what `RobustFedAvg` takes.
 
     Notes
     -----
@@ -81,6 +79,7 @@ class FedLGD(RobustFedAvg):
     Distillation". A node that fails, or sends arrays that are not finite, is left out of the round.
     """
 
+    settings: FedLGDSettings = FedLGDSettings()
     run_arguments = (
         *("model", "spec", "device", "phase_timeout", "seed", "directory", "aggregator"),
     )
@@ -90,17 +89,6 @@ class FedLGD(RobustFedAvg):
         *,
         model: nn.Module,
         spec: DataSpec,
-        per_class: int = 10,
-        formation: int = 1,
-        first_steps: int = 400,
-        refine_steps: int = 20,
-        every: int = 5,
-        selections: int = 10,
-        contrast: float = 1.0,
-        global_per_class: int = 10,
-        global_steps: int = 40,
-        match: Literal["gradient", "update"] = "gradient",
-        dp_epsilon: float = 0.0,
         phase_timeout: float = 600.0,
         seed: int = 0,
         device: torch.device | str = "cpu",
@@ -108,20 +96,12 @@ class FedLGD(RobustFedAvg):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.per_class = per_class
-        self.formation = chosen_formation("fedlgd.formation", formation, spec.shape)
-        self.first_steps = first_steps
-        self.refine_steps = refine_steps
-        self.every = every
-        self.selections = selections
-        self.contrast = contrast
-        self.global_steps = global_steps
-        self.match = match
-        self.dp_epsilon = dp_epsilon
+        self.formation = chosen_formation("fedlgd.formation", self.settings.formation, spec.shape)
         self.phase_timeout = phase_timeout
         self.global_data: VirtualData | None = None
         """The server's virtual data, as nodes have them; None before the first selected round."""
-        self._start_of_global_data = _noise(spec, global_per_class, self.formation, seed)
+        each = self.settings.global_per_class
+        self._start_of_global_data = _noise(spec, each, self.formation, seed)
         self._model = copy.deepcopy(model).to(device)
         self._device = device
         self._payload = b""
@@ -150,9 +130,11 @@ class FedLGD(RobustFedAvg):
     def summary(self) -> None:
         """Log summary configuration of the strategy."""
         log(INFO, "\t├──> FedLGD settings:")
-        log(INFO, "\t│\t├── Selected: every %d rounds, %d times", self.every, self.selections)
-        log(INFO, "\t│\t├── Nodes: %d images a class", self.per_class)
-        log(INFO, "\t│\t└── Server: %d steps, to the %s", self.global_steps, self.match)
+        settings = self.settings
+        selected = settings.every, settings.selections
+        log(INFO, "\t│\t├── Selected: every %d rounds, %d times", *selected)
+        log(INFO, "\t│\t├── Nodes: %d images a class", settings.per_class)
+        log(INFO, "\t│\t└── Server: %d steps, to the %s", settings.global_steps, settings.match)
         super().summary()
 
     def configure_train(
@@ -161,8 +143,8 @@ class FedLGD(RobustFedAvg):
         """Have the sampled nodes refine their virtual data and train, or train on both sets."""
         config = ConfigRecord({**config})
         sampled = super().configure_train(server_round, arrays, config, grid)
-        turn, rest = divmod(server_round - 1, self.every)
-        self._selected = rest == 0 and turn < self.selections
+        turn, rest = divmod(server_round - 1, self.settings.every)
+        self._selected = rest == 0 and turn < self.settings.selections
         request = ConfigRecord(self._request().model_dump(by_alias=True))
         self._content = RecordDict({ARRAYS: arrays, CONFIG: config, VIRTUAL: request})
         return [self._message(message.metadata.dst_node_id) for message in sampled]
@@ -185,7 +167,7 @@ class FedLGD(RobustFedAvg):
         if not self._selected:
             return super().combine(updates)
         start = self._matched(self.start_of_round)
-        if self.match == "gradient":
+        if self.settings.match == "gradient":
             target, updates = self._mean_gradient(updates, start)
             mean = super().combine(updates)
         else:
@@ -223,19 +205,19 @@ class FedLGD(RobustFedAvg):
 
     @property
     def _asks_for_gradients(self) -> bool:
-        return self._selected and self.match == "gradient"
+        return self._selected and self.settings.match == "gradient"
 
     def _request(self) -> VirtualTraining:
         """The round's request to nodes."""
-        joint = not self._selected and self.global_data is not None
+        settings, joint = self.settings, not self._selected and self.global_data is not None
         return VirtualTraining(
-            per_class=self.per_class,
+            per_class=settings.per_class,
             formation=self.formation,
-            first_steps=self.first_steps,
-            refine_steps=self.refine_steps if self._selected else 0,
-            contrast=self.contrast if joint else 0.0,
+            first_steps=settings.first_steps,
+            refine_steps=settings.refine_steps if self._selected else 0,
+            contrast=settings.contrast if joint else 0.0,
             gradient=self._matched_names() if self._asks_for_gradients else [],
-            dp_epsilon=self.dp_epsilon,
+            dp_epsilon=settings.dp_epsilon,
         )
 
     def _message(self, node: int) -> Message:
@@ -279,17 +261,17 @@ class FedLGD(RobustFedAvg):
     def _refine(self, target: Arrays) -> None:
         """Match the gradient at the round's initial model (eq. 5-6)."""
         self._model.load_state_dict(as_tensors(self.start_of_round))
-        virtual = self.global_data or self._start_of_global_data
+        virtual, steps = self.global_data or self._start_of_global_data, self.settings.global_steps
         try:
             images = match_gradient(
                 virtual.images.to(self._device),
                 virtual.labels.to(self._device),
                 as_tensors(target),
                 self._model,
-                steps=self.global_steps,
+                steps=steps,
                 formation=virtual.formation,
             )
-            refined = replace(virtual, images=images.cpu(), steps=virtual.steps + self.global_steps)
+            refined = replace(virtual, images=images.cpu(), steps=virtual.steps + steps)
         except DistillError as error:
             log(WARNING, "The server's virtual data stay as they are: %s", error)
             return

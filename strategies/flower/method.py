@@ -17,108 +17,65 @@ NumNodes = Annotated[int, Field(ge=0)]
 
 
 class FedAvgMSettings(Block):
-    """Settings of FedAvgM (``fedavgm.*``).
-
-    Parameters
-    ----------
-    server_learning_rate : float (default: 1.0)
-        Step of the server along the mean update.
-    server_momentum : float (default: 0.9)
-        Share of the last step that the next one keeps; 0 is FedAvg.
-    """
+    """Settings of FedAvgM (``fedavgm.*``)."""
 
     server_learning_rate: Positive = 1.0
+    """Step of the server along the mean update."""
     server_momentum: Decay = 0.9
+    """Share of the last step that the next one keeps; 0 is FedAvg."""
 
 
 class FedAdagradSettings(Block):
-    """Settings of FedAdagrad (``fedadagrad.*``).
-
-    Parameters
-    ----------
-    eta : float (default: 0.1)
-        Learning rate of the server.
-    tau : float (default: 1e-3)
-        What is added to the divisor; larger is less adaptive.
-    """
+    """Settings of FedAdagrad (``fedadagrad.*``)."""
 
     eta: Positive = 0.1
+    """Learning rate of the server."""
     tau: Positive = 1e-3
+    """What is added to the divisor; larger is less adaptive."""
 
 
 class FedAdamSettings(FedAdagradSettings):
-    """Settings of FedAdam (``fedadam.*``).
-
-    Parameters
-    ----------
-    beta_1 : float (default: 0.9)
-        Decay of the mean update.
-    beta_2 : float (default: 0.99)
-        Decay of its square.
-    """
+    """Settings of FedAdam (``fedadam.*``)."""
 
     beta_1: Decay = 0.9
+    """Decay of the mean update."""
     beta_2: Decay = 0.99
+    """Decay of its square."""
 
 
 class FedYogiSettings(FedAdamSettings):
-    """Settings of FedYogi (``fedyogi.*``).
-
-    Parameters
-    ----------
-    eta : float (default: 0.01)
-        Learning rate of the server.
-    """
+    """Settings of FedYogi (``fedyogi.*``)."""
 
     eta: Positive = 0.01
+    """Learning rate of the server."""
 
 
 class QFedAvgSettings(Block):
-    """Settings of q-FedAvg (``qfedavg.*``).
-
-    Parameters
-    ----------
-    q : float (default: 0.1)
-        How much more nodes with a high loss weigh; 0 weighs all nodes alike.
-    """
+    """Settings of q-FedAvg (``qfedavg.*``)."""
 
     q: NotNegative = 0.1
+    """How much more nodes with a high loss weigh; 0 weighs all nodes alike."""
 
 
 class FedTrimmedAvgSettings(Block):
-    """Settings of FedTrimmedAvg (``fedtrimmedavg.*``).
-
-    Parameters
-    ----------
-    beta : float (default: 0.2)
-        Share of the nodes to leave out at each end of each value.
-    """
+    """Settings of FedTrimmedAvg (``fedtrimmedavg.*``)."""
 
     beta: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
+    """Share of the nodes to leave out at each end of each value."""
 
 
 class KrumSettings(Block):
-    """Settings of Krum (``krum.*``).
-
-    Parameters
-    ----------
-    num_malicious_nodes : int (default: 0)
-        Hostile nodes to expect.
-    """
+    """Settings of Krum (``krum.*``)."""
 
     num_malicious_nodes: NumNodes = 0
+    """Hostile nodes to expect."""
 
 
 class MultiKrumSettings(KrumSettings):
-    """Settings of MultiKrum (``multikrum.*``).
-
-    Parameters
-    ----------
-    num_nodes_to_select : int (default: 1)
-        Nodes whose models are averaged.
-    """
+    """Settings of MultiKrum (``multikrum.*``)."""
 
     num_nodes_to_select: Annotated[int, Field(ge=1)] = 1
+    """Nodes whose models are averaged."""
 
 
 class BulyanSettings(KrumSettings):
@@ -126,43 +83,28 @@ class BulyanSettings(KrumSettings):
 
 
 class FixedClippingSettings(Block):
-    """Settings of central differential privacy with a fixed clipping norm (``dp-fixed.*``).
-
-    Parameters
-    ----------
-    noise_multiplier : float (default: 1.0)
-        Deviation of the noise on the sum of the updates, in clipping norms.
-    clipping_norm : float (default: 1.0)
-        Longest update of a node.
-    """
+    """Settings of central differential privacy with a fixed clipping norm (``dp-fixed.*``)."""
 
     noise_multiplier: NotNegative = 1.0
+    """Deviation of the noise on the sum of the updates, in clipping norms."""
     clipping_norm: Positive = 1.0
+    """Longest update of a node."""
 
 
 class AdaptiveClippingSettings(Block):
-    """Settings of central differential privacy whose clipping norm adapts (``dp-adaptive.*``).
-
-    Parameters
-    ----------
-    noise_multiplier : float (default: 1.0)
-        Deviation of the noise that the whole is worth, in clipping norms.
-    initial_clipping_norm : float (default: 0.1)
-        Longest update of a node in the first round.
-    target_clipped_quantile : float (default: 0.5)
-        Share of the updates that the norm should not clip.
-    clip_norm_lr : float (default: 0.2)
-        How fast the norm adapts.
-    clipped_count_stddev : float (default: 1.0)
-        Deviation of the noise on the count of clipped updates, more than half of
-        ``noise-multiplier``.
-    """
+    """Settings of central differential privacy whose clipping norm adapts (``dp-adaptive.*``)."""
 
     noise_multiplier: NotNegative = 1.0
+    """Deviation of the noise that the whole is worth, in clipping norms."""
     initial_clipping_norm: Positive = 0.1
+    """Longest update of a node in the first round."""
     target_clipped_quantile: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Share of the updates that the norm should not clip."""
     clip_norm_lr: Positive = 0.2
+    """How fast the norm adapts."""
     clipped_count_stddev: Annotated[float, Field(ge=0, validate_default=True)] = 1.0
+    """Deviation of the noise on the count of clipped updates, more than half of
+    ``noise-multiplier``."""
 
     @field_validator("clipped_count_stddev")
     @classmethod

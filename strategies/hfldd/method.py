@@ -75,90 +75,61 @@ AVERAGE_LAST = "average-last"
 
 
 class LabelKnowledge(Block):
-    """Soft labels on a global auxiliary set (HFLDD, step 1).
-
-    Parameters
-    ----------
-    initial_steps : int (default: 10)
-        E_1, SGD steps of the initial model before soft labels are taken.
-    initial_lr : float (default: 0.01)
-        Learning rate of these steps.
-    initial_batch_size : int (default: 64)
-        Minibatch of these steps.
-    auxiliary : str (default: "noise")
-        Global auxiliary set D_g, which every node builds for itself: ``noise``, ``fashion-mnist``,
-        ``tiny-imagenet``, or a folder or npz that is on every node, or
-        ``@NAME`` for what nodes' owners call so.
-    auxiliary_size : int (default: 1000)
-        |D_g|, its number of samples.
-    """
+    """Soft labels on a global auxiliary set (HFLDD, step 1)."""
 
     initial_steps: Annotated[int, Field(ge=1)] = 10
+    """E_1, SGD steps of the initial model before soft labels are taken."""
     initial_lr: Annotated[float, Field(gt=0)] = 0.01
+    """Learning rate of these steps."""
     initial_batch_size: Annotated[int, Field(ge=1)] = 64
+    """Minibatch of these steps."""
     auxiliary: Annotated[str, AfterValidator(check_auxiliary)] = "noise"
+    """Global auxiliary set D_g, which every node builds for itself: ``noise``, ``fashion-mnist``,
+    ``tiny-imagenet``, or a folder or npz that is on every node, or ``@NAME`` for what nodes' owners
+    call so."""
     auxiliary_size: Annotated[int, Field(ge=1)] = 1000
+    """|D_g|, its number of samples."""
 
 
 class LabelRequest(LabelKnowledge):
-    """The request for soft labels.
-
-    Parameters
-    ----------
-    own_divergence : bool (default: False)
-        Whether to tell the divergence between two random halves of the node's data too. Nodes do
-        not with differential privacy, which does not cover it.
-    """
+    """The request for soft labels."""
 
     own_divergence: bool = False
+    """Whether to tell the divergence between two random halves of the node's data too. Nodes do not
+    with differential privacy, which does not cover it."""
 
 
 class Distillation(Block):
-    """Distillation of a node's data (HFLDD, step 4).
-
-    Parameters
-    ----------
-    distiller : str (default: "auto")
-        ``dm`` for images from 16 pixels a side on, and for smaller ones where a node has few
-        classes; ``kip`` (the paper's) for smaller ones of most classes, ``kip-negatives`` of a
-        single class; ``auto`` chooses so. Also a plug-in's name, or ``module:function``.
-    distilled_size : int (default: 40)
-        |D~_i|, virtual samples of a node, spread evenly over its classes.
-    distill_steps : int (default: 0)
-        Steps of the distiller; 0 takes the distiller's own default.
-    formation : int (default: 0)
-        Each virtual image holds formation x formation smaller ones, which are enlarged where they
-        are trained on and cost no more bytes; 1 is one image, 0 lets the distiller choose.
-    bits : int (default: 4)
-        B_2, bits of a pixel of the virtual images that are sent. The parcel is packed without loss
-        besides.
-    network : str (default: "")
-        Network whose features ``dm`` matches in place of random ones', ``module:Class`` of a
-        package that is on every node; called without arguments.
-    network_weights : str (default: "")
-        Safetensors file with its weights, on every node; or ``@NAME``.
-    start : str (default: "class-stats")
-        What virtual images start from: ``class-stats``, ``pixel-stats``, ``noise`` or ``real``.
-    allow_real_start : bool (default: False)
-        Permission for ``start = "real"``: real images then leave the node nearly unchanged.
-    share_raw_data : bool (default: False)
-        The paper's "w/o DD" ablation: raw data in place of virtual data. Gives up privacy.
-    dp_epsilon : float (default: 0.0)
-        Epsilon that the virtual data cost each sample, by distribution matching with differentially
-        private class means, at ``train.dp-delta``; 0 distils without differential privacy.
-    """
+    """Distillation of a node's data (HFLDD, step 4)."""
 
     distiller: Annotated[str, Field(min_length=1)] = "auto"
+    """``dm`` for images from 16 pixels a side on, and for smaller ones where a node has few
+    classes; ``kip`` (the paper's) for smaller ones of most classes, ``kip-negatives`` of a single
+    class; ``auto`` chooses so. Also a plug-in's name, or ``module:function``."""
     distilled_size: Annotated[int, Field(ge=1)] = 40
+    """|D~_i|, virtual samples of a node, spread evenly over its classes."""
     distill_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps of the distiller; 0 takes the distiller's own default."""
     formation: Annotated[int, Field(ge=0, le=4)] = 0
+    """Each virtual image holds formation x formation smaller ones, which are enlarged where they
+    are trained on and cost no more bytes; 1 is one image, 0 lets the distiller choose."""
     bits: Annotated[int, Field(ge=1, le=8)] = 4
+    """B_2, bits of a pixel of the virtual images that are sent. The parcel is packed without loss
+    besides."""
     network: str = ""
+    """Network whose features ``dm`` matches in place of random ones', ``module:Class`` of a package
+    that is on every node; called without arguments."""
     network_weights: str = ""
+    """Safetensors file with its weights, on every node; or ``@NAME``."""
     start: Annotated[str, Field(min_length=1)] = "class-stats"
+    """What virtual images start from: ``class-stats``, ``pixel-stats``, ``noise`` or ``real``."""
     allow_real_start: Annotated[bool, Field(validate_default=True)] = False
+    """Permission for ``start = "real"``: real images then leave the node nearly unchanged."""
     share_raw_data: bool = False
+    """The paper's "w/o DD" ablation: raw data in place of virtual data. Gives up privacy."""
     dp_epsilon: Annotated[float, Field(ge=0)] = 0.0
+    """Epsilon that the virtual data cost each sample, by distribution matching with differentially
+    private class means, at ``train.dp-delta``; 0 distils without differential privacy."""
 
     @property
     def bits_sent(self) -> int:
@@ -236,57 +207,36 @@ class Distillation(Block):
 
 
 class Refinement(Block):
-    """Request to refine virtual data with the global model before they are sent again.
-
-    Parameters
-    ----------
-    server_round : int
-        The round.
-    steps : int
-        Steps of distribution matching with the model's features.
-    """
+    """Request to refine virtual data with the global model before they are sent again."""
 
     server_round: Annotated[int, Field(ge=1)]
+    """The round."""
     steps: Annotated[int, Field(ge=1)]
+    """Steps of distribution matching with the model's features."""
 
 
 class ParcelBounds(Block):
-    """What a head takes from a member (HFLDD, step 4); its message says so.
-
-    Parameters
-    ----------
-    images : int
-        Most images in a parcel.
-    of_a_class : int
-        Most images of one class.
-    formation : int (default: 1)
-        Largest formation.
-    server_round : int
-        The round in which the parcels were sent.
-    """
+    """What a head takes from a member (HFLDD, step 4); its message says so."""
 
     images: Annotated[int, Field(ge=1)]
+    """Most images in a parcel."""
     of_a_class: Annotated[int, Field(ge=1)]
+    """Most images of one class."""
     formation: Annotated[int, Field(ge=1, le=4)] = 1
+    """Largest formation."""
     server_round: Annotated[int, Field(ge=1)]
+    """The round in which the parcels were sent."""
 
 
 class PoolRequest(TrainRequest):
-    """Config of a message to a head to train on D_h.
-
-    Parameters
-    ----------
-    balanced : bool (default: False)
-        Whether classes are drawn evenly.
-    average_last : float (default: 0.0)
-        Share of its steps over which it averages its weights.
-    left_out : list of int (default: [])
-        Ranks of the members whose virtual data were voted out.
-    """
+    """Config of a message to a head to train on D_h."""
 
     balanced: bool = False
+    """Whether classes are drawn evenly."""
     average_last: Share = 0.0
+    """Share of its steps over which it averages its weights."""
     left_out: list[Count] = Field(default_factory=list)
+    """Ranks of the members whose virtual data were voted out."""
 
 
 class VoteRequest(Block):
@@ -305,42 +255,30 @@ def _without_votes(on: bool, info: ValidationInfo, why: str) -> bool:
 
 
 class HFLDDSettings(LabelKnowledge, Distillation):
-    """Settings of HFLDD (``hfldd.*``): both requests to nodes, and the server's own settings.
-
-    Parameters
-    ----------
-    groups : int (default: 0)
-        K, the homogeneous groups; 0 takes the K with the best silhouette, at most the number of
-        classes.
-    balanced : bool (default: True)
-        Whether heads draw classes evenly from D_h.
-    votes : bool (default: False)
-        Whether models of other heads vote on virtual data; heads leave out what is voted out. Only
-        without ``rotate`` and ``complete-clusters``.
-    refresh_every : int (default: 0)
-        Rounds after which members refine their virtual data with the global model and send them
-        again; 0 never.
-    refresh_steps : int (default: 20)
-        Steps of each refinement, of distribution matching with the global model's features.
-    rotate : bool (default: True)
-        Whether another node of each cluster is its head in every round, so that each node's own
-        data are trained on; if not, heads stay, as in the paper.
-    average_last : float (default: 0.25)
-        Share of its steps, the last ones, over which a head that trains alone averages its weights;
-        0 sends the last weights, as in the paper. Not with ``train.dp-noise``.
-    complete_clusters : bool (default: True)
-        Whether there are only as many clusters as nearly all groups have nodes for; if not, as many
-        as the largest group has nodes, as in the paper, the last of which miss classes.
-    """
+    """Settings of HFLDD (``hfldd.*``): both requests to nodes, and the server's own settings."""
 
     groups: Annotated[int, Field(ge=0)] = 0
+    """K, the homogeneous groups; 0 takes the K with the best silhouette, at most the number of
+    classes."""
     balanced: bool = True
+    """Whether heads draw classes evenly from D_h."""
     votes: bool = False
+    """Whether models of other heads vote on virtual data; heads leave out what is voted out. Only
+    without ``rotate`` and ``complete-clusters``."""
     refresh_every: Annotated[int, Field(ge=0)] = 0
+    """Rounds after which members refine their virtual data with the global model and send them
+    again; 0 never."""
     refresh_steps: Annotated[int, Field(ge=1)] = 20
+    """Steps of each refinement, of distribution matching with the global model's features."""
     rotate: Annotated[bool, Field(validate_default=True)] = True
+    """Whether another node of each cluster is its head in every round, so that each node's own data
+    are trained on; if not, heads stay, as in the paper."""
     average_last: Annotated[float, Field(ge=0, le=1)] = 0.25
+    """Share of its steps, the last ones, over which a head that trains alone averages its weights;
+    0 sends the last weights, as in the paper. Not with ``train.dp-noise``."""
     complete_clusters: Annotated[bool, Field(validate_default=True)] = True
+    """Whether there are only as many clusters as nearly all groups have nodes for; if not, as many
+    as the largest group has nodes, as in the paper, the last of which miss classes."""
 
     @field_validator("refresh_every")
     @classmethod

@@ -39,9 +39,7 @@ from flwr_distill.strategies.hfldd.method import (
     RECEIVE,
     REFINEMENT,
     TRAIN_POOL,
-    Distillation,
     HFLDDSettings,
-    LabelKnowledge,
     LabelRequest,
     Refinement,
     soft_labels_of,
@@ -71,19 +69,12 @@ class HFLDD(RobustFedAvg):
 
     A head that disconnects or fails is replaced by another node of its cluster, to which the others
     send their virtual data again. A member that could not send its data sends them once it is back.
-    A new node joins the cluster with the fewest nodes of its homogeneous group.
+    A new node joins the cluster with the fewest nodes of its homogeneous group. Where members
+    refine their virtual data (`refresh_every`, not in the paper), heads train on what they have
+    until new data arrive.
 
     Parameters
     ----------
-    groups : int, optional (default: None)
-        K, the homogeneous groups. Lowered if there are fewer distinct nodes; if None, the K with
-        the best silhouette, at most the number of classes.
-    label_knowledge : LabelKnowledge, optional (default: None)
-        How nodes compute soft labels (E_1, D_g); None takes the defaults.
-    distillation : Distillation, optional (default: None)
-        How members distil, and how much they send; None takes the defaults.
-    balanced : bool (default: True)
-        Whether heads draw classes evenly from D_h, in which their own classes otherwise dominate.
     links : str (default: "auto")
         How members send to heads: ``relay`` (through the server, sealed), ``direct`` or ``auto``
         (direct where that works).
@@ -96,71 +87,34 @@ class HFLDD(RobustFedAvg):
     image_shape : tuple of int, optional (default: None)
         (C, H, W) of what nodes train on (`task.backbones.seen_spec`), which bounds the bytes of
         what members send; None leaves them to the general bound of links.
-    votes : bool (default: False)
-        Whether heads' models vote on virtual data that reached another head, which leaves them out
-        from the next round on if they are voted out.
     num_classes : int, optional (default: None)
         Classes of the task, which soft labels must have; None takes what most nodes send.
-    refresh_every : int (default: 0)
-        Rounds after which members refine their virtual data with the global model, as in FedLGD,
-        and send them again, which the paper's do not; 0 never. Until then, and if that fails, heads
-        train on what they have.
-    refresh_steps : int (default: 20)
-        Steps of each refinement.
-    rotate : bool (default: True)
-        Whether another node of each cluster is its head in every round, so that each node's own
-        data are trained on, which the paper's members' are not. Members send each head their
-        virtual data once.
-    average_last : float (default: 0.25)
-        Share of its steps, the last ones, over which a head that trains alone averages its weights,
-        or a single bad step would spoil the round. The paper's do not.
-    complete_clusters : bool (default: True)
-        Whether there are only as many clusters as nearly all groups have nodes for. In the paper
-        there are as many as the largest group has nodes, and the last of them miss classes.
     **kwargs
-        Those of Flower's FedAvg. Its sampling of training nodes is not used: all heads train.
+        Settings (`strategies.hfldd.method.HFLDDSettings`), and what Flower's FedAvg takes. Its
+        sampling of training nodes is not used: all heads train.
 
     Notes
     -----
     Source: "Hierarchical Federated Learning with Data Distillation"; letters are the paper's.
     """
 
+    settings: HFLDDSettings = HFLDDSettings()
     run_arguments = ("links", "phase_timeout", "seed", "directory", "aggregator")
 
     def __init__(
         self,
         *,
-        groups: int | None = None,
-        label_knowledge: LabelKnowledge | None = None,
-        distillation: Distillation | None = None,
-        balanced: bool = True,
         links: LinkMode = "auto",
         phase_timeout: float = 600.0,
         seed: int = 0,
         directory: Directory | None = None,
         image_shape: tuple[int, ...] | None = None,
-        votes: bool = False,
         num_classes: int | None = None,
-        refresh_every: int = 0,
-        refresh_steps: int = 20,
-        rotate: bool = True,
-        average_last: float = 0.25,
-        complete_clusters: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.rotate = rotate
-        self.average_last = average_last
-        self.complete_clusters = complete_clusters
-        self.votes = votes
-        self.refresh_every = refresh_every
-        self.refresh_steps = refresh_steps
         self.image_shape = image_shape
         self.num_classes = num_classes
-        self.groups = groups
-        self.label_knowledge = label_knowledge or LabelKnowledge()
-        self.distillation = distillation or Distillation()
-        self.balanced = balanced
         self.links = links
         self.phase_timeout = phase_timeout
         self.distilled_values = 0
@@ -174,10 +128,10 @@ class HFLDD(RobustFedAvg):
         self._clusters = Clusters(seed)
         self._retries = Retries()
         if image_shape is not None:
-            chosen_formation("hfldd.formation", self.distillation.formation, image_shape)
-        if self.distillation.share_raw_data:
+            chosen_formation("hfldd.formation", self.settings.formation, image_shape)
+        if self.settings.share_raw_data:
             log(WARNING, "share_raw_data is on: members send their RAW DATA to cluster heads")
-        if self.distillation.start == "real":
+        if self.settings.start == "real":
             log(WARNING, 'start = "real": members send nearly unchanged REAL IMAGES')
 
     @classmethod
@@ -191,21 +145,8 @@ class HFLDD(RobustFedAvg):
         """
         if run.seen_spec != run.spec:
             _check_features(settings)
-        own = {
-            "groups": settings.groups or None,
-            "label_knowledge": settings.label_knowledge,
-            "distillation": settings.distillation,
-            "balanced": settings.balanced,
-            "votes": settings.votes,
-            "refresh_every": settings.refresh_every,
-            "refresh_steps": settings.refresh_steps,
-            "rotate": settings.rotate,
-            "average_last": settings.average_last,
-            "complete_clusters": settings.complete_clusters,
-            "image_shape": run.seen_spec.shape,
-            "num_classes": run.spec.num_classes,
-        }
-        return super().from_run(None, run, **{**own, **arguments})
+        own = {"image_shape": run.seen_spec.shape, "num_classes": run.spec.num_classes}
+        return super().from_run(settings, run, **{**own, **arguments})
 
     def check_nodes(self, num_nodes: int) -> None:
         """Check that there are enough nodes.
@@ -215,18 +156,18 @@ class HFLDD(RobustFedAvg):
         SettingsError
             If there are fewer nodes than groups.
         """
-        if self.groups and self.groups > num_nodes:
+        if (groups := self.settings.groups) > num_nodes:
             raise SettingsError(
-                f"hfldd.groups = {self.groups}, but there are {num_nodes} nodes "
+                f"hfldd.groups = {groups}, but there are {num_nodes} nodes "
                 f"(set it to at most {num_nodes}, or 0 to have it chosen)"
             )
 
     def summary(self) -> None:
         """Log summary configuration of the strategy."""
         log(INFO, "\t├──> HFLDD settings:")
-        log(INFO, "\t│\t├── Groups: %s", self.groups or "by silhouette")
-        log(INFO, "\t│\t├── Label knowledge: %s", self.label_knowledge)
-        log(INFO, "\t│\t└── Distillation: %s", self.distillation)
+        log(INFO, "\t│\t├── Groups: %s", self.settings.groups or "by silhouette")
+        log(INFO, "\t│\t├── Label knowledge: %s", self.settings.label_knowledge)
+        log(INFO, "\t│\t└── Distillation: %s", self.settings.distillation)
         super().summary()
 
     @property
@@ -237,7 +178,7 @@ class HFLDD(RobustFedAvg):
     @property
     def _limits(self) -> Limits:
         num_classes = self._clusters.label_shape[-1]
-        return Limits(self._directory, self.distillation, num_classes, self.image_shape)
+        return Limits(self._directory, self.settings.distillation, num_classes, self.image_shape)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -250,7 +191,7 @@ class HFLDD(RobustFedAvg):
         else:
             self._place_new_nodes(server_round, grid)
             connected = set(grid.get_node_ids())
-            if self.rotate:
+            if self.settings.rotate:
                 nodes = [node for cluster in self._clusters for node in cluster.nodes]
                 samples = self._directory.samples(nodes)
                 self._clusters.rotate_heads(server_round, connected, samples)
@@ -262,8 +203,8 @@ class HFLDD(RobustFedAvg):
             away = len(self._clusters) - len(heads)
             log(WARNING, "HFLDD: nobody of %s is connected", counted(away, "cluster"))
         self._clusters.failed = set(heads)
-        average_last = self.average_last if len(heads) == 1 else 0.0
-        how = {BALANCED: self.balanced, AVERAGE_LAST: average_last}
+        average_last = self.settings.average_last if len(heads) == 1 else 0.0
+        how = {BALANCED: self.settings.balanced, AVERAGE_LAST: average_last}
         config = ConfigRecord({**config, SERVER_ROUND: server_round, **how})
         clusters = self._clusters.by_head()
         messages = []
@@ -293,7 +234,7 @@ class HFLDD(RobustFedAvg):
                 log(WARNING, "Head %d lost virtual data; members send them again", update.node)
                 self._directory.forget(update.node)  # it may have lost its key as well
                 self._clusters.lost(cluster)
-        if self.votes:
+        if self.settings.votes:
             models = {update.node: update.arrays for update in updates}
             hold_vote(
                 self._clusters,
@@ -329,10 +270,10 @@ class HFLDD(RobustFedAvg):
             return 0
         return hfldd_bits(
             num_clients=sum(len(cluster.nodes) for cluster in self._clusters),
-            num_auxiliary=self.label_knowledge.auxiliary_size,
+            num_auxiliary=self.settings.auxiliary_size,
             num_classes=self._clusters.label_shape[-1],
             distilled_values=self.distilled_values,
-            bits_per_value=self.distillation.bits_sent,
+            bits_per_value=self.settings.bits_sent,
             models_to_members=self.models_to_members,
             num_heads=len(self._clusters),
             num_weights=num_weights,
@@ -355,7 +296,11 @@ class HFLDD(RobustFedAvg):
         known = self._directory.look_up(grid, able, self.phase_timeout).values()
         stated = {frozenset(about.classes) for about in known if about.classes is not None}
         self._clusters.form(
-            able, self.groups, noise, complete=self.complete_clusters, differing=len(stated) > 1
+            able,
+            self.settings.groups or None,
+            noise,
+            complete=self.settings.complete_clusters,
+            differing=len(stated) > 1,
         )
         self.labels, self._noise = {}, {}
         self._warn_of_lacking_classes(grid)
@@ -378,8 +323,8 @@ class HFLDD(RobustFedAvg):
         if not nodes:
             return
         log(INFO, "HFLDD: asking %s for label knowledge", counted(len(nodes), "node"))
-        forming = not self._clusters and self.groups is None
-        request = LabelRequest(**self.label_knowledge.model_dump(), own_divergence=forming)
+        forming = not self._clusters and not self.settings.groups
+        request = LabelRequest(**self.settings.label_knowledge.model_dump(), own_divergence=forming)
         soft_labels: dict[int, NDArray[Any]] = {}
         for reply in self._ask(request, nodes, LABEL_KNOWLEDGE, grid):
             node = reply.metadata.src_node_id
@@ -394,7 +339,7 @@ class HFLDD(RobustFedAvg):
         if self._clusters:
             shape = self._clusters.label_shape
         elif self.num_classes:
-            shape = (self.label_knowledge.auxiliary_size, self.num_classes)
+            shape = (self.settings.auxiliary_size, self.num_classes)
         for node, labels in soft_labels.items():
             if labels.shape != shape:
                 reason = f"its soft labels are {labels.shape}, not {shape}"
@@ -420,7 +365,7 @@ class HFLDD(RobustFedAvg):
             )
             clusters, named = counted(len(self._clusters), "cluster"), lines[:MOST_CLUSTERS_NAMED]
             remedy = "raise hfldd.groups"
-            if not self.complete_clusters:
+            if not self.settings.complete_clusters:
                 remedy = "set hfldd.complete-clusters to true"
             log(WARNING, text, len(missing), clusters, remedy, "; ".join(named))
 
@@ -458,8 +403,8 @@ class HFLDD(RobustFedAvg):
     ) -> None:
         """Step 4. Have members send virtual data to heads without them, or all refined ones."""
         connected = set(grid.get_node_ids())
-        refining = bool(self.refresh_every) and (server_round - 1) % self.refresh_every == 0
-        refining = refining and not forming
+        every = self.settings.refresh_every
+        refining = every > 0 and (server_round - 1) % every == 0 and not forming
         waiting = self._clusters.members if refining else self._clusters.missing
         senders = {
             node: cluster
@@ -481,9 +426,10 @@ class HFLDD(RobustFedAvg):
                 if forming:  # the user can still change the setting
                     raise
                 log(WARNING, "Node %d cannot send to head %d: %s", node, cluster.head, error)
-        request = RecordDict({CONFIG: ConfigRecord(self.distillation.model_dump(by_alias=True))})
+        distillation = self.settings.distillation.model_dump(by_alias=True)
+        request = RecordDict({CONFIG: ConfigRecord(distillation)})
         if refining:
-            how = Refinement(server_round=server_round, steps=self.refresh_steps)
+            how = Refinement(server_round=server_round, steps=self.settings.refresh_steps)
             request[REFINEMENT] = ConfigRecord(how.model_dump(by_alias=True))
             request[self.arrayrecord_key] = arrays
             self.models_to_members += len(routes)

@@ -14,18 +14,12 @@ MODEL_CONTRAST = "model-contrast"
 
 
 class MOONSettings(Block):
-    """Settings of MOON (``moon.*``).
-
-    Parameters
-    ----------
-    mu : float (default: 1.0)
-        Weight of the contrastive loss.
-    temperature : float (default: 0.5)
-        tau, temperature of the contrastive loss.
-    """
+    """Settings of MOON (``moon.*``)."""
 
     mu: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of the contrastive loss."""
     temperature: Annotated[float, Field(gt=0)] = 0.5
+    """tau, temperature of the contrastive loss."""
 
 
 METHODS = (

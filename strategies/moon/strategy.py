@@ -1,7 +1,6 @@
 """MOON: model-contrastive federated learning."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from flwr.app import ConfigRecord
 
@@ -18,18 +17,12 @@ class MOON(RobustFedAvg):
 
     Parameters
     ----------
-    mu : float (default: 1.0)
-        Weight of the contrastive loss.
-    temperature : float (default: 0.5)
-        tau.
     **kwargs
-        As :class:`strategies.common.checked.RobustFedAvg` takes them.
+        Settings (`strategies.moon.method.MOONSettings`), and what `RobustFedAvg` takes.
     """
 
-    def __init__(self, *, mu: float = 1.0, temperature: float = 0.5, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.request = MOONSettings.checked({"mu": mu, "temperature": temperature}, "moon")
+    settings: MOONSettings = MOONSettings()
 
     def records(self) -> Mapping[str, ConfigRecord]:
         """Ask for the contrastive loss."""
-        return {MODEL_CONTRAST: ConfigRecord(self.request.model_dump(by_alias=True))}
+        return {MODEL_CONTRAST: ConfigRecord(self.settings.model_dump(by_alias=True))}

@@ -17,15 +17,10 @@ from flwr_distill.protocol.method import Method
 from flwr_distill.task.settings import Block
 
 class Settings(Block):
-    '''Settings of Acme.
-
-    Parameters
-    ----------
-    mu : float (default: 0.5)
-        Weight of it.
-    '''
+    '''Settings of Acme.'''
 
     mu: float = 0.5
+    '''Weight of it.'''
 
 METHOD = Method("acme", "acme_methods:Acme", settings=Settings)
 """

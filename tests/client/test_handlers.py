@@ -14,7 +14,6 @@ from flwr_distill.protocol.registry import all_methods
 from flwr_distill.strategies.cadis import CADIS
 from flwr_distill.strategies.fedhead import FedHEAD
 from flwr_distill.strategies.hfldd import HFLDD
-from flwr_distill.strategies.hfldd.method import Distillation
 from flwr_distill.task.file_state import FilesChangedError
 from flwr_distill.task.settings import SettingsError
 
@@ -88,7 +87,7 @@ def evaluated(app, context):
 
 
 STRATEGIES = {
-    "hfldd": lambda: HFLDD(groups=2, distillation=Distillation(distill_steps=3)),
+    "hfldd": lambda: HFLDD(groups=2, distill_steps=3),
     "fedhead": FedHEAD,
     "cadis": lambda: CADIS(fraction_evaluate=0.0),
 }

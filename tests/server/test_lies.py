@@ -24,7 +24,7 @@ from flwr_distill.strategies.fedhead.method import AGGREGATE_SECTOR, HAND_OUT
 from flwr_distill.strategies.fednova.strategy import FedNova
 from flwr_distill.strategies.flower.strategy import QFedAvg
 from flwr_distill.strategies.hfldd import HFLDD
-from flwr_distill.strategies.hfldd.method import LABEL_KNOWLEDGE, RECEIVE, LabelKnowledge
+from flwr_distill.strategies.hfldd.method import LABEL_KNOWLEDGE, RECEIVE
 from flwr_distill.strategies.scaffold.strategy import SCAFFOLD
 from flwr_distill.task.settings import SettingsError
 
@@ -247,7 +247,7 @@ def test_soft_labels_of_another_form_do_not_decide_which_form_counts():
         return RecordDict({"arrays": as_record({"soft-labels": chances}), "metrics": metrics})
 
     grid = grid_of([labels((4, 1000)), labels((6, 3))], "hfldd")
-    strategy = HFLDD(label_knowledge=LabelKnowledge(auxiliary_size=6), num_classes=3)
+    strategy = HFLDD(auxiliary_size=6, num_classes=3)
     strategy.ask_labels(grid.get_node_ids(), grid)
     assert list(strategy.labels) == [FIRST_NODE + 1]
     assert LABEL_KNOWLEDGE in grid._phases

@@ -26,30 +26,20 @@ REMEDY = "the settings have changed: run `make settings`"
 
 
 class Basics(Block):
-    """What methods of Acme share.
-
-    Parameters
-    ----------
-    mu : float (default: 1.0)
-        Weight of
-        ``it``; see :func:`acme.it`. 0 is none.
-    """
+    """What methods of Acme share."""
 
     mu: Annotated[float, Field(ge=0, lt=0.5)] = 0.25
+    """Weight of ``it``; see :func:`acme.it`. 0 is none."""
 
 
 class Settings(Basics):
     """Settings of Acme | Co.
 
     They are many.
-
-    Parameters
-    ----------
-    how_far : str (default: "near")
-        ``near`` or ``far``.
     """
 
     how_far: Literal["near", "far"] = "near"
+    """``near`` or ``far``."""
     steps: Annotated[int | None, Field(ge=1)] = None
     name: Annotated[str, Field(min_length=1)] = 'a "b"'
 
@@ -82,7 +72,7 @@ def test_the_page_of_settings_is_current():
 
 @pytest.mark.parametrize("key", SETTINGS)
 def test_every_setting_says_what_it_is(key):
-    remedy = "describe it under Parameters in the docstring of the class that has it"
+    remedy = "describe it by a string below the field"
     assert SETTINGS[key].meaning.endswith("."), f"{key}: {remedy}"
 
 
@@ -116,7 +106,7 @@ def test_types_and_bounds_are_told_in_plain_words(key, values):
     assert SETTINGS[key].values == values
 
 
-def test_a_field_is_described_where_its_class_or_one_that_it_extends_says_what_it_is():
+def test_a_field_is_described_by_the_string_below_it_in_its_class_or_one_that_it_extends():
     meanings = {setting.key: setting.meaning for setting in of_acme().settings}
     assert meanings == {
         "acme-far.mu": "Weight of `it`; see `acme.it`. 0 is none.",

@@ -17,7 +17,7 @@ from flwr_distill.strategies.auto.method import CHOICE
 from flwr_distill.strategies.auto.rule import Choice, choose
 from flwr_distill.strategies.auto.skew import label_skew, one_class_labels
 from flwr_distill.strategies.hfldd import HFLDD
-from flwr_distill.strategies.hfldd.method import LABEL_KNOWLEDGE, Distillation, LabelKnowledge
+from flwr_distill.strategies.hfldd.method import LABEL_KNOWLEDGE
 from flwr_distill.task.datasets import auxiliary_images, load_dataset
 from flwr_distill.task.models import create_model
 
@@ -52,10 +52,7 @@ def make(name):
     """HFLDD, which asks for soft labels, and a stand-in for any other strategy."""
     if name != "hfldd":
         return Noted()
-    return HFLDD(
-        label_knowledge=LabelKnowledge(auxiliary_size=50),
-        distillation=Distillation(distiller="dm", distilled_size=4, distill_steps=1),
-    )
+    return HFLDD(auxiliary_size=50, distiller="dm", distilled_size=4, distill_steps=1)
 
 
 def auxiliary(name, size):

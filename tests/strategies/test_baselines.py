@@ -398,12 +398,12 @@ def test_the_state_of_another_strategy_is_refused():
 @pytest.mark.parametrize(
     ("kind", "settings", "said"),
     [
-        (FedDyn, {"alpha": 0.0}, "feddyn: alpha = 0.0"),
-        (MOON, {"mu": -1.0}, "moon: mu = -1.0"),
-        (MOON, {"temperature": 0.0}, "moon: temperature = 0.0"),
-        (FedFA, {"beta": 2.0}, "fedfa: beta = 2.0"),
-        (FedFA, {"gamma": 1.0}, "fedfa: gamma = 1.0"),
-        (FedFA, {"server_lr": -0.1}, "fedfa: server-lr = -0.1"),
+        (FedDyn, {"alpha": 0.0}, "FedDyn: alpha = 0.0"),
+        (MOON, {"mu": -1.0}, "MOON: mu = -1.0"),
+        (MOON, {"temperature": 0.0}, "MOON: temperature = 0.0"),
+        (FedFA, {"beta": 2.0}, "FedFA: beta = 2.0"),
+        (FedFA, {"gamma": 1.0}, "FedFA: gamma = 1.0"),
+        (FedFA, {"server_lr": -0.1}, "FedFA: server-lr = -0.1"),
     ],
 )
 def test_settings_out_of_range_are_refused_by_name(kind, settings, said):

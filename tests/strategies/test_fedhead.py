@@ -13,7 +13,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr_distill.distill.ensemble import distil_ensemble, teacher_probabilities
 from flwr_distill.protocol.messages import DELIVERY
 from flwr_distill.strategies.common.directory import Description, Directory
-from flwr_distill.strategies.common.ensemble import EnsembleDistillation
 from flwr_distill.strategies.common.topology import Cluster
 from flwr_distill.strategies.feddf.strategy import FedDF
 from flwr_distill.strategies.fedhead import FedHEAD
@@ -30,7 +29,6 @@ from flwr_distill.task.models import create_model
 
 FIRST = 2**64 - 1000  # as in conftest.py
 RUN_CONFIG = {"partition.classes": 3, "train.local-epochs": 1}  # nodes of unequal size
-DISTILLATION = EnsembleDistillation(distill_epochs=3)
 SPEC = load_dataset("digits").spec
 MODEL = create_model("auto", SPEC, seed=0)
 
@@ -41,7 +39,7 @@ def start_of_a_run():
 
 def strategy_of(kind=FedHEAD, **settings):
     papers = {} if kind is FedDF else {"least_classes": 0.0, "least_gain": 0.0}
-    return kind(ensemble_distillation=DISTILLATION, **{**papers, **settings})
+    return kind(**{"distill_epochs": 3, **papers, **settings})
 
 
 def play(strategy, grid, server_round=1, arrays=None):
@@ -139,7 +137,12 @@ def test_a_node_that_does_not_tell_its_classes_may_distil():
 
 def test_fedhead_plus_distils_the_sectors_ensemble_on_the_reference_set(client_grid, by_hand):
     reference = auxiliary_images("noise", SPEC, 50, seed=0)
-    settings = {"model": MODEL, "reference": lambda: reference, "server_epochs": 4, "sectors": 2}
+    settings = {
+        "model": MODEL,
+        "reference_set": lambda: reference,
+        "server_epochs": 4,
+        "sectors": 2,
+    }
     grid, federation = client_grid(4, RUN_CONFIG), by_hand(4, RUN_CONFIG, MODEL)
     plain, plus = strategy_of(sectors=2), strategy_of(FedHEADPlus, **settings)
     before = play(plain, grid)
@@ -164,7 +167,9 @@ def test_fedhead_plus_distils_the_sectors_ensemble_on_the_reference_set(client_g
 def test_feddf_distils_the_nodes_models_on_the_server(client_grid, by_hand):
     reference = auxiliary_images("noise", SPEC, 50, seed=0)
     federation = by_hand(3, RUN_CONFIG, MODEL)
-    strategy = strategy_of(FedDF, model=MODEL, reference=lambda: reference, server_epochs=4, seed=5)
+    strategy = strategy_of(
+        FedDF, model=MODEL, reference_set=lambda: reference, server_epochs=4, seed=5
+    )
     found = play(strategy, client_grid(3, RUN_CONFIG))
     models = [
         (federation.size(n), federation.trained(n, MODEL.state_dict())) for n in federation.sessions
@@ -455,9 +460,10 @@ def test_when_no_leader_can_hand_out_the_server_does(client_grid, direct):
 
 def test_a_node_that_leads_no_sector_refuses_to_distil(client_grid):
     grid = client_grid(2, RUN_CONFIG)
-    asked = DISTILLATION.model_dump(by_alias=True) | {"server-round": 3, "least-gain": 0.0}
-    content = RecordDict({"arrays": start_of_a_run(), "config": ConfigRecord(asked)})
     strategy = strategy_of(sectors=1)
+    asked = strategy.settings.ensemble_distillation.model_dump(by_alias=True)
+    asked |= {"server-round": 3, "least-gain": 0.0}
+    content = RecordDict({"arrays": start_of_a_run(), "config": ConfigRecord(asked)})
     play(strategy, grid, server_round=2)
     message = grid.pushed[-1]
     assert message.metadata.message_type == DISTILL_SECTOR

@@ -8,7 +8,6 @@ from flwr.app import ArrayRecord, ConfigRecord
 
 from flwr_distill.protocol.messages import DELIVERY
 from flwr_distill.strategies.common.directory import Directory
-from flwr_distill.strategies.common.ensemble import EnsembleDistillation
 from flwr_distill.strategies.common.topology import Cluster
 from flwr_distill.strategies.fedhead import FedHEAD
 from flwr_distill.strategies.fedhead.method import (
@@ -29,8 +28,7 @@ MODEL = create_model("auto", SPEC, seed=0)
 
 def strategy_of(kind=FedHEAD, **settings):
     return kind(
-        ensemble_distillation=EnsembleDistillation(distill_epochs=3),
-        **{"least_classes": 0.0, "least_gain": 0.0, **settings},
+        **{"distill_epochs": 3, "least_classes": 0.0, "least_gain": 0.0, **settings},
     )
 
 
@@ -201,7 +199,10 @@ def reference():
 
 @pytest.mark.parametrize(
     ("kind", "more"),
-    [(FedHEAD, {}), (FedHEADPlus, {"model": MODEL, "reference": reference, "server_epochs": 2})],
+    [
+        (FedHEAD, {}),
+        (FedHEADPlus, {"model": MODEL, "reference_set": reference, "server_epochs": 2}),
+    ],
 )
 def test_a_resumed_run_equals_one_that_was_never_interrupted_to_the_last_bit(
     client_grid, kind, more

@@ -14,7 +14,6 @@ import flwr_distill.strategies.fedhead.client
 from benchmarks.hostile import Attack, Ring
 from flwr_distill.protocol.meeting import DESCRIBE
 from flwr_distill.server.grid.screening import ScreeningGrid
-from flwr_distill.strategies.common.ensemble import EnsembleDistillation
 from flwr_distill.strategies.fedhead import FedHEAD
 from flwr_distill.strategies.fedhead.method import AGGREGATE_SECTOR, DISTILL_SECTOR
 from flwr_distill.strategies.fedhead.screening import Norms, far_longer, longest
@@ -28,8 +27,7 @@ START = {name: value.numpy() for name, value in MODEL.state_dict().items()}
 
 
 def strategy_of(**settings):
-    short = EnsembleDistillation(distill_epochs=1)
-    return FedHEAD(ensemble_distillation=short, least_gain=0.0, **settings)
+    return FedHEAD(distill_epochs=1, least_gain=0.0, **settings)
 
 
 @pytest.fixture

@@ -7,11 +7,9 @@ import pytest
 from flwr.app import ArrayRecord
 
 from flwr_distill.strategies.cadis import CADIS
-from flwr_distill.strategies.common.ensemble import EnsembleDistillation
 from flwr_distill.strategies.fedhead import FedHEAD
 from flwr_distill.strategies.fedlgd.strategy import FedLGD
 from flwr_distill.strategies.hfldd import HFLDD
-from flwr_distill.strategies.hfldd.method import Distillation
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
 
@@ -24,8 +22,8 @@ def model():
 
 
 STRATEGIES = {
-    "hfldd": lambda: HFLDD(groups=2, distillation=Distillation(distill_steps=3)),
-    "fedhead": lambda: FedHEAD(ensemble_distillation=EnsembleDistillation(distill_epochs=1)),
+    "hfldd": lambda: HFLDD(groups=2, distill_steps=3),
+    "fedhead": lambda: FedHEAD(distill_epochs=1),
     "cadis": lambda: CADIS(fraction_evaluate=0.0),
     "fedlgd": lambda: FedLGD(
         model=model(), spec=SPEC, first_steps=3, refine_steps=2, global_steps=2, every=2

@@ -57,7 +57,7 @@ def test_a_run_whose_images_have_no_room_ends_before_any_node_is_asked():
     spec = DataSpec("texts", (1, 1, 12), 4, (0.5,), (0.5,))
     complaint = r"formation = 2, but samples are of shape \(1, 1, 12\) \(set it to at most 1"
     with pytest.raises(SettingsError, match=f"hfldd.{complaint}"):
-        HFLDD(distillation=Distillation(formation=2), image_shape=spec.shape)
+        HFLDD(formation=2, image_shape=spec.shape)
     with pytest.raises(SettingsError, match=f"fedlgd.{complaint}"):
         FedLGD(model=create_model("mlp", spec, seed=0), spec=spec, formation=2)
     assert chosen_formation("hfldd.formation", 0, spec.shape) == 1

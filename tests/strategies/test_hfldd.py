@@ -16,8 +16,6 @@ from flwr_distill.strategies.hfldd.method import (
     LABEL_KNOWLEDGE,
     RECEIVE,
     TRAIN_POOL,
-    Distillation,
-    LabelKnowledge,
 )
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
@@ -39,10 +37,8 @@ def form(strategy, grid, arrays):
 
 
 def quick(**settings):
-    keys = Distillation.model_fields.keys() & settings.keys()
-    asked = {key: settings.pop(key) for key in keys}
     defaults = {"distilled_size": 4, "distill_steps": 2, "distiller": "dm"}
-    return HFLDD(distillation=Distillation(**{**defaults, **asked}), **settings)
+    return HFLDD(**{**defaults, **settings})
 
 
 def classes_of(num_nodes, classes):
@@ -64,7 +60,7 @@ def test_nodes_whose_classes_differ_share_a_cluster_though_their_labels_look_ali
     assert ("nothing is distilled" in caplog.text) != differing
 
 
-@pytest.mark.parametrize("groups", [10, None])
+@pytest.mark.parametrize("groups", [10, 0])
 def test_twenty_nodes_of_one_digit_each_form_pure_groups_and_two_complete_clusters(
     client_grid, initial_arrays, groups
 ):
@@ -246,7 +242,7 @@ def test_soft_labels_that_are_no_distributions_are_set_aside(client_grid, initia
         return content
 
     grid.nodes[FIRST] = junk
-    strategy = quick(groups=3, label_knowledge=LabelKnowledge(auxiliary_size=20, initial_steps=1))
+    strategy = quick(groups=3, auxiliary_size=20, initial_steps=1)
     with pytest.raises(NothingUsableError):  # of distilling
         form(strategy, grid, initial_arrays)
     placed = {*strategy.topology.heads, *strategy.topology.head_of}
@@ -278,7 +274,7 @@ def test_raw_data_is_shared_only_when_asked_for(client_grid, initial_arrays):
     replies = grid.send_and_receive(form(strategy, grid, initial_arrays))
     in_heads = sum(reply.content["metrics"]["num-examples"] for reply in replies)
     assert in_heads == sum(size - int(0.1 * size) for size in _partition_sizes(4))
-    assert HFLDD().distillation.share_raw_data is False
+    assert HFLDD().settings.share_raw_data is False
 
 
 def test_no_usable_soft_labels_end_the_run_with_the_reason(client_grid, initial_arrays):

@@ -17,7 +17,6 @@ from flwr_distill.strategies.hfldd.method import (
     LABEL_KNOWLEDGE,
     NUM_PARCELS,
     TRAIN_POOL,
-    Distillation,
 )
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
@@ -53,10 +52,9 @@ class Federation:
         self.grid, self.arrays = grid, arrays
         self.everyone = dict(grid.nodes)
         self.ids = list(grid.nodes)
-        request = Distillation(distilled_size=PER_NODE, distiller="dm", distill_steps=1)
-        self.strategy = HFLDD(
-            groups=3, links="relay", distillation=request, **{"rotate": False, **settings}
-        )
+        quick = {"distilled_size": PER_NODE, "distiller": "dm", "distill_steps": 1}
+        settings = {"groups": 3, "rotate": False, **quick, **settings}
+        self.strategy = HFLDD(links="relay", **settings)
         self.round = 0
         self.asked = Counter()
 
@@ -259,8 +257,7 @@ def test_a_new_node_joins_the_cluster_that_lacks_its_like(client_grid, arrays, d
     late = list(grid.nodes)[7]
     everyone = dict(grid.nodes)
     del grid.nodes[late]
-    federation = Federation(grid, arrays)
-    federation.strategy.groups = 10
+    federation = Federation(grid, arrays, groups=10)
     federation.run()
     smaller = min(federation.strategy.topology.clusters, key=lambda c: len(c.members))
     assert len(smaller.members) == 8

@@ -16,7 +16,7 @@ from flwr_distill.server.grid.ledger import DIRECT, RELAYED
 from flwr_distill.server.grid.metered import MeteredGrid
 from flwr_distill.strategies.hfldd import HFLDD
 from flwr_distill.strategies.hfldd.client import pooled_samples
-from flwr_distill.strategies.hfldd.method import DISTILL, RECEIVE, Distillation
+from flwr_distill.strategies.hfldd.method import DISTILL, RECEIVE
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
 
@@ -70,8 +70,7 @@ def run(grid, arrays, links, **settings):
 
         grid.nodes[node_id] = listening
     metered = MeteredGrid(grid, deadline=60)
-    distillation = Distillation(**settings)
-    strategy = HFLDD(groups=3, links=links, distillation=distillation, image_shape=SHAPE)
+    strategy = HFLDD(groups=3, links=links, image_shape=SHAPE, **settings)
     messages = strategy.configure_train(1, arrays, ConfigRecord({"lr": 0.05}), metered)
     metered.send_and_receive(messages)
     said = [(m.metadata.message_type, m.content) for m in grid.pushed] + replies

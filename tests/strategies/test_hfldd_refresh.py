@@ -14,7 +14,7 @@ from flwr_distill.strategies.hfldd import HFLDD
 from flwr_distill.strategies.hfldd.client import PREFIX, REFINED
 from flwr_distill.strategies.hfldd.clusters import LiveCluster
 from flwr_distill.strategies.hfldd.distillation import REFINE_BANK
-from flwr_distill.strategies.hfldd.method import DISTILL, NUM_PARCELS, Distillation, HFLDDSettings
+from flwr_distill.strategies.hfldd.method import DISTILL, NUM_PARCELS, HFLDDSettings
 from flwr_distill.strategies.hfldd.traffic import hfldd_bits
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
@@ -38,7 +38,9 @@ class Federation:
             links="relay",
             refresh_every=2,
             refresh_steps=STEPS,
-            distillation=Distillation(distilled_size=4, distiller="dm", distill_steps=1),
+            distilled_size=4,
+            distiller="dm",
+            distill_steps=1,
             rotate=False,
         )
 
@@ -177,7 +179,7 @@ def test_models_that_members_refine_with_count_in_the_formula(federation):
     strategy = federation.strategy
     plain = hfldd_bits(
         num_clients=NODES,
-        num_auxiliary=strategy.label_knowledge.auxiliary_size,
+        num_auxiliary=strategy.settings.auxiliary_size,
         num_classes=10,
         distilled_values=strategy.distilled_values,
         bits_per_value=4,
@@ -217,9 +219,8 @@ def test_a_node_refuses_to_refine_without_the_privacy_that_is_asked_for(federati
     federation.run(1)
     member = federation.members[0]
     before = federation.held(member)
-    asked = federation.strategy.distillation.model_dump()
-    asked = Distillation(**{**asked, "start": "noise", "dp_epsilon": 5.0})
-    federation.strategy.distillation = asked
+    private = {"start": "noise", "dp_epsilon": 5.0}  # without the check: the node is on its own
+    federation.strategy.settings = federation.strategy.settings.model_copy(update=private)
     federation.run(3)
     assert federation.asked
     assert federation.held(member) == before

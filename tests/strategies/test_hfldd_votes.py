@@ -12,7 +12,7 @@ from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.strategies.hfldd import HFLDD
 from flwr_distill.strategies.hfldd.client import knows
 from flwr_distill.strategies.hfldd.clusters import LiveCluster
-from flwr_distill.strategies.hfldd.method import VOTE, VOTES, Distillation
+from flwr_distill.strategies.hfldd.method import VOTE, VOTES
 from flwr_distill.strategies.hfldd.votes import contradicted, verdicts, voters
 from flwr_distill.strategies.hfldd.voting import note_verdicts
 from flwr_distill.task.datasets import load_dataset
@@ -96,10 +96,12 @@ def test_a_model_that_knows_the_classes_votes_higher_and_classes_count_alike():
     assert knows(model, range(4), wrong) == pytest.approx((1 + 1 / 3) / 2)
 
 
+VOTING = {"votes": True, "rotate": False, "complete_clusters": False}
+
+
 def strategy_of(grid, **settings):
     """HFLDD with small virtual data, and its messages of the first round."""
-    distillation = Distillation(distilled_size=20, distill_steps=20)
-    strategy = HFLDD(groups=2, distillation=distillation, votes=True, rotate=False, **settings)
+    strategy = HFLDD(groups=2, distilled_size=20, distill_steps=20, **VOTING, **settings)
     return strategy, configured(strategy, grid, 1, ArrayRecord(MODEL.state_dict()))
 
 
@@ -126,7 +128,7 @@ def test_flipped_virtual_data_are_left_out_from_the_next_round_on_unless_there_a
     if left_out:
         assert all(f"node {last} " in line for line in caplog.messages if "Virtual data" in line)
     before = {r.metadata.src_node_id: r.content["metrics"]["num-examples"] for r in replies}
-    restored = HFLDD(groups=2, votes=True, rotate=False)
+    restored = HFLDD(groups=2, **VOTING)
     restored.load_state_dict(strategy.state_dict())
     messages = configured(strategy, grid, 2, arrays)
     assert [m.content["config"] for m in messages] == [

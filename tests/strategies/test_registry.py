@@ -81,17 +81,17 @@ def test_each_strategy_takes_from_the_run_what_is_its_own(a_run):
     run = a_run()
     assert made("fedprox", run).proximal_mu == 0.25
     hfldd = made("hfldd", run, HFLDDSettings(groups=4, distilled_size=9))
-    assert (hfldd.groups, hfldd.distillation.distilled_size) == (4, 9)
+    assert hfldd.settings == HFLDDSettings(groups=4, distilled_size=9)
     assert (hfldd.links, hfldd.phase_timeout) == ("relay", 5.0)
     fedhead = made("fedhead", run, FedHEADSettings(sectors=3, distill_epochs=8))
-    assert (fedhead.sectors, fedhead.ensemble_distillation.distill_epochs) == (3, 8)
+    assert fedhead.settings == FedHEADSettings(sectors=3, distill_epochs=8)
     assert (fedhead.links, fedhead.seed, fedhead.fraction_evaluate) == ("relay", 7, 0.25)
 
 
 def test_strategy_args_win_over_settings_and_run(a_run):
     assert made("fedprox", a_run(), proximal_mu=2.0).proximal_mu == 2.0
     assert made("fedavg", a_run(), fraction_train=0.75).fraction_train == 0.75
-    assert made("hfldd", a_run(), HFLDDSettings(groups=4), groups=5).groups == 5
+    assert made("hfldd", a_run(), HFLDDSettings(groups=4), groups=5).settings.groups == 5
 
 
 def test_another_class_gets_its_methods_settings_by_name_and_nothing_else_of_the_run(a_run):
@@ -120,7 +120,7 @@ def test_a_class_named_by_its_path_belongs_to_the_method_of_its_nearest_base():
 def test_a_subclass_of_ours_is_made_as_its_base_is(a_run):
     settings = built_in_methods()["moon"].settings(mu=3.0)
     strategy = made(f"{__name__}:MyMOON", a_run(), settings, temperature=0.25)
-    assert (strategy.request.mu, strategy.request.temperature) == (3.0, 0.25)
+    assert (strategy.settings.mu, strategy.settings.temperature) == (3.0, 0.25)
     assert isinstance(made("fedhead", a_run(), FedHEADSettings()), FedHEAD)
 
 

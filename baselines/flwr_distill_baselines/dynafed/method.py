@@ -9,33 +9,23 @@ from flwr_distill.task.settings import Block
 
 
 class DynaFedSettings(Block):
-    """Settings of DynaFed (``dynafed.*``).
-
-    Parameters
-    ----------
-    trajectory : int (default: 25)
-        Rounds whose global models the server keeps, also in checkpoints; after so many it distils.
-    per_class : int (default: 15)
-        Virtual images, as a multiple of the number of classes.
-    distill_steps : int (default: 500)
-        Steps in which the server learns images and labels (the published code: 3,000).
-    follow_steps : int (default: 20)
-        Steps of SGD on virtual data that are to lead from a global model to a later one.
-    image_lr : float (default: 0.05)
-        Learning rate of the images.
-    tune_steps : int (default: 20)
-        Steps of Adam on virtual data after each average.
-    tune_lr : float (default: 1e-4)
-        Their learning rate.
-    """
+    """Settings of DynaFed (``dynafed.*``)."""
 
     trajectory: Annotated[int, Field(ge=1)] = 25
+    """Rounds whose global models the server keeps, also in checkpoints; after so many it
+    distils."""
     per_class: Annotated[int, Field(ge=1)] = 15
+    """Virtual images, as a multiple of the number of classes."""
     distill_steps: Annotated[int, Field(ge=1)] = 500
+    """Steps in which the server learns images and labels (the published code: 3,000)."""
     follow_steps: Annotated[int, Field(ge=1)] = 20
+    """Steps of SGD on virtual data that are to lead from a global model to a later one."""
     image_lr: Annotated[float, Field(gt=0)] = 0.05
+    """Learning rate of the images."""
     tune_steps: Annotated[int, Field(ge=1)] = 20
+    """Steps of Adam on virtual data after each average."""
     tune_lr: Annotated[float, Field(gt=0)] = 1e-4
+    """Their learning rate."""
 
 
 METHOD = Method(

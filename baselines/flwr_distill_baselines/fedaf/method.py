@@ -41,61 +41,40 @@ LARGEST_LOGIT = 1e4
 
 
 class SoftLabelRequest(Block):
-    """Request for what the global model predicts.
-
-    Parameters
-    ----------
-    temperature : float (default: 2.0)
-        tau, of soft labels.
-    """
+    """Request for what the global model predicts."""
 
     temperature: Annotated[float, Field(gt=0)] = 2.0
+    """tau, of soft labels."""
 
 
 class WithPeers(Block):
-    """Distillation of a node's data with what peers know; also the request for it.
-
-    Parameters
-    ----------
-    per_class : int (default: 10)
-        Virtual images of each class on a node (a public re-implementation: 50).
-    distill_steps : int (default: 200)
-        Steps in which a node makes its virtual data in each round (that: 1,000, of SGD; here
-        Adam's).
-    local_weight : float (default: 0.8)
-        lambda_loc, weight of the distance to the peers' mean logits.
-    gamma : float (default: 0.9)
-        Share of the global model in the models that features are matched in; the rest is random.
-    """
+    """Distillation of a node's data with what peers know; also the request for it."""
 
     per_class: Annotated[int, Field(ge=1)] = 10
+    """Virtual images of each class on a node (a public re-implementation: 50)."""
     distill_steps: Annotated[int, Field(ge=1)] = 200
+    """Steps in which a node makes its virtual data in each round (that: 1,000, of SGD; here
+    Adam's)."""
     local_weight: Annotated[float, Field(ge=0)] = 0.8
+    """lambda_loc, weight of the distance to the peers' mean logits."""
     gamma: Annotated[float, Field(ge=0, le=1)] = 0.9
+    """Share of the global model in the models that features are matched in; the rest is random."""
 
 
 class FedAFSettings(WithPeers):
-    """Settings of FedAF (``fedaf.*``).
-
-    Parameters
-    ----------
-    temperature : float (default: 2.0)
-        tau, of the soft labels that the server matches.
-    global_weight : float (default: 0.8)
-        lambda_glob, weight of their divergence.
-    server_epochs : int (default: 100)
-        Epochs that the server trains on all virtual data of a round (a re-implementation has 500).
-    server_lr : float (default: 0.01)
-        Learning rate of its SGD.
-    server_batch_size : int (default: 256)
-        Minibatch of its SGD.
-    """
+    """Settings of FedAF (``fedaf.*``)."""
 
     temperature: Annotated[float, Field(gt=0)] = 2.0
+    """tau, of the soft labels that the server matches."""
     global_weight: Annotated[float, Field(ge=0)] = 0.8
+    """lambda_glob, weight of their divergence."""
     server_epochs: Annotated[int, Field(ge=1)] = 100
+    """Epochs that the server trains on all virtual data of a round (a re-implementation has
+    500)."""
     server_lr: Annotated[float, Field(gt=0)] = 0.01
+    """Learning rate of its SGD."""
     server_batch_size: Annotated[int, Field(ge=1)] = 256
+    """Minibatch of its SGD."""
 
     @property
     def soft_label_request(self) -> SoftLabelRequest:

@@ -64,6 +64,7 @@ class FedAF(VirtualTraining):
     """
 
     name = "fedaf"
+    settings: FedAFSettings
     run_arguments = (*VirtualTraining.run_arguments, "phase_timeout")
 
     def __init__(

@@ -28,25 +28,17 @@ PREDICTIONS = "predictions"
 
 
 class FedHKDSettings(Block):
-    """Settings of FedHKD (``fedhkd.*``), also its request to nodes.
-
-    Parameters
-    ----------
-    prediction_weight : float (default: 0.05)
-        lambda, weight of the divergence of predictions on the global mean features.
-    feature_weight : float (default: 0.05)
-        gamma, weight of the distance to the global mean features.
-    temperature : float (default: 0.5)
-        T of soft predictions.
-    noise : float (default: 2.0)
-        Standard deviation of the Gaussian noise on the mean features that a node sends. It is not
-        calibrated: it guarantees no differential privacy.
-    """
+    """Settings of FedHKD (``fedhkd.*``), also its request to nodes."""
 
     prediction_weight: Annotated[float, Field(ge=0)] = 0.05
+    """lambda, weight of the divergence of predictions on the global mean features."""
     feature_weight: Annotated[float, Field(ge=0)] = 0.05
+    """gamma, weight of the distance to the global mean features."""
     temperature: Annotated[float, Field(gt=0)] = 0.5
+    """T of soft predictions."""
     noise: Annotated[float, Field(ge=0)] = 2.0
+    """Standard deviation of the Gaussian noise on the mean features that a node sends. It is not
+    calibrated: it guarantees no differential privacy."""
 
 
 def hyper_knowledge(

@@ -32,36 +32,25 @@ LOGITS = "logits"
 
 
 class FedMDSettings(Block):
-    """Settings of FedMD (``fedmd.*``), also its request to nodes.
-
-    Parameters
-    ----------
-    auxiliary : str (default: "noise")
-        Public samples, which every node builds for itself: ``noise``, ``fashion-mnist``,
-        ``tiny-imagenet``, or a folder or npz that is on every node, or
-        ``@NAME`` for what nodes' owners call so.
-    auxiliary_size : int (default: 5000)
-        Number of public samples.
-    pretrain_epochs : int (default: 25)
-        Epochs on the node's own samples in its first round, before it sends logits.
-    digest_epochs : int (default: 1)
-        Epochs on the public samples in which a node learns the mean logits.
-    digest_lr : float (default: 1e-3)
-        Learning rate of Adam in these.
-    digest_batch_size : int (default: 256)
-        Public samples in a minibatch.
-    private_epochs : int (default: 4)
-        Epochs on the node's own samples after that, in place of ``train.local-epochs`` (the paper:
-        4 on FEMNIST, 10 on CIFAR).
-    """
+    """Settings of FedMD (``fedmd.*``), also its request to nodes."""
 
     auxiliary: Annotated[str, AfterValidator(check_auxiliary)] = "noise"
+    """Public samples, which every node builds for itself: ``noise``, ``fashion-mnist``,
+    ``tiny-imagenet``, or a folder or npz that is on every node, or ``@NAME`` for what nodes' owners
+    call so."""
     auxiliary_size: Annotated[int, Field(ge=2)] = 5000
+    """Number of public samples."""
     pretrain_epochs: Annotated[int, Field(ge=1)] = 25
+    """Epochs on the node's own samples in its first round, before it sends logits."""
     digest_epochs: Annotated[int, Field(ge=1)] = 1
+    """Epochs on the public samples in which a node learns the mean logits."""
     digest_lr: Annotated[float, Field(gt=0)] = 1e-3
+    """Learning rate of Adam in these."""
     digest_batch_size: Annotated[int, Field(ge=2)] = 256
+    """Public samples in a minibatch."""
     private_epochs: Annotated[int, Field(ge=1)] = 4
+    """Epochs on the node's own samples after that, in place of ``train.local-epochs`` (the paper: 4
+    on FEMNIST, 10 on CIFAR)."""
 
 
 def logits_of(record: ArrayRecord, shape: tuple[int, int] | None = None) -> Arrays:

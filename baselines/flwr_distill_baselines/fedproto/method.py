@@ -32,16 +32,11 @@ PROTOTYPE_DISTANCE = "prototype-distance"
 
 
 class FedProtoSettings(Block):
-    """Settings of FedProto (``fedproto.*``), also its request to nodes.
-
-    Parameters
-    ----------
-    weight : float (default: 1.0)
-        lambda, weight of the distance to the global prototypes (the paper: 1 on MNIST and FEMNIST,
-        0.1 on CIFAR-10).
-    """
+    """Settings of FedProto (``fedproto.*``), also its request to nodes."""
 
     weight: Annotated[float, Field(ge=0)] = 1.0
+    """lambda, weight of the distance to the global prototypes (the paper: 1 on MNIST and FEMNIST,
+    0.1 on CIFAR-10)."""
 
 
 class PrototypeEvaluation(EvaluateMetrics):

@@ -40,38 +40,25 @@ CONFIDENCE = "confidence"
 
 
 class Pretraining(Block):
-    """How nodes estimate what they hold; also the request for it.
-
-    Parameters
-    ----------
-    pretraining_epochs : int (default: 10)
-        Epochs that a node trains the initial model before it tells what that predicts.
-    auxiliary : str (default: "noise")
-        Samples for these predictions, which every node builds for itself: ``noise``,
-        ``fashion-mnist``, ``tiny-imagenet``, or a folder or npz that is on every node, or
-        ``@NAME`` for what nodes' owners call so.
-    auxiliary_size : int (default: 1000)
-        Number of these samples.
-    """
+    """How nodes estimate what they hold; also the request for it."""
 
     pretraining_epochs: Annotated[int, Field(ge=1)] = 10
+    """Epochs that a node trains the initial model before it tells what that predicts."""
     auxiliary: Annotated[str, AfterValidator(check_auxiliary)] = "noise"
+    """Samples for these predictions, which every node builds for itself: ``noise``,
+    ``fashion-mnist``, ``tiny-imagenet``, or a folder or npz that is on every node, or ``@NAME`` for
+    what nodes' owners call so."""
     auxiliary_size: Annotated[int, Field(ge=1)] = 1000
+    """Number of these samples."""
 
 
 class FedSeqSettings(Pretraining):
-    """Settings of FedSeq (``fedseq.*``).
-
-    Parameters
-    ----------
-    most_nodes : int (default: 11)
-        Nodes of a superclient, at most.
-    least_samples : int (default: 800)
-        Samples with which a superclient is complete, however few its nodes.
-    """
+    """Settings of FedSeq (``fedseq.*``)."""
 
     most_nodes: Annotated[int, Field(ge=1)] = 11
+    """Nodes of a superclient, at most."""
     least_samples: Annotated[int, Field(ge=1)] = 800
+    """Samples with which a superclient is complete, however few its nodes."""
 
     @property
     def pretraining(self) -> Pretraining:

@@ -14,39 +14,26 @@ VIRTUAL_TASK = "virtual-task"
 
 
 class VHLSettings(Block):
-    """Settings of VHL (``vhl.*``).
-
-    Parameters
-    ----------
-    per_class : int (default: 100)
-        Virtual images of each class.
-    virtual_batch : int (default: 128)
-        Virtual images in each step of a node.
-    weight : float (default: 1.0)
-        Weight of the cross-entropy on virtual images.
-    alignment : float (default: 1.0)
-        Weight of the contrastive loss that pulls a node's samples to virtual images of their class.
-    contrast : float (default: 0.1)
-        Weight of the contrastive loss among virtual images.
-    """
+    """Settings of VHL (``vhl.*``)."""
 
     per_class: Annotated[int, Field(ge=1, le=10_000)] = 100
+    """Virtual images of each class."""
     virtual_batch: Annotated[int, Field(ge=2)] = 128
+    """Virtual images in each step of a node."""
     weight: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of the cross-entropy on virtual images."""
     alignment: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of the contrastive loss that pulls a node's samples to virtual images of their
+    class."""
     contrast: Annotated[float, Field(ge=0)] = 0.1
+    """Weight of the contrastive loss among virtual images."""
 
 
 class VirtualTaskRequest(VHLSettings):
-    """The request to nodes.
-
-    Parameters
-    ----------
-    seed : int
-        Seed of the virtual images, the same for all nodes.
-    """
+    """The request to nodes."""
 
     seed: Annotated[int, Field(ge=0)]
+    """Seed of the virtual images, the same for all nodes."""
 
 
 def _unprotected(settings: VHLSettings, train: TrainSettings) -> str:

@@ -25,45 +25,28 @@ MEANS, COUNTS, PULL = "means", "counts", "pull"
 
 
 class AnchorSettings(Block):
-    """Settings of class anchors (``class-anchors.*``).
-
-    Parameters
-    ----------
-    weight : float (default: 1.0)
-        Of the loss term.
-    every : int (default: 1)
-        Rounds from one survey of the class means to the next; the first is before round 1.
-    fewest : int (default: 5)
-        Samples of a class that a node needs for telling their mean.
-    """
+    """Settings of class anchors (``class-anchors.*``)."""
 
     weight: Annotated[float, Field(gt=0)] = 1.0
+    """Of the loss term."""
     every: Annotated[int, Field(ge=1)] = 1
+    """Rounds from one survey of the class means to the next; the first is before round 1."""
     fewest: Annotated[int, Field(ge=1)] = 5
+    """Samples of a class that a node needs for telling their mean."""
 
 
 class Survey(Block):
-    """What the server asks a node beside the model.
-
-    Parameters
-    ----------
-    fewest : int
-        See `AnchorSettings`.
-    """
+    """What the server asks a node beside the model."""
 
     fewest: Annotated[int, Field(ge=1)]
+    """See `AnchorSettings`."""
 
 
 class SurveyMetrics(Block):
-    """Numbers in a node's answer, which the run's journal keeps.
-
-    Parameters
-    ----------
-    num_classes : int
-        Classes whose mean it tells.
-    """
+    """Numbers in a node's answer, which the run's journal keeps."""
 
     num_classes: Count
+    """Classes whose mean it tells."""
 
 
 def class_means_fit(record: ArrayRecord, model: Arrays) -> None:

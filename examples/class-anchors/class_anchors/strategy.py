@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from logging import INFO
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -22,7 +22,6 @@ from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record, sent_arra
 from flwr_distill.protocol.messages import ARRAYS, CONFIG
 from flwr_distill.protocol.replies import usable
 from flwr_distill.strategies.common.checked import CheckedFedAvg
-from flwr_distill.strategies.common.run import Run
 
 
 class ClassAnchors(CheckedFedAvg):
@@ -33,30 +32,21 @@ class ClassAnchors(CheckedFedAvg):
 
     Parameters
     ----------
-    settings : AnchorSettings
-        Of the method.
     phase_timeout : float (default: 600.0)
         Seconds to wait for class means.
     **kwargs
-        As Flower's FedAvg takes them.
+        Settings (`class_anchors.method.AnchorSettings`), and what Flower's FedAvg takes.
     """
 
+    settings: AnchorSettings = AnchorSettings()
+    run_arguments = ("phase_timeout",)  # what the constructor takes of a run
     state_keys = ("anchors",)  # what a checkpoint keeps, so that a resumed run has them
 
-    def __init__(
-        self, *, settings: AnchorSettings, phase_timeout: float = 600.0, **kwargs: Any
-    ) -> None:
+    def __init__(self, *, phase_timeout: float = 600.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.settings = settings
         self.phase_timeout = phase_timeout
         self.anchors: Arrays = {}
         """``means`` and ``pull``, as nodes get them; empty before the first survey."""
-
-    @classmethod
-    def from_run(cls, settings: AnchorSettings, run: Run, **arguments: Any) -> Self:
-        """Make the strategy for a run; arguments are what else ``strategy-args`` holds."""
-        own = {"settings": settings, "phase_timeout": run.phase_timeout}
-        return cls(**{**run.sampling, **own, **arguments})
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -7,7 +7,6 @@ from flwr.serverapp.strategy import FedAvg
 
 from digits_app.task import Net, accuracy, digits
 from flwr_distill.strategies.hfldd import HFLDD
-from flwr_distill.strategies.hfldd.method import Distillation
 
 app = ServerApp()
 
@@ -16,7 +15,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Train, and keep the model."""
     if context.run_config["strategy"] == "hfldd":
-        strategy = HFLDD(distillation=Distillation(distilled_size=40), fraction_evaluate=1.0)
+        strategy = HFLDD(distilled_size=40, fraction_evaluate=1.0)
     else:
         strategy = FedAvg()
     result = strategy.start(
