@@ -42,8 +42,8 @@ SETTINGS: Mapping[str, str] = {
         norm-threshold secure-sums-norm fraction-evaluate
 
         aggregation most-say main-cluster num-malicious-nodes num-nodes-to-select
-        noise-multiplier initial-clipping-norm
-        target-clipped-quantile clip-norm-lr clipped-count-stddev clipping-norm eta tau beta beta-1
+        noise-multiplier initial-clipping-norm target-clipped-quantile clip-norm-lr
+        clipped-count-stddev clipping-norm eta tau beta beta-1
         beta-2 server-learning-rate server-momentum q server-lr server-epochs server-batch-size
         sectors fixed-leader least-classes audit reference reference-size
         global-per-class global-steps every selections match groups votes refresh-every
@@ -63,8 +63,7 @@ SETTINGS: Mapping[str, str] = {
         rule longest leads formation first-steps contrast gradient auxiliary-size mu
         initial-steps initial-lr initial-batch-size distilled-size bits own-divergence balanced
         average-last left-out ranks images of-a-class steps method settings run-id node-id
-        round resumes columns column-means column-deviations label
-        refine-steps""",
+        round resumes columns column-means column-deviations label refine-steps""",
     ),
     **_rows(
         LINKS,

@@ -202,10 +202,10 @@ def _check_metrics(policy: Policy, asked: Asked, reply: RecordDict) -> None:
     if "classes" in reply.config_records.get(CONFIG, {}):
         raise ValueError("classes are not reported with differential privacy")
     follows = asked.phase is not None and asked.phase.own_privacy is not None
-    covered = asked.phase.covered if asked.phase is not None else ()
-    unlisted = EXACT if policy.settings == "listed" and not asked.evaluates else ""
-    bounds = {name: METRIC_ROWS.get(name, unlisted) for name in names - {*covered}}
-    exact = {name for name, bound in bounds.items() if bound == EXACT}
+    exact = {name for name in names if METRIC_ROWS.get(name) == EXACT}
+    if policy.settings == "listed" and not asked.evaluates:
+        covered = asked.phase.covered if asked.phase is not None else ()
+        exact |= names - METRIC_ROWS.keys() - {*covered}
     if exact and not follows:
         raise ValueError(f"{min(exact)!r} does not leave with differential privacy")
 

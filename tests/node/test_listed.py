@@ -150,6 +150,8 @@ def test_each_row_of_a_rule_holds(key: str, bound: str) -> None:
         ({"more": 1}, "settings: listed, and more = 1 is not on the list"),
         ({"more.lr": 1}, "settings: listed, and more.lr = 1 is not on the list"),
         ({"hfldd.lr": 1}, "settings: listed, and hfldd.lr = 1 is not on the list"),
+        ({"fedproto.weight": 2.0}, ""),  # of an installed package, whatever the run's method is
+        ({"fedproto.lr": 1}, "settings: listed, and fedproto.lr = 1 is not on the list"),
         ({"strategy-args": '{"more": 1}'}, "settings: listed, and strategy-args.more = 1"),
         ({"train.lr": "fast"}, "settings: listed, and run config: train.lr"),
         ({"private.shape": "3x3"}, "settings: listed, and run config: private.shape"),
