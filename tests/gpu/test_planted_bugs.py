@@ -77,7 +77,7 @@ def test_state_made_on_the_first_gpu_instead_of_the_models(gpus, federation, pla
 
 def test_a_generator_of_the_gpu_where_one_of_the_cpu_is_needed(gpus, federation, plant):
     make = torch.Generator
-    plant(flwr_distill.client.session, "_generator", lambda *words: make(GPU))
+    plant(flwr_distill.client.session, "generator_of", lambda *words: make(GPU))
     with found("Expected a 'cpu' device type for generator but found 'cuda'"):
         federation(GPU, strategy="fedavg")
 
