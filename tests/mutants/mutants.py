@@ -51,7 +51,7 @@ from coverage import CoverageData
 from rich.console import Console
 
 APP_DIR = Path(__file__).resolve().parents[2]
-FOLDERS = ("distill", "strategies", "links", "protocol", "client", "server", "task")
+FOLDERS = ("distill", "strategies", "links", "protocol", "client", "server", "flower", "task")
 FAST = "not slow and not faults and not docker and not matrix and not wheel"
 APPROVED = ("tests/golden/", "tests/server/test_settings_catalogue.py")
 COPIES = 2  # mutants at once
@@ -221,7 +221,7 @@ def check_imports(copy: Path, folders: Iterable[str]) -> None:
     """Make sure that the copy's packages are imported, not the installed ones."""
     code = "import importlib.util, sys\nfor name in sys.argv[1:]:\n"
     code += "    print(*importlib.util.find_spec(name).submodule_search_locations)"
-    _, output = run_python(copy, "-c", code, *folders)
+    _, output = run_python(copy, "-c", code, *(f"flwr_distill.{folder}" for folder in folders))
     if output.split() != [str(copy / folder) for folder in folders]:
         raise RuntimeError(f"not the copy's packages: {output}")
 

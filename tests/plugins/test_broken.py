@@ -17,7 +17,10 @@ from flwr_distill.task.plugin import PluginError
 from flwr_distill.task.settings import SettingsError
 from flwr_distill.task.survey import survey
 
-METHOD = "from flwr_distill.protocol.method import Method, Phase\nfrom task.settings import Block\n"
+METHOD = (
+    "from flwr_distill.protocol.method import Method, Phase\n"
+    "from flwr_distill.task.settings import Block\n"
+)
 STRATEGY = "from flwr.serverapp.strategy import FedAvg\nclass Mine(FedAvg): pass\n"
 
 
