@@ -118,5 +118,6 @@ def test_whoever_uses_it_gets_the_compiler_itself(use: str) -> None:
 
 
 def test_without_pytorch_nothing_is_put_off() -> None:
-    code = "import sys\nfrom flwr_distill.node.compiler import COMPILER, put_off_compiler\nput_off_compiler()\n"
+    code = "import sys\nfrom flwr_distill.node.compiler import COMPILER, put_off_compiler\n"
+    code += "put_off_compiler()\n"
     assert run(f"{code}print(COMPILER in sys.modules)").strip() == "False"
