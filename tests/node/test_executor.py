@@ -419,9 +419,7 @@ def test_an_app_may_bring_packages_that_are_called_as_ours(
     code.write_text(imports + code.read_text().replace("'hello'", greeting))
     code.rename(app_dir / "client" / "app.py")
     settings = app_dir / "pyproject.toml"
-    settings.write_text(
-        settings.read_text().replace("tiny.client:app", "flwr_distill.client.app:app")
-    )
+    settings.write_text(settings.read_text().replace("tiny.client:app", "client.app:app"))
     node.submit(app_dir)
     with running_executor(node, tmp_path):
         node.send()
