@@ -375,8 +375,9 @@ def _bound_of(asked: Asked, setting: Setting) -> str | None:
     if table.startswith("message "):
         if not inner or inner.isdecimal():  # a key of the record, which its request declares
             return bound_of("", name) or RANGE
-        own = _settings_by_table().get(asked.method.table_name if asked.method else "", set())
-        return bound_of("", name) or (RANGE if name in own else None)  # of the settings in it, JSON
+        # Of the settings in it, which are JSON.
+        of_method = _settings_by_table().get(asked.method.table_name, ()) if asked.method else ()
+        return bound_of("", name) or (RANGE if name in of_method else None)
     if table == "strategy-args":
         table, name = asked.method.table_name if asked.method else "", name.replace("_", "-")
     own = _settings_by_table()
