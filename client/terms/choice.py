@@ -1,10 +1,12 @@
 """Choice of loss terms by the train message."""
 
+from typing import Any, get_args
+
 from flwr.app import ConfigRecord, RecordDict
 from torch import nn
 
 from flwr_distill.client.session import Session
-from flwr_distill.client.terms.term import LossTerm
+from flwr_distill.client.terms.term import LossTerm, Mixes
 from flwr_distill.protocol.messages import CONFIG
 from flwr_distill.protocol.registry import all_methods
 from flwr_distill.task.plugin import PluginError, import_object
@@ -34,7 +36,18 @@ def loss_terms(
                     term = import_object(path)
                 except PluginError as error:
                     raise SettingsError(f"loss term of {method.name!r}: {error}") from error
-                if not (isinstance(term, type) and issubclass(term, LossTerm)):
-                    raise SettingsError(f"loss term of {method.name!r}: {path} is no LossTerm")
-                terms.append(term.of(session, content, model, settings))
+                if reason := _why_unusable(term):
+                    raise SettingsError(f"loss term of {method.name!r}: {path} {reason}")
+                terms.append(term.of(session, content, model, settings))  # type: ignore[attr-defined]
     return [term for term in terms if term is not None]
+
+
+def _why_unusable(term: Any) -> str:
+    """What is wrong with a loss term's class; empty if nothing."""
+    if not (isinstance(term, type) and issubclass(term, LossTerm)):
+        return "is no LossTerm"
+    if missing := term.__abstractmethods__:  # without `of` it would be left out in silence
+        return f"does not define {', '.join(sorted(missing))} (see docs/plugins.md)"
+    if term.mixes not in get_args(Mixes):
+        return f"has mixes = {term.mixes!r}, not one of {', '.join(get_args(Mixes))}"
+    return ""

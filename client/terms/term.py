@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from flwr_distill.client.session import Session
 from flwr_distill.task.settings import TrainSettings
 
+Mixes = Literal["weights", "sample", "minibatch"]
+
 
 class LossTerm(ABC):
     """Added to the cross-entropy of each minibatch; made anew in each round.
@@ -22,7 +24,7 @@ class LossTerm(ABC):
         with that sample's loss), or the ``minibatch`` as a whole (refused, the default).
     """
 
-    mixes: ClassVar[Literal["weights", "sample", "minibatch"]] = "minibatch"
+    mixes: ClassVar[Mixes] = "minibatch"
 
     @classmethod
     @abstractmethod

@@ -262,6 +262,15 @@ class Brightness(LossTerm):
         return self.weight * inputs.mean()
 
 
+class Unasked(LossTerm):
+    def __call__(self, inputs, labels, logits):
+        return logits.square().mean()
+
+
+class Mixing(Brightness):
+    mixes = "batch"
+
+
 def test_a_key_of_the_config_asks_for_a_term_which_may_decline(terms, monkeypatch):
     with_terms(monkeypatch, {"brightness": f"{__name__}:Brightness"})
     (made,) = terms(config=ConfigRecord({"brightness": 2.0}))
@@ -277,6 +286,8 @@ def test_a_key_of_the_config_asks_for_a_term_which_may_decline(terms, monkeypatc
         (f"{__name__}:Nope", "has no attribute 'Nope'"),
         ("json:loads", "json:loads is no LossTerm"),
         ("json:JSONDecoder", "json:JSONDecoder is no LossTerm"),
+        (f"{__name__}:Unasked", "does not define of"),  # it would be left out in silence
+        (f"{__name__}:Mixing", "mixes = 'batch'"),
     ],
 )
 def test_a_term_that_cannot_be_used_is_named_with_its_method(terms, monkeypatch, path, said):
