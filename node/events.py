@@ -50,7 +50,7 @@ class Answer:
     code : int (default: 0)
         Of the error.
     reason : str (default: "")
-        Of the error, for whoever asked.
+        Of the error, for the caller.
     note : str (default: "")
         What the node's log says of it.
     """

@@ -1,6 +1,6 @@
 """Choice of loss terms by the train message."""
 
-from typing import Any, get_args
+from typing import get_args
 
 from flwr.app import ConfigRecord, RecordDict
 from torch import nn
@@ -32,22 +32,23 @@ def loss_terms(
     for method in all_methods().values():
         for key, path in method.terms.items():
             if key in content or numbers.get(key, config.get(key)):
-                try:
-                    term = import_object(path)
-                except PluginError as error:
-                    raise SettingsError(f"loss term of {method.name!r}: {error}") from error
-                if reason := _why_unusable(term):
-                    raise SettingsError(f"loss term of {method.name!r}: {path} {reason}")
-                terms.append(term.of(session, content, model, settings))  # type: ignore[attr-defined]
+                terms.append(_term(method.name, path).of(session, content, model, settings))
     return [term for term in terms if term is not None]
 
 
-def _why_unusable(term: Any) -> str:
-    """What is wrong with a loss term's class; empty if nothing."""
+def _term(method: str, path: str) -> type[LossTerm]:
+    """A method's loss term."""
+    where = f"loss term of {method!r}"
+    try:
+        term = import_object(path)
+    except PluginError as error:
+        raise SettingsError(f"{where}: {error}") from error
     if not (isinstance(term, type) and issubclass(term, LossTerm)):
-        return "is no LossTerm"
+        raise SettingsError(f"{where}: {path} is no LossTerm")
     if missing := term.__abstractmethods__:  # without `of` it would be left out in silence
-        return f"does not define {', '.join(sorted(missing))} (see docs/plugins.md)"
+        names = ", ".join(sorted(missing))
+        raise SettingsError(f"{where}: {path} does not define {names} (see docs/plugins.md)")
     if term.mixes not in get_args(Mixes):
-        return f"has mixes = {term.mixes!r}, not one of {', '.join(get_args(Mixes))}"
-    return ""
+        allowed = ", ".join(get_args(Mixes))
+        raise SettingsError(f"{where}: {path} has mixes = {term.mixes!r}, not one of {allowed}")
+    return term

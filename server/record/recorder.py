@@ -126,6 +126,6 @@ def write_json(file: Path, content: Any) -> None:
 
 
 def write_rows(folder: Path, history: History) -> None:
-    """Write ``metrics.jsonl`` of a run's folder anew."""
+    """Write ``metrics.jsonl`` of a run's folder again."""
     lines = (json.dumps(row) + "\n" for row in history.dicts())
     (folder / "metrics.jsonl").write_text("".join(lines))

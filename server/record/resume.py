@@ -211,7 +211,7 @@ def restore(strategy: Strategy, checkpoint: Checkpoint, roster: Roster) -> None:
     ------
     CheckpointError
         If the state is another strategy's, or another version's; or if the strategy has a loop of
-        its own, which would start anew.
+        its own, which would start over.
     """
     if has_own_loop(type(strategy)):
         raise CheckpointError(

@@ -368,7 +368,7 @@ def test_features_are_computed_once(client_grid, monkeypatch):
     play(strategy_of(), client_grid(2, IID), 1, start(MODEL))
     monkeypatch.setattr(
         "flwr_distill.client.features._features", None
-    )  # whoever computes them fails
+    )  # to compute them fails
     arrays = play(strategy_of(), client_grid(2, IID), 1, start(MODEL))
     assert_head(arrays, pooled(IID, 2))
 

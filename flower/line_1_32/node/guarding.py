@@ -71,7 +71,7 @@ class Guarding(Step):
             self._fetched.clear()
 
     def push(self, inner: Callable[..., None], **named: Any) -> None:
-        """Push what the guard lets leave in place of the app's reply, written anew."""
+        """Push what the guard lets leave in place of the app's reply, encoded again."""
         store, send, push_object = (named[k] for k in ("object_store", "send", "push_object"))
 
         def send_released(message: Message, tree: ObjectTree, runtime: float) -> set[str]:
