@@ -50,7 +50,7 @@ help:
 	@echo "             SuperLink and SuperNodes; minutes"
 	@echo "make test-chart  renders the Helm chart, and holds it to Kubernetes' schemas"
 	@echo "make test-wheel  installs the wheel for each of WHEEL_PYTHONS=\"$(WHEEL_PYTHONS)\", with all that it"
-	@echo "             needs, and does with it what README shows; minutes and 7 GB for each"
+	@echo "             needs, and does with it what the docs show; minutes and 7 GB for each"
 	@echo "make test-lowest, make test-newest  the fast tests with the lowest and the newest versions that"
 	@echo "             pyproject.toml allows; minutes and 7 GB for each. PyTorch 2.8 has no virtual GPU:"
 	@echo "             tests that need one skip there, and say so"
