@@ -366,9 +366,7 @@ def test_samples_that_a_node_has_beyond_what_counts_are_scaled_down(client_grid)
 
 def test_features_are_computed_once(client_grid, monkeypatch):
     play(strategy_of(), client_grid(2, IID), 1, start(MODEL))
-    monkeypatch.setattr(
-        "flwr_distill.client.features._features", None
-    )  # to compute them fails
+    monkeypatch.setattr("flwr_distill.client.features._features", None)  # to compute them fails
     arrays = play(strategy_of(), client_grid(2, IID), 1, start(MODEL))
     assert_head(arrays, pooled(IID, 2))
 
