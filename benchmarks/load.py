@@ -42,7 +42,8 @@ from benchmarks.rounds import kind_of, peak_memory, processes, repeating
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.node.nursery import SERVER_APP
 from flwr_distill.protocol.arrays import as_record
-from flwr_distill.server.grid.metered import MeteredGrid
+from flwr_distill.server.grid.grid import RunGrid
+from flwr_distill.server.grid.transport import Transport
 from flwr_distill.strategies.common.checked import CheckedFedAvg
 
 APP_DIR = Path(__file__).resolve().parent.parent
@@ -187,7 +188,7 @@ def trained(message: Message) -> RecordDict:
 
 def aggregation(strategy: type[FedAvg], nodes: int) -> float:
     """Peak memory of a round of a strategy, in MB, minus the memory before it."""
-    grid = MeteredGrid(OneByOneGrid(dict.fromkeys(range(nodes), trained)), deadline=600)
+    grid = RunGrid(Transport(OneByOneGrid(dict.fromkeys(range(nodes), trained)), deadline=600))
     averaging = strategy(min_train_nodes=1, min_available_nodes=1)
     start = as_record(model(nodes))
     before: int = psutil.Process().memory_info().rss

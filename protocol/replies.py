@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Iterable
 from logging import WARNING
-from typing import Literal
+from typing import Literal, Protocol
 
 from flwr.app import Message, MetricRecord
 from flwr.common import log
@@ -68,12 +68,21 @@ def books_replies(grid: Grid) -> bool:
     return hasattr(grid, "book_set_aside")
 
 
-def set_aside(grid: Grid, node: int, phase: str, reason: str, stage: Stage = "strategy") -> None:
+class Account(Protocol):
+    """Keeps an account of the replies that are rejected."""
+
+    def book_set_aside(self, node: int, phase: str, reason: str, stage: Stage) -> None:
+        """Record that a node's reply is not used, and what rejects it."""
+
+
+def set_aside(
+    grid: Grid | Account, node: int, phase: str, reason: str, stage: Stage = "strategy"
+) -> None:
     """Log that a node's reply is not used, and why; a run's own grid books it in the journal too.
 
     Parameters
     ----------
-    grid : Grid
+    grid : Grid or Account
         Where the reply came from. It books the reply if it has a ``book_set_aside``.
     node : int
         Flower's id of the node.

@@ -14,8 +14,11 @@ from flwr_distill.protocol.meeting import requirement_of
 from flwr_distill.protocol.registry import phases_of, summed_in
 from flwr_distill.server.columns import check_scale, run_scale
 from flwr_distill.server.edge import Commands, EdgeRounds, check_below, commands_from_above
-from flwr_distill.server.grid.screening import ScreeningGrid
-from flwr_distill.server.grid.secure_sums import SecureSumGrid
+from flwr_distill.server.grid.failures import Failures
+from flwr_distill.server.grid.grid import RunGrid
+from flwr_distill.server.grid.screening import Screening
+from flwr_distill.server.grid.secure_sums import SecureSums
+from flwr_distill.server.grid.transport import Transport
 from flwr_distill.server.hooks import Hooks
 from flwr_distill.server.line import module_of_line
 from flwr_distill.server.named_hooks import find_hooks
@@ -87,39 +90,41 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
     ):
         checkpoint = checkpoint_to_resume(settings, folder, task.fingerprint)
         serve_metrics(folder)
-        grid_of: Callable[..., ScreeningGrid] = ScreeningGrid
-        if settings.secure_sums and method:
-            grid_of = partial(
-                SecureSumGrid,
-                summed=summed_in(method),
-                longest=settings.secure_sums_norm,
-                run_id=context.run_id,
-                run_config=context.run_config,
-            )
         with Journal(folder / "journal.jsonl", checkpoint.round if checkpoint else None) as journal:
             if shutdown := module_of_line("shutdown"):
                 shutdown.at_the_end(journal.stop)
             hooks = Hooks(journal, others=others)
-            screening = grid_of(
-                grid,
-                deadline=settings.phase_timeout,
+            phases = phases_of(method, starting, secure_sums=settings.secure_sums)
+            start_model = as_arrays(task.start)
+            screening = Screening(phases, directory, start_model, settings.norm_threshold)
+            sums = None
+            if settings.secure_sums and method:
+                sums = SecureSums(
+                    screening,
+                    summed=summed_in(method),
+                    longest=settings.secure_sums_norm,
+                    run_id=context.run_id,
+                    run_config=context.run_config,
+                )
+            run_grid = RunGrid(
+                Transport(
+                    grid, settings.phase_timeout, Failures(journal), directory.names, start_model
+                ),
+                screening,
+                sums,
+                phases=phases,
                 seed=settings.seed,
-                journal=journal,
-                hooks=hooks,
                 quorum=settings.quorum,
-                phases=phases_of(method, starting, secure_sums=settings.secure_sums),
-                norm_threshold=settings.norm_threshold,
-                directory=directory,
-                model=as_arrays(task.start),
+                hooks=hooks,
             )
             first = checkpoint.nodes.values() if checkpoint else ()
             directory.resumes = str(checkpoint.run_id) if checkpoint else ""
             if checkpoint:
                 directory.class_names = tuple(checkpoint.record.get("classes", task.class_names))
             columns = open_columns(settings)
-            directory.scale = run_scale(screening, columns, settings, checkpoint)
+            directory.scale = run_scale(run_grid, columns, settings, checkpoint)
             roster = Roster(directory, task.tested, task.spec.num_classes)
-            meet_nodes(screening, roster, settings.min_nodes, settings.phase_timeout, first)
+            meet_nodes(run_grid, roster, settings.min_nodes, settings.phase_timeout, first)
             check_scale(directory.scale, columns)
             if directory.scale:
                 task = replace(task, spec=data_spec(settings, scale=directory.scale))
@@ -131,7 +136,7 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
                     "and fraction-evaluate is 0 (set it to 1.0, and nodes test on held-out ones)",
                 )
             record = checkpoint.record if checkpoint else None
-            history = History(screening.ledger, journal, record)
+            history = History(run_grid.ledger, journal, record)
             hooks.add(*hooks_of_run(folder, settings, history, directory.class_name))
             rounds_of: Callable[..., Rounds] = Rounds
             if commands is not None:
@@ -143,7 +148,7 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
                 task=task,
                 method=method,
                 strategy=strategy,
-                grid=screening,
+                grid=run_grid,
                 roster=roster,
                 history=history,
                 journal=journal,

@@ -31,7 +31,7 @@ from flwr_distill.protocol.messages import (
 )
 from flwr_distill.protocol.method import Method
 from flwr_distill.protocol.replies import NothingUsableError
-from flwr_distill.server.grid.metered import QuorumError
+from flwr_distill.server.grid.pipeline import QuorumError
 from flwr_distill.server.record.recorder import write_rows
 from flwr_distill.server.roster import meet_nodes
 from flwr_distill.server.rounds import Rounds
@@ -200,7 +200,7 @@ class EdgeRounds(Rounds):
             self.end_round(0, self.model)
         last = done or 0
         while command := self.commands.next(PATIENCE * self.settings.phase_timeout):
-            self.grid.due = command.due
+            self.grid.transport.due = command.due
             try:
                 content = self._answer(command.message)
             except REFUSED as error:
@@ -238,7 +238,7 @@ class EdgeRounds(Rounds):
     def _wait_for_nodes(self) -> None:
         """Wait for ``min-nodes`` nodes, for half of the time that is left."""
         if len(self._connected()) < self.settings.min_nodes:
-            seconds = max(1.0, (self.grid.due - time.monotonic()) / 2)
+            seconds = max(1.0, (self.grid.transport.due - time.monotonic()) / 2)
             meet_nodes(self.grid, self.roster, self.settings.min_nodes, seconds)
             self._follow_roster()
 

@@ -16,7 +16,7 @@ from flwr_distill.protocol.registry import check_config, phases_of
 from flwr_distill.protocol.replies import NothingUsableError
 from flwr_distill.server.aggregation import AggregateTrain, aggregate_finite
 from flwr_distill.server.grid.failures import told
-from flwr_distill.server.grid.screening import ScreeningGrid
+from flwr_distill.server.grid.grid import RunGrid
 from flwr_distill.server.hooks import Hook, RoundEnd, RunEnd, RunStart
 from flwr_distill.server.own_loop import Observed, OwnLoop
 from flwr_distill.server.record.about import about_run, class_counts
@@ -56,7 +56,7 @@ class Rounds:
     task: Task
     method: Method | None
     strategy: Strategy
-    grid: ScreeningGrid
+    grid: RunGrid
     roster: Roster
     history: History
     journal: Journal
@@ -69,7 +69,7 @@ class Rounds:
         self._failures: list[str] = []  # of the last rounds, in a row
         self._broken: tuple[str, ...] = ()  # what is not finite after the round
         self._personal = self.method is not None and self.method.personal
-        self.grid.wanted = node_settings(self.strategy) or self.grid.wanted
+        self.grid.nodes.wanted = node_settings(self.strategy) or self.grid.nodes.wanted
 
     def run(self, checkpoint: Checkpoint | None = None) -> None:
         """Run the remaining rounds and have hooks write the results.
@@ -206,7 +206,7 @@ class Rounds:
             log(ERROR, "Round %d failed: %s", server_round, failure)
         self._failures = [*self._failures, failure] if failure else []
         self.model = arrays
-        self.grid.left_out = self.roster.not_due(server_round)
+        self.grid.nodes.left_out = self.roster.not_due(server_round)
         self.roster.meet_new(self.grid, self.settings.phase_timeout, server_round=server_round)
         self._follow_roster()
         self.hooks.on_checkpoint(self._checkpoint(server_round, arrays))
@@ -286,8 +286,11 @@ class Rounds:
             {str(node): about.read for node, about in self.roster.nodes.items()},
             self.task.fingerprint,
         )
-        self.grid.order, self.grid.together = self.roster.order, self.roster.together
-        self.grid.left_out = self.roster.left_out.keys()
+        self.grid.nodes.order, self.grid.transport.together = (
+            self.roster.order,
+            self.roster.together,
+        )
+        self.grid.nodes.left_out = self.roster.left_out.keys()
         about = about_run(self.task.spec, self.roster, self.history.started, self.task.fingerprint)
         write_json(self.folder / "about.json", about)
 

@@ -215,7 +215,6 @@ def finished_run(tmp_path):
     """Write the folder of a run as the ServerApp does, without training: three nodes, one fails."""
     from flwr.app import ArrayRecord, MetricRecord
 
-    from flwr_distill.server.grid.metered import MeteredGrid
     from flwr_distill.server.hooks import Hooks, RoundEnd, RunEnd, RunStart
     from flwr_distill.server.record.about import about_run, class_counts
     from flwr_distill.server.record.history import History
@@ -227,6 +226,7 @@ def finished_run(tmp_path):
     from flwr_distill.strategies.common.directory import Description
     from flwr_distill.task.models import create_model
     from flwr_distill.task.source import data_spec, partition_samples
+    from tests.grids import plain_grid
 
     nodes = [FIRST_NODE + i for i in range(3)]
     topology = {
@@ -259,7 +259,7 @@ def finished_run(tmp_path):
         roster.directory.names |= names
         with Journal(folder / "journal.jsonl") as journal:
             inner = MemoryGrid({nodes[0]: numbers, nodes[1]: numbers, nodes[2]: fails})
-            grid = MeteredGrid(inner, deadline=5, journal=journal)
+            grid = plain_grid(inner, deadline=5, journal=journal)
             history = History(grid.ledger, journal)
             hooks = Hooks(journal, *hooks_of_run(folder, settings, history))
             hooks.on_run_start(RunStart(1, folder, settings.model_dump(by_alias=True), names, ()))

@@ -1,1 +1,1 @@
-"""The grid of a run: polling, deadlines, byte counts, disk storage, screening of replies."""
+"""The grid of a run: transport, byte counts, screening of replies, secure sums."""

@@ -1,15 +1,50 @@
-"""Why nodes sent nothing usable, in a line."""
+"""Why nodes sent nothing usable."""
 
 import re
 from collections.abc import Mapping, Sequence
 
 from flwr_distill.protocol.meeting import one_line
+from flwr_distill.protocol.replies import Stage
+from flwr_distill.server.record.journal import Journal
 from flwr_distill.strategies.common.directory import by_reason
 
 LONGEST_TEXT = 100_000
 """Characters of an error that are read: a node may send megabytes."""
 RAISED = re.compile(r"<class '(?:[\w.]*\.)?(\w+)'>:<'(.*)'>", re.DOTALL)
 """Exception of a ClientApp, as Flower writes it into an error reply."""
+
+
+class Failures:
+    """A round's failures by node; the journal has those of all rounds.
+
+    Each stage of the grid reports node, phase, reason and itself.
+
+    Parameters
+    ----------
+    journal : Journal, optional (default: None)
+        Where they are recorded besides.
+    """
+
+    def __init__(self, journal: Journal | None = None) -> None:
+        self.journal = journal
+        self.by_node: dict[int, list[str]] = {}
+        """Reasons of this round."""
+
+    def begin_round(self) -> None:
+        """Drop the failures of the round before."""
+        self.by_node = {}
+
+    def book(self, node: int, phase: str, reason: str, stage: Stage) -> None:
+        """Record that a node sent nothing usable."""
+        self.by_node.setdefault(node, []).append(reason)
+        if self.journal:
+            self.journal.book_failure(node, phase, reason, stage)
+
+    def book_set_aside(self, node: int, phase: str, reason: str, stage: Stage) -> None:
+        """Record that a node's reply was rejected; see `protocol.replies.set_aside`."""
+        self.by_node.setdefault(node, []).append(reason_of(reason))
+        if self.journal:
+            self.journal.book_set_aside(node, phase, reason, stage)
 
 
 def told(failures: Mapping[int, Sequence[str]]) -> str:

@@ -1,7 +1,7 @@
 """Counts the bytes that a run sends, by phase and link, from the records themselves."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -27,7 +27,7 @@ class Ledger:
     payloads: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Arrays and sealed parcels on the server's links: no settings, routes, receipts, metrics."""
 
-    def book_sent(self, messages: list[Message]) -> None:
+    def book_sent(self, messages: Sequence[Message]) -> None:
         """Count messages from the server to nodes."""
         sizes: dict[int, tuple[int, int]] = {}  # by record: messages of a phase often share one
         for message in messages:

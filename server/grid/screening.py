@@ -1,4 +1,4 @@
-"""Flower Grid that sets broken and hostile replies aside before a strategy sees them.
+"""Rejects broken and hostile replies before a strategy sees them.
 
 Each reply is checked against its phase's schemas as it arrives. Replies that are averaged are
 then compared with each other.
@@ -6,16 +6,14 @@ then compared with each other.
 
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from logging import WARNING
 from statistics import median
-from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 
 from flwr_distill.protocol.arrays import Arrays, RecordArrays, as_arrays, decode
-from flwr_distill.protocol.meeting import one_line
 from flwr_distill.protocol.messages import (
     ARRAYS,
     CONFIG,
@@ -28,82 +26,89 @@ from flwr_distill.protocol.messages import (
 )
 from flwr_distill.protocol.method import Phase
 from flwr_distill.protocol.outliers import FEWEST, absurdly_large, capped, idle, update_norm
-from flwr_distill.protocol.replies import SET_ASIDE, set_aside
 from flwr_distill.protocol.schema import check_numbers
-from flwr_distill.server.grid.inbox import Most
-from flwr_distill.server.grid.metered import MODELS, MeteredGrid
 from flwr_distill.strategies.common.directory import Directory
 
 HISTORY = 20
 """Rounds whose median norm the norms of few replies are compared with."""
 
 
-class ScreeningGrid(MeteredGrid):
-    """Metered grid that replaces bad replies by error replies.
-
-    Flower's strategies skip nodes with error replies. The log and the journal name each case.
+class Screening:
+    """Says why replies are rejected: one by one as they arrive, and compared with each other.
 
     Parameters
     ----------
-    *args, **kwargs
-        See :class:`server.grid.metered.MeteredGrid`.
-    norm_threshold : float (default: 5.0)
-        For norms of updates, see :func:`protocol.outliers.absurdly_large`.
+    phases : Mapping[str, Phase]
+        Phases of the run by message type.
     directory : Directory, optional (default: None)
         Knows how many samples nodes have.
-    model : Mapping[str, ndarray]
+    model : Mapping[str, ndarray], optional (default: None)
         A model of the run. If a message carries a model, the reply is compared with that one, but
         the types are always this model's: Flower's strategies turn integers, such as BatchNorm's
         count of batches, into floats, and nodes return them as integers.
+    norm_threshold : float (default: 5.0)
+        For norms of updates, see :func:`protocol.outliers.absurdly_large`.
     """
 
     def __init__(
         self,
-        *args: Any,
-        norm_threshold: float = 5.0,
+        phases: Mapping[str, Phase],
         directory: Directory | None = None,
         model: Arrays | None = None,
-        **kwargs: Any,
+        norm_threshold: float = 5.0,
     ) -> None:
-        super().__init__(*args, **kwargs)
+        self.phases = phases
+        self.directory = directory or Directory()
+        self._model = model or {}
         self._norm_threshold = norm_threshold
-        self._directory = directory or Directory()
-        self.names = self._directory.names
         self._earlier: dict[tuple[str, str], deque[float]] = defaultdict(
             lambda: deque(maxlen=HISTORY)
         )
         """Median norms of the last rounds, by phase and record."""
         self._corrected: set[int] = set()
         """Nodes that claimed more samples than they have, for the log."""
-        self._model = model or {}
         self._sent: ArrayRecord | None = None
         self._start: Arrays = {}
 
-    def _accepted(self, message: Message, reply: Message) -> Message:
-        """The reply, or an error reply if it matches none of its phase's schemas."""
-        reply = super()._accepted(message, reply)
-        if not reply.has_content():
-            return reply
-        phase = self._phases.get(message.metadata.message_type)
+    def check(self, message: Message, reply: Message) -> str:
+        """Why a reply with content matches none of its phase's schemas; empty if it matches one."""
+        phase = self.phases.get(message.metadata.message_type)
         checks = [schema.check for schema in phase.replies] if phase else [_check_readable]
         reasons = []
         for check in checks:
             try:
-                check(reply.content, self._start_of(message))
+                check(reply.content, self.start_of(message))
                 _check_parcels(message.content, reply.content)
                 if phase:
                     _check_rejected(message.content, reply.content)
-                return reply
+                return ""
             except ValueError as error:
                 reasons.append(str(error))
-        return self._set_aside(message, reasons[0])
+        return reasons[0]
 
-    def _screened(self, messages: list[Message], replies: list[Message]) -> list[Message]:
-        """The replies, with error replies in place of outliers."""
-        phase = self._phases.get(messages[0].metadata.message_type)
+    def compare(
+        self,
+        message_type: str,
+        messages: Mapping[int, Message],
+        replies: Iterable[Message],
+        connected: Callable[[], Iterable[int]],
+    ) -> dict[int, str]:
+        """Why replies that stand out are rejected, by node; claims of the others are corrected.
+
+        Parameters
+        ----------
+        message_type : str
+            Of the phase.
+        messages : Mapping[int, Message]
+            What was sent, by node.
+        replies : Iterable[Message]
+            What came.
+        connected : callable
+            Lists the nodes that can take part.
+        """
+        phase = self.phases.get(message_type)
         if phase is None or not phase.compared:
-            return replies
-        by_node = {message.metadata.dst_node_id: message for message in messages}
+            return {}
         trained = {
             reply.metadata.src_node_id: reply.content
             for reply in replies
@@ -113,19 +118,15 @@ class ScreeningGrid(MeteredGrid):
             _drop_what_some_lack(trained, {NUM_EXAMPLES, *phase.rates})
         reasons = _lacking_what_most_have(trained)
         trained = {node: content for node, content in trained.items() if node not in reasons}
-        says = self._says(by_node, trained, own=not phase.pooled)
-        reasons |= self._outliers(phase, by_node, trained, says)
+        known = () if phase.pooled else {*connected(), *messages}
+        says = self._says(known, trained, own=not phase.pooled)
+        reasons |= self._outliers(phase, messages, trained, says)
         for node, say in says.items():
             trained[node].metric_records[METRICS][NUM_EXAMPLES] = say
-        return [
-            self._set_aside(by_node[node], reasons[node])
-            if (node := reply.metadata.src_node_id) in reasons
-            else reply
-            for reply in replies
-        ]
+        return reasons
 
     def _says(
-        self, asked: Collection[int], trained: Mapping[int, RecordDict], *, own: bool
+        self, known: Collection[int], trained: Mapping[int, RecordDict], *, own: bool
     ) -> dict[int, int]:
         """Samples that count, by node: no more than it has, if it trained on its own."""
         claims = {
@@ -134,10 +135,10 @@ class ScreeningGrid(MeteredGrid):
         }
         if not own:
             return claims
-        told = self._directory.samples({*self.get_node_ids(), *asked})
-        limits = {**capped(claims, self._directory.most_samples), **told}
+        told = self.directory.samples(known)
+        limits = {**capped(claims, self.directory.most_samples), **told}
         for node, claim in claims.items():
-            first = self._directory.num_examples.get(node, limits[node])
+            first = self.directory.num_examples.get(node, limits[node])
             if claim > first and node not in self._corrected:  # the roster warns of large ones
                 self._corrected.add(node)
                 log(WARNING, "Node %d claims %d samples: %d count", node, claim, limits[node])
@@ -156,11 +157,11 @@ class ScreeningGrid(MeteredGrid):
         norms: dict[str, dict[int, float]] = defaultdict(dict)
         for node, content in trained.items():
             for name, record in content.array_records.items():
-                start = self._start_of(messages[node]) if name == ARRAYS else None
+                start = self.start_of(messages[node]) if name == ARRAYS else None
                 norms[name][node] = update_norm(RecordArrays(record), start)
         reasons: dict[int, str] = {}
         # Who has the most samples that count may well have the longest update, too.
-        most = self._directory.most_samples
+        most = self.directory.most_samples
         weighted_threshold = self._norm_threshold + math.log(max(most, 1)) if most else 0
         for name, by_node in norms.items():
             earlier = self._earlier[phase.message_type, name]
@@ -177,13 +178,7 @@ class ScreeningGrid(MeteredGrid):
                 earlier.append(median(usual))
         return reasons
 
-    def _most(self, message: Message) -> Most:
-        """The most in a reply to a message, whether or not the message carries the model."""
-        most = super()._most(message)
-        num_bytes = sum(array.nbytes for array in self._model.values())
-        return Most(most.num_bytes + MODELS * num_bytes, most.num_parts + MODELS * len(self._model))
-
-    def _start_of(self, message: Message) -> Arrays:
+    def start_of(self, message: Message) -> Arrays:
         """The model that a node starts from: the message's, else the run's."""
         record = message.content.array_records.get(ARRAYS)
         if record is None:
@@ -197,12 +192,6 @@ class ScreeningGrid(MeteredGrid):
                 for name, array in as_arrays(record).items()
             }
         return self._start
-
-    def _set_aside(self, message: Message, reason: str) -> Message:
-        node, phase = message.metadata.dst_node_id, message.metadata.message_type
-        reason = one_line(reason)  # it may quote what the node sent
-        set_aside(self, node, phase, reason, "screening")
-        return Message(Error(SET_ASIDE, reason), reply_to=message)
 
 
 def _check_parcels(sent: RecordDict, content: RecordDict) -> None:

@@ -1,4 +1,4 @@
-"""Flower Grid that sees the sum of the models that nodes train, and no single one.
+"""Secure sums: the server sees the sum of the models that nodes train, and no single one.
 
 Strategies notice nothing: each node's reply holds the mean of all, and the weighted mean of equal
 models is that mean; all samples are spread evenly over the replies. The protocol is in
@@ -7,7 +7,7 @@ models is that mean; all samples are spread evenly over the replies. The protoco
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from logging import ERROR
 from typing import Any
@@ -25,6 +25,7 @@ from flwr_distill.links.masks import (
     threshold,
 )
 from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record
+from flwr_distill.protocol.meeting import one_line
 from flwr_distill.protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES
 from flwr_distill.protocol.method import Phase
 from flwr_distill.protocol.replies import SET_ASIDE
@@ -47,7 +48,8 @@ from flwr_distill.protocol.secure_sums import (
     told_alike,
 )
 from flwr_distill.server.grid.blame import Blame
-from flwr_distill.server.grid.screening import ScreeningGrid
+from flwr_distill.server.grid.pipeline import Pipeline
+from flwr_distill.server.grid.screening import Screening
 from flwr_distill.server.grid.sums import (
     Sum,
     SumError,
@@ -66,16 +68,16 @@ from flwr_distill.task.words import counted, listed
 _ONE_AUTHORITY = "give each node a --peer-certificate of one authority, and a name of its own"
 
 
-class SecureSumGrid(ScreeningGrid):
-    """Screening grid whose phases with `summed` messages are secure sums.
+class SecureSums:
+    """Has the messages of some phases answered by secure sums.
 
     A sum continues without the nodes that are lost, at any step, as long as two thirds are left. A
     sum that fails is a phase in which no node sends anything usable.
 
     Parameters
     ----------
-    *args, **kwargs
-        See :class:`server.grid.screening.ScreeningGrid`.
+    screening : Screening
+        Checks what nodes send.
     summed : Collection[str]
         Message types.
     longest : float
@@ -88,48 +90,64 @@ class SecureSumGrid(ScreeningGrid):
 
     def __init__(
         self,
-        *args: Any,
+        screening: Screening,
+        *,
         summed: Collection[str],
         longest: float,
         run_id: int,
         run_config: Mapping[str, Any],
-        **kwargs: Any,
     ) -> None:
-        super().__init__(*args, **kwargs)
-        self._summed = summed
+        self.summed = summed
+        self._screening = screening
         self._longest = longest
         self._run_id = run_id
         self._run_config = run_config
         self._numbers = itertools.count(1)
         self._blame = Blame()
 
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
+    def ask(
+        self, pipeline: Pipeline, messages: list[Message], timeout: float | None
     ) -> list[Message]:
-        """Have a phase's answers summed if they are models; see `MeteredGrid`."""
-        messages = list(messages)
-        if not messages or messages[0].metadata.message_type not in self._summed:
-            return super().send_and_receive(messages, timeout=timeout)
+        """Have a phase's answers summed.
+
+        Parameters
+        ----------
+        pipeline : Pipeline
+            Which the messages of all steps pass.
+        messages : list[Message]
+            Of one of the summed types.
+        timeout : float or None
+            Seconds to wait in each step, if shorter than the deadline.
+
+        Raises
+        ------
+        QuorumError
+            If fewer nodes than the quorum sent masked answers.
+        """
         phase, begun_with = messages[0].metadata.message_type, len(messages)
         nodes = [message.metadata.dst_node_id for message in messages]
-        left_out = self._blame.left_out(nodes, self._round, FEWEST)
+        left_out = self._blame.left_out(nodes, pipeline.round, FEWEST)
         replies = [
-            self._error(message, f"secure sums go without it: {left_out[node]}")
+            _error(pipeline, message, f"secure sums go without it: {left_out[node]}")
             for message, node in zip(messages, nodes, strict=True)
             if node in left_out
         ]
         messages = [m for m in messages if m.metadata.dst_node_id not in left_out]
         try:
-            summed, seconds = self._secure_sum(messages, timeout, begun_with)
+            summed, seconds = self._secure_sum(pipeline, messages, timeout, begun_with)
         except SumError as error:
-            summed, seconds = self._failed(messages, error), 0.0
+            summed, seconds = self._failed(pipeline, messages, error), 0.0
         replies += summed
-        self._book_phase(phase, seconds, len(messages), replies)
-        self._note_answers(phase, replies)
+        pipeline.book_phase(phase, seconds, len(messages), replies)
+        pipeline.note_answers(phase, replies)
         return replies
 
     def _secure_sum(
-        self, messages: list[Message], timeout: float | None, begun_with: int
+        self,
+        pipeline: Pipeline,
+        messages: list[Message],
+        timeout: float | None,
+        begun_with: int,
     ) -> tuple[list[Message], float]:
         """Replies with the mean, and the seconds that masked answers took.
 
@@ -146,12 +164,12 @@ class SecureSumGrid(ScreeningGrid):
                 "(start more nodes, lower fraction-train, or set secure-sums to false)"
             )
         records = self._common_records(messages)
-        the_sum = self._agreed(messages, timeout)
+        the_sum = self._agreed(pipeline, messages, timeout)
         by_node = {message.metadata.dst_node_id: message for message in messages}
         asked = self._masking_messages(the_sum, by_node)
-        received = self._receive(asked, timeout, partial(self._masked, num_masked(records)))
-        replies = self._settled(received)
-        self._check_quorum(received, replies, begun_with)
+        received = pipeline.receive(asked, timeout, partial(self._check, num_masked(records)))
+        replies = pipeline.settled(received)
+        pipeline.check_quorum(received, replies, begun_with)
         masked = {
             reply.metadata.src_node_id: reply.content
             for reply in replies
@@ -161,10 +179,10 @@ class SecureSumGrid(ScreeningGrid):
         survivors = [place for place in the_sum.members if the_sum.node(place) in masked]
         answering = [message for message in asked if message.metadata.dst_node_id in masked]
         try:
-            total = self._unmasked(the_sum, survivors, masked, timeout)
+            total = self._unmasked(pipeline, the_sum, survivors, masked, timeout)
             means, numbers, samples = mean_of(total, records, len(survivors))
         except SumError as error:
-            return [*self._failed(answering, error), *others], received.seconds
+            return [*self._failed(pipeline, answering, error), *others], received.seconds
         answers, (each, left) = [], divmod(samples, len(survivors))
         for place, message in enumerate(answering):
             told = masked[message.metadata.dst_node_id]
@@ -172,29 +190,20 @@ class SecureSumGrid(ScreeningGrid):
             answers.append(Message(_content(means, numbers, told), reply_to=message))
         return [*answers, *others], received.seconds
 
-    def _accepted(self, message: Message, reply: Message) -> Message:
-        """The reply, or an error reply; note who answers a step of a sum with something else."""
-        accepted = super()._accepted(message, reply)
-        if message.metadata.message_type in (ANNOUNCE, SHARE, UNMASK):
-            self._note_lie(reply, accepted)
-        return accepted
+    def _check(self, size: int | None, message: Message, reply: Message) -> str:
+        """Why an answer to a step is rejected; note who sends it.
 
-    def _masked(self, size: int, message: Message, reply: Message) -> Message:
-        """The masked answer of so many numbers, or an error reply; note who sends another."""
-        accepted = super()._accepted(message, reply)
-        if accepted.has_content() and MASKED in accepted.content.array_records:
-            (array,) = accepted.content.array_records[MASKED].values()
+        A masked answer has `size` numbers; None is for steps without one.
+        """
+        reason = self._screening.check(message, reply)
+        if not reason and size is not None and MASKED in reply.content.array_records:
+            (array,) = reply.content.array_records[MASKED].values()
             if array.shape != (size,):
                 reason = f"{MASKED} is {array.shape}, and the sum is of ({size},)"
-                accepted = self._set_aside(message, reason)
-        self._note_lie(reply, accepted)
-        return accepted
-
-    def _note_lie(self, reply: Message, accepted: Message) -> None:
-        """Blame a node whose answer to a step of a sum was not accepted."""
-        if reply.has_content() and accepted.has_error():
-            node = reply.metadata.src_node_id
-            self._blame.lied(node, f"its answer is malformed: {accepted.error.reason}")
+        if reason:
+            node = message.metadata.dst_node_id
+            self._blame.lied(node, f"its answer is malformed: {one_line(reason)}")
+        return reason
 
     def _common_records(self, messages: list[Message]) -> Mapping[str, Arrays]:
         """What is summed, by record: the model that all start from, and arrays like others."""
@@ -203,18 +212,19 @@ class SecureSumGrid(ScreeningGrid):
         missing = phase.summed is None and ARRAYS not in told
         if missing or any(told_alike(m.content, phase.own) != told for m in messages[1:]):
             raise SumError("the strategy does not send all nodes the same model and settings")
-        return summed_records(phase, first, self._start_of(messages[0]))
+        return summed_records(phase, first, self._screening.start_of(messages[0]))
 
     def _phase(self, message: Message) -> Phase:
-        return self._phases[message.metadata.message_type]
+        return self._screening.phases[message.metadata.message_type]
 
-    def _agreed(self, messages: list[Message], timeout: float | None) -> Sum:
+    def _agreed(self, pipeline: Pipeline, messages: list[Message], timeout: float | None) -> Sum:
         """Have the nodes publish keys and share their secrets."""
         nodes = [message.metadata.dst_node_id for message in messages]
-        peers = self._published(next(self._numbers), nodes, timeout)
+        peers = self._published(pipeline, next(self._numbers), nodes, timeout)
         published = [int(node) for node in peers.nodes]
         needed = threshold(len(published))
-        replies = self._replies(SHARE, dict.fromkeys(published, _content_of(peers)), timeout)
+        contents = dict.fromkeys(published, _content_of(peers))
+        replies = self._replies(pipeline, SHARE, contents, timeout)
         shares = {}
         for place, node in enumerate(published):
             if node not in replies or SECURE not in replies[node].config_records:
@@ -235,15 +245,18 @@ class SecureSumGrid(ScreeningGrid):
                 f"needs {needed}",
                 {*published} - {*replies} | {node for pair in refusals for node in pair},
             )
-        first, most = messages[0], self._most_samples(messages)
+        first, most = messages[0], self._most_samples(pipeline, messages)
         view, bounds = peers.view(self._run_id), (self._longest, most)
         context = context_of(view, first.content, self._phase(first), self._run_config, bounds)
         return Sum(peers, context, needed, shares, most)
 
-    def _published(self, number: int, nodes: list[int], timeout: float | None) -> Peers:
+    def _published(
+        self, pipeline: Pipeline, number: int, nodes: list[int], timeout: float | None
+    ) -> Peers:
         """Have the nodes publish keys; what others could not use, nobody gets."""
         announcement = _content_of(Announcement(number=number))
-        replies = self._replies(ANNOUNCE, dict.fromkeys(nodes, announcement), timeout)
+        contents = dict.fromkeys(nodes, announcement)
+        replies = self._replies(pipeline, ANNOUNCE, contents, timeout)
         keys = {
             node: Keys.checked(reply.config_records[SECURE], SECURE)
             for node, reply in replies.items()
@@ -268,12 +281,13 @@ class SecureSumGrid(ScreeningGrid):
             signatures=[of_node.signature for of_node in usable.values()],
         )
 
-    def _most_samples(self, messages: list[Message]) -> int:
+    def _most_samples(self, pipeline: Pipeline, messages: list[Message]) -> int:
         """Most samples of a node that count, as in a run without secure sums; 0 for no bound."""
         if self._phase(messages[0]).pooled:
             return 0
         nodes = {message.metadata.dst_node_id for message in messages}
-        return max(self._directory.samples({*self.get_node_ids(), *nodes}).values(), default=0)
+        samples = self._screening.directory.samples({*pipeline.nodes.ids(), *nodes})
+        return max(samples.values(), default=0)
 
     def _masking_messages(self, the_sum: Sum, by_node: Mapping[int, Message]) -> list[Message]:
         """The phase's messages, to the members of the sum, with what they need for their masks."""
@@ -296,6 +310,7 @@ class SecureSumGrid(ScreeningGrid):
 
     def _unmasked(
         self,
+        pipeline: Pipeline,
         the_sum: Sum,
         survivors: list[int],
         masked: Mapping[int, RecordDict],
@@ -311,7 +326,7 @@ class SecureSumGrid(ScreeningGrid):
             )
         content = _content_of(Unmasking(number=the_sum.peers.number, survivors=survivors))
         asked = {the_sum.node(place): content for place in survivors}
-        replies = self._replies(UNMASK, asked, timeout)
+        replies = self._replies(pipeline, UNMASK, asked, timeout)
         helpers = {
             place: Unmasked.checked(replies[node].config_records[SECURE], SECURE).shares
             for place in survivors
@@ -347,27 +362,34 @@ class SecureSumGrid(ScreeningGrid):
         )
 
     def _replies(
-        self, message_type: str, contents: Mapping[int, RecordDict], timeout: float | None
+        self,
+        pipeline: Pipeline,
+        message_type: str,
+        contents: Mapping[int, RecordDict],
+        timeout: float | None,
     ) -> dict[int, RecordDict]:
         """Usable replies of a step by node, in the order of the nodes."""
         messages = [Message(content, node, message_type) for node, content in contents.items()]
-        replies = super().send_and_receive(messages, timeout=timeout)
+        replies = pipeline.ask(messages, timeout, partial(self._check, None)) if messages else []
         return {
             reply.metadata.src_node_id: reply.content for reply in replies if reply.has_content()
         }
 
-    def _failed(self, messages: list[Message], error: SumError) -> list[Message]:
+    def _failed(
+        self, pipeline: Pipeline, messages: list[Message], error: SumError
+    ) -> list[Message]:
         """Error replies of nodes whose sum has failed; note who is to blame."""
         reason = f"the secure sum has failed: {error}"
         log(ERROR, "%s: %s", messages[0].metadata.message_type if messages else "", reason)
-        self._blame.doubted(error.doubts, self._round, str(error))
-        return [self._error(message, reason) for message in messages]
+        self._blame.doubted(error.doubts, pipeline.round, str(error))
+        return [_error(pipeline, message, reason) for message in messages]
 
-    def _error(self, message: Message, reason: str) -> Message:
-        """An error reply of a node that has no part in the sum; the log says why."""
-        about = message.metadata
-        self._book_failure(about.dst_node_id, about.message_type, reason, "secure sums")
-        return Message(Error(SET_ASIDE, reason), reply_to=message)
+
+def _error(pipeline: Pipeline, message: Message, reason: str) -> Message:
+    """An error reply of a node that has no part in the sum; the log says why."""
+    about = message.metadata
+    pipeline.failures.book(about.dst_node_id, about.message_type, reason, "secure sums")
+    return Message(Error(SET_ASIDE, reason), reply_to=message)
 
 
 def _content(

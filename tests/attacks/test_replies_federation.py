@@ -96,13 +96,14 @@ def answer(message: Message, context: Context) -> Message:
 import json, time
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
-from flwr_distill.server.grid.metered import MeteredGrid
+from flwr_distill.server.grid.grid import RunGrid
+from flwr_distill.server.grid.transport import Transport
 
 app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    grid = MeteredGrid(grid, deadline=30)
+    grid = RunGrid(Transport(grid, deadline=30))
     config = context.run_config
     while len(nodes := grid.get_node_ids()) < config["nodes"]:
         time.sleep(0.1)

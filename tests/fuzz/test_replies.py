@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from benchmarks.in_process import InProcessGrid
 from flwr_distill.protocol.arrays import as_record
 from flwr_distill.protocol.registry import all_methods, phases_of
-from flwr_distill.server.grid.screening import ScreeningGrid
+from tests.grids import screening_grid
 
 from .conftest import FUZZ, damaged
 
@@ -56,7 +56,7 @@ def asked(method, kind, answers):
     """Replies of nodes, as the grid hands them on in a run of a method."""
     nodes = {place: lambda message, place=place: answers[place] for place in range(len(answers))}
     inner = InProcessGrid(nodes)
-    grid = ScreeningGrid(inner, deadline=60, model=MODEL, phases=RUNS[method])
+    grid = screening_grid(inner, deadline=60, model=MODEL, phases=RUNS[method])
     sent = RecordDict({"arrays": as_record(MODEL)})
     return grid.send_and_receive([Message(sent, node, kind) for node in nodes])
 

@@ -24,8 +24,7 @@ from flwr_distill.protocol.arrays import as_arrays, as_record
 from flwr_distill.protocol.meeting import requirement_of
 from flwr_distill.protocol.registry import all_methods, phases_of
 from flwr_distill.protocol.replies import NothingUsableError
-from flwr_distill.server.grid.metered import QuorumError
-from flwr_distill.server.grid.screening import ScreeningGrid
+from flwr_distill.server.grid.pipeline import QuorumError
 from flwr_distill.server.hooks import Hook, Hooks
 from flwr_distill.server.names import names_in_log
 from flwr_distill.server.record.history import History
@@ -43,6 +42,7 @@ from flwr_distill.strategies.common.registry import find_strategy
 from flwr_distill.strategies.common.waiting import TooFewNodesError
 from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.settings import nested
+from tests.grids import screening_grid
 
 from .conftest import FUZZ
 from .test_replies import KEYS, NAMES, records, replies
@@ -391,7 +391,7 @@ def play(name, answers, folder, links="relay", defended=False):
             names_in_log(directory.names),
             Journal(folder / "journal.jsonl") as journal,
         ):
-            grid = ScreeningGrid(
+            grid = screening_grid(
                 InProcessGrid(nodes),
                 deadline=60,
                 journal=journal,
@@ -491,7 +491,7 @@ def test_a_run_with_hostile_nodes_learns_a_finite_model_or_says_why_not(
     for line in (folder / "journal.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=lambda constant: 1 / 0)
     assert all(0 <= size < MOST_BYTES for size in grid.ledger.entries.values())
-    assert all(count <= 100 for count in grid._journal._set_aside.values())
+    assert all(count <= 100 for count in grid.transport.failures.journal._set_aside.values())
 
 
 def test_honest_runs_learn_and_nobody_is_set_aside(tmp_path):
@@ -501,4 +501,4 @@ def test_honest_runs_learn_and_nobody_is_set_aside(tmp_path):
         _, grid, _, models, lines = play(name, [honest] * NODES, folder)
         own = all_methods()[name].personal
         assert (name, len(models), lines) == (name, 0 if own else 1, [])
-        assert sum(grid._journal._set_aside.values()) == 0
+        assert sum(grid.transport.failures.journal._set_aside.values()) == 0

@@ -17,7 +17,6 @@ from flwr_distill.protocol.meeting import DescribeConfig
 from flwr_distill.protocol.registry import all_methods, phases_of
 from flwr_distill.server.aggregation import Aggregate, aggregate_finite
 from flwr_distill.server.grid.failures import reason_of
-from flwr_distill.server.grid.screening import ScreeningGrid
 from flwr_distill.server.record.journal import Journal
 from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.strategies.fedhead.method import AGGREGATE_SECTOR, HAND_OUT
@@ -27,6 +26,7 @@ from flwr_distill.strategies.hfldd import HFLDD
 from flwr_distill.strategies.hfldd.method import LABEL_KNOWLEDGE, RECEIVE
 from flwr_distill.strategies.scaffold.strategy import SCAFFOLD
 from flwr_distill.task.settings import SettingsError
+from tests.grids import screening_grid
 
 START = {"weight": np.zeros((1, 2), np.float32), "bias": np.zeros(1, np.float32)}
 NODES = range(FIRST_NODE, FIRST_NODE + 5)
@@ -47,7 +47,7 @@ def grid_of(answers, method="fedavg", **settings):
         for node, answer in zip(NODES, answers, strict=False)
     }
     phases = phases_of(all_methods()[method])
-    return ScreeningGrid(InProcessGrid(nodes), deadline=60, model=START, phases=phases, **settings)
+    return screening_grid(InProcessGrid(nodes), deadline=60, model=START, phases=phases, **settings)
 
 
 def asked(answers, method="fedavg", kind="train", content=None, **settings):
@@ -250,7 +250,7 @@ def test_soft_labels_of_another_form_do_not_decide_which_form_counts():
     strategy = HFLDD(auxiliary_size=6, num_classes=3)
     strategy.ask_labels(grid.get_node_ids(), grid)
     assert list(strategy.labels) == [FIRST_NODE + 1]
-    assert LABEL_KNOWLEDGE in grid._phases
+    assert LABEL_KNOWLEDGE in phases_of(all_methods()["hfldd"])
 
 
 def test_a_round_that_leaves_infinity_in_a_strategys_state_is_forgotten():

@@ -9,8 +9,7 @@ import flwr_distill.server.task
 from flwr_distill.protocol.meeting import DESCRIBE
 from flwr_distill.server import rounds
 from flwr_distill.server.app import main
-from flwr_distill.server.grid.metered import QuorumError
-from flwr_distill.server.grid.screening import ScreeningGrid
+from flwr_distill.server.grid.pipeline import Pipeline, QuorumError
 from flwr_distill.server.record import resume
 from flwr_distill.server.record.checkpoint import (
     CheckpointError,
@@ -63,7 +62,7 @@ def noted(monkeypatch):
     note(Recorder, "on_round_end", "record")
     note(Roster, "meet_new", "meet")
     note(Checkpoints, "on_checkpoint", "checkpoint")
-    note(ScreeningGrid, "begin_round", "begin")
+    note(Pipeline, "begin_round", "begin")
     return calls
 
 

@@ -25,7 +25,6 @@ from flwr_distill.distill.analytic import (
 )
 from flwr_distill.protocol.arrays import as_arrays, as_record
 from flwr_distill.protocol.registry import find_method, phases_of
-from flwr_distill.server.grid.secure_sums import SecureSumGrid
 from flwr_distill.strategies.analytic.method import (
     BY_CLASS,
     COUNTS,
@@ -45,6 +44,7 @@ from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import SettingsError, TaskSettings
 from flwr_distill.task.source import partition_samples
+from tests.grids import screening_grid
 
 from .naive import FIRST, play, sessions, spoil, start
 
@@ -241,16 +241,18 @@ def test_a_nodes_own_head_is_that_of_its_samples_counted_more_often(client_grid,
 def masked(grid, config):
     """The grid of a run with secure sums, whose nodes are those of `grid`."""
     method = find_method("analytic")
-    return SecureSumGrid(
+    return screening_grid(
         grid,
         deadline=60.0,
-        longest=0.01,  # sums are not shortened
         norm_threshold=0.0,
         phases=phases_of(method, secure_sums=True),
         model=as_arrays(start(MODEL)),
-        summed=method.summed,
-        run_id=1,  # as the nodes'
-        run_config=config,
+        summed={
+            "summed": method.summed,
+            "longest": 0.01,  # sums are not shortened
+            "run_id": 1,  # as the nodes'
+            "run_config": config,
+        },
     )
 
 

@@ -7,7 +7,6 @@ from flwr.clientapp import ClientApp
 
 from flwr_distill.protocol.arrays import as_record
 from flwr_distill.protocol.replies import NothingUsableError
-from flwr_distill.server.grid.screening import ScreeningGrid
 from flwr_distill.strategies.cadis import CADIS
 from flwr_distill.strategies.common.answered import MissingHandlerError, UnansweredError
 from flwr_distill.strategies.common.checked import CheckedFedAvg
@@ -17,6 +16,7 @@ from flwr_distill.strategies.flower.strategy import FedAdam
 from flwr_distill.strategies.hfldd import HFLDD
 from flwr_distill.strategies.moon.strategy import MOON
 from flwr_distill.strategies.scaffold.strategy import SCAFFOLD
+from tests.grids import screening_grid
 
 START = {"last.weight": np.zeros((4, 5), np.float32)}
 NODES = 4
@@ -128,7 +128,7 @@ def test_one_bad_round_does_not_end_a_run(start):
 
 
 def test_in_our_server_app_failed_rounds_are_its_own_to_count(memory_grid):
-    grid = ScreeningGrid(memory_grid({10 + place: broken for place in range(NODES)}), deadline=60)
+    grid = screening_grid(memory_grid({10 + place: broken for place in range(NODES)}), deadline=60)
     result = CheckedFedAvg().start(grid=grid, initial_arrays=as_record(START), num_rounds=3)
     assert not result.arrays
 

@@ -15,13 +15,13 @@ from flwr_distill.links.records import VIRTUAL_DATA
 from flwr_distill.protocol.arrays import as_arrays, as_record
 from flwr_distill.protocol.registry import all_methods, phases_of
 from flwr_distill.server.app import main
-from flwr_distill.server.grid.screening import ScreeningGrid
 from flwr_distill.task.datasets import DataSpec, load_dataset
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import SettingsError
 from flwr_distill_baselines.fedaf.method import CLASS_KNOWLEDGE, DISTILL_WITH_PEERS
 from flwr_distill_baselines.fedaf.peer_matching import distill_with_peers
 from flwr_distill_baselines.fedaf.strategy import FedAF, knowledge_matching
+from tests.grids import screening_grid
 
 from .naive import FIRST, UNEQUAL, assert_by_class, by_class, mean_over_nodes, sessions, start
 
@@ -221,7 +221,7 @@ def test_bad_data_are_set_aside_and_without_any_the_model_stays(memory_grid, flo
 def test_knowledge_is_checked_before_the_strategy_sees_it(memory_grid, how):
     phases = phases_of(all_methods()["fedaf"])
     grid = memory_grid({FIRST: lambda _: BAD[how]})
-    screening = ScreeningGrid(grid, deadline=5, phases=phases, model={})
+    screening = screening_grid(grid, deadline=5, phases=phases, model={})
     (reply,) = screening.send_and_receive([Message(RecordDict(), FIRST, CLASS_KNOWLEDGE)])
     assert reply.has_error()
 

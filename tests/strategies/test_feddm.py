@@ -17,12 +17,12 @@ from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.links.records import VIRTUAL_DATA
 from flwr_distill.protocol.registry import built_in_methods, phases_of
 from flwr_distill.server.app import main
-from flwr_distill.server.grid.screening import ScreeningGrid
 from flwr_distill.strategies.feddm.method import DISTILL_AROUND
 from flwr_distill.strategies.feddm.strategy import FedDM, stay_within
 from flwr_distill.task.datasets import DataSpec, load_dataset
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import SettingsError
+from tests.grids import screening_grid
 
 FIRST = 2**64 - 1000  # as in conftest.py
 RUN_CONFIG = {"partition.classes": 5}  # each node misses half of the classes
@@ -157,7 +157,7 @@ def test_a_round_without_usable_data_changes_nothing(memory_grid):
 def test_replies_are_checked_before_the_strategy_sees_them(memory_grid, content):
     phases = phases_of(built_in_methods()["feddm"])
     grid = memory_grid({FIRST: lambda _: content})
-    screening = ScreeningGrid(grid, deadline=5, phases=phases, model={})
+    screening = screening_grid(grid, deadline=5, phases=phases, model={})
     (reply,) = screening.send_and_receive([Message(RecordDict(), FIRST, DISTILL_AROUND)])
     assert reply.has_error()
 

@@ -13,12 +13,12 @@ from safetensors.torch import save as save_tensors
 import flwr_distill.strategies.fedhead.client
 from benchmarks.hostile import Attack, Ring
 from flwr_distill.protocol.meeting import DESCRIBE
-from flwr_distill.server.grid.screening import ScreeningGrid
 from flwr_distill.strategies.fedhead import FedHEAD
 from flwr_distill.strategies.fedhead.method import AGGREGATE_SECTOR, DISTILL_SECTOR
 from flwr_distill.strategies.fedhead.screening import Norms, far_longer, longest
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
+from tests.grids import screening_grid
 
 FIRST = 2**64 - 1000  # as in conftest.py
 RUN_CONFIG = {"partition.scheme": "iid", "train.local-epochs": 1, "train.batch-size": 64}
@@ -238,7 +238,7 @@ def test_a_parcel_larger_than_a_model_reaches_no_leader(grid_of, monkeypatch, ca
     (cluster,) = first_clusters(strategy, grid)
     hostile = cluster.members[0]
     turn(grid, Attack.OVERSIZED_PARCEL, [hostile])
-    screening = ScreeningGrid(grid, deadline=60, model=START)
+    screening = screening_grid(grid, deadline=60, model=START)
     assert play(strategy, screening) is not None
     assert re.search(
         rf"node {hostile} to train.sector rejected: its parcel of \d+ bytes is", caplog.text

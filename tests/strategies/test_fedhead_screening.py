@@ -8,12 +8,12 @@ from flwr.app import ArrayRecord, ConfigRecord
 from safetensors.numpy import load, save
 
 import flwr_distill.strategies.fedhead.client
-from flwr_distill.server.grid.screening import ScreeningGrid
 from flwr_distill.server.record.journal import Journal
 from flwr_distill.strategies.fedhead import FedHEAD
 from flwr_distill.strategies.fedhead.method import DISTILL_SECTOR
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
+from tests.grids import screening_grid
 
 NODES = 6
 RUN_CONFIG = {"partition.scheme": "iid", "train.local-epochs": 1, "train.batch-size": 64}
@@ -46,7 +46,7 @@ def mean_of_a_round(client_grid, monkeypatch, tmp_path):
 
         journal = Journal(tmp_path / "journal.jsonl")
         nodes = client_grid(NODES, {**RUN_CONFIG, **run_config}, without_distillation)
-        grid = ScreeningGrid(nodes, deadline=60, journal=journal)
+        grid = screening_grid(nodes, deadline=60, journal=journal)
         strategy = FedHEAD(
             sectors=1, fixed_leader=True, norm_threshold=run_config.get("norm-threshold", 5.0)
         )

@@ -14,7 +14,6 @@ import flwr_distill_baselines.fedseq.client
 from flwr_distill.client.training import soft_labels
 from flwr_distill.protocol.registry import all_methods, phases_of
 from flwr_distill.protocol.replies import NothingUsableError
-from flwr_distill.server.grid.screening import ScreeningGrid
 from flwr_distill.task.datasets import auxiliary_images, load_dataset
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import SettingsError
@@ -28,6 +27,7 @@ from flwr_distill_baselines.fedseq.method import (
     Pretraining,
 )
 from flwr_distill_baselines.fedseq.traffic import formulas
+from tests.grids import screening_grid
 
 FIRST = 2**64 - 1000  # as in conftest.py
 RUN_CONFIG = {"partition.classes": 3, "train.local-epochs": 1, "train.batch-size": 64}
@@ -333,7 +333,7 @@ def test_confidences_are_checked_before_the_strategy_sees_them(memory_grid, valu
         return RecordDict({"metrics": MetricRecord(metrics)})
 
     phases = phases_of(all_methods()["fedseq"])
-    screening = ScreeningGrid(memory_grid({FIRST: tells}), deadline=5, phases=phases, model={})
+    screening = screening_grid(memory_grid({FIRST: tells}), deadline=5, phases=phases, model={})
     (reply,) = screening.send_and_receive([Message(RecordDict(), FIRST, TELL_CONFIDENCE)])
     assert reply.has_error()
 

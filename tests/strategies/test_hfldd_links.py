@@ -13,12 +13,12 @@ from flwr_distill.links.records import VIRTUAL_DATA
 from flwr_distill.links.seal import sealed_size
 from flwr_distill.protocol.meeting import DESCRIBE
 from flwr_distill.server.grid.ledger import DIRECT, RELAYED
-from flwr_distill.server.grid.metered import MeteredGrid
 from flwr_distill.strategies.hfldd import HFLDD
 from flwr_distill.strategies.hfldd.client import pooled_samples
 from flwr_distill.strategies.hfldd.method import DISTILL, RECEIVE
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
+from tests.grids import plain_grid
 
 RUN_CONFIG = {"partition.classes": 2, "train.local-epochs": 1}
 PER_NODE, SHAPE = 8, (1, 8, 8)
@@ -69,12 +69,12 @@ def run(grid, arrays, links, **settings):
             return replies[-1][1]
 
         grid.nodes[node_id] = listening
-    metered = MeteredGrid(grid, deadline=60)
+    counting = plain_grid(grid, deadline=60)
     strategy = HFLDD(groups=3, links=links, image_shape=SHAPE, **settings)
-    messages = strategy.configure_train(1, arrays, ConfigRecord({"lr": 0.05}), metered)
-    metered.send_and_receive(messages)
+    messages = strategy.configure_train(1, arrays, ConfigRecord({"lr": 0.05}), counting)
+    counting.send_and_receive(messages)
     said = [(m.metadata.message_type, m.content) for m in grid.pushed] + replies
-    return strategy, said, metered.ledger
+    return strategy, said, counting.ledger
 
 
 def is_of(message, message_type):

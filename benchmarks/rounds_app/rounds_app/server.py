@@ -43,9 +43,10 @@ def main(grid: Grid, context: Context) -> None:
     """Run FedAvg for some phases, with Flower's grid or ours."""
     config = context.run_config
     if config["fast"]:
-        from flwr_distill.server.grid.metered import MeteredGrid
+        from flwr_distill.server.grid.grid import RunGrid
+        from flwr_distill.server.grid.transport import Transport
 
-        grid = MeteredGrid(grid, deadline=900.0)
+        grid = RunGrid(Transport(grid, deadline=900.0))
     nodes, share = int(config["nodes"]), float(config["share"])
     strategy = _Timed(
         fraction_train=share,

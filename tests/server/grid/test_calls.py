@@ -9,7 +9,7 @@ from flwr_distill.flower.line_1_32.server import batches
 from flwr_distill.flower.line_1_32.server.batches import BATCH
 from flwr_distill.flower.line_1_32.together import Together
 from flwr_distill.server.grid.exchange import exchange_over
-from flwr_distill.server.grid.metered import MeteredGrid
+from tests.grids import plain_grid
 
 NODES = 2 * BATCH + 5
 
@@ -32,8 +32,8 @@ def messages_to(nodes, **records):
 
 def test_a_phase_costs_a_call_or_so_for_each_batch_and_each_look(superlink):
     link = superlink(*map(trained, range(1, NODES + 1)), together=True)
-    grid = MeteredGrid(link.grid, deadline=30.0)
-    grid.order = {node: place for place, node in enumerate(link.ids)}
+    grid = plain_grid(link.grid, deadline=30.0)
+    grid.nodes.order = {node: place for place, node in enumerate(link.ids)}
     replies = grid.send_and_receive(messages_to(link.ids))
     assert [reply.content["metrics"]["num-examples"] for reply in replies] == list(
         range(1, NODES + 1)

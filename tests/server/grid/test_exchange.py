@@ -12,7 +12,7 @@ from flwr_distill.flower import lines
 from flwr_distill.server.grid import exchange as exchange_module
 from flwr_distill.server.grid.exchange import Exchange, exchange_over
 from flwr_distill.server.grid.inbox import ASKED, Most, OneByOneInbox
-from flwr_distill.server.grid.metered import MeteredGrid
+from tests.grids import plain_grid
 
 END = 2.0**40
 
@@ -46,7 +46,7 @@ def test_another_flower_goes_its_own_way_and_the_log_says_so_once(
     OtherFlower(monkeypatch, number)
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     with caplog.at_level(logging.INFO):
-        grid = MeteredGrid(memory_grid({1: answer(5), 2: answer(6)}), deadline=10)
+        grid = plain_grid(memory_grid({1: answer(5), 2: answer(6)}), deadline=10)
         for _ in range(2):
             replies = grid.send_and_receive(messages_to([1, 2]))
             assert [r.content["metrics"]["num-examples"] for r in replies] == [5, 6]
@@ -73,7 +73,7 @@ def test_a_reply_that_cannot_be_read_takes_no_other_with_it(superlink, monkeypat
         return replies
 
     monkeypatch.setattr(link.grid, "pull_messages", fails_for_the_second)
-    replies = MeteredGrid(link.grid, deadline=10).send_and_receive(messages_to(link.ids))
+    replies = plain_grid(link.grid, deadline=10).send_and_receive(messages_to(link.ids))
     by_node = {reply.metadata.src_node_id: reply for reply in replies}
     assert set(by_node) == set(link.ids)
     assert "cannot be read: no object is of this kind" in by_node[link.ids[1]].error.reason

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flwr_distill.server.grid.ids import RANDOM_BYTES, make_id_random
-from flwr_distill.server.grid.metered import MeteredGrid
+from tests.grids import plain_grid
 
 BITS = 128
 DRAWS = 2000
@@ -68,7 +68,7 @@ def test_a_node_does_not_find_the_id_of_another_by_its_own_message(superlink):
         sent.append(message)
 
     link = superlink(fetches, fetches)
-    grid = MeteredGrid(link.grid, deadline=0.2)
+    grid = plain_grid(link.grid, deadline=0.2)
     grid.send_and_receive([message_to(node) for node in link.ids])
     own, theirs = sent
     guessed = set(guesses(own, theirs.metadata.dst_node_id))
@@ -77,7 +77,7 @@ def test_a_node_does_not_find_the_id_of_another_by_its_own_message(superlink):
 
 def test_no_message_of_any_strategy_goes_without(memory_grid):
     nodes = memory_grid({1: lambda message: RecordDict(), 2: lambda message: RecordDict()})
-    grid = MeteredGrid(nodes, deadline=5)
+    grid = plain_grid(nodes, deadline=5)
     grid.send_and_receive([message_to(1), message_to(2)])
     grid.push_messages([message_to(1), message_to(2)])
     assert len({nonce(message) for message in nodes.pushed}) == 4

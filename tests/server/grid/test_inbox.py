@@ -15,10 +15,10 @@ from flwr.superlink.grid import GrpcGrid
 from flwr_distill.flower.line_1_32.server import inbox as inbox_module
 from flwr_distill.flower.line_1_32.server.exchange import LONGEST_CALL
 from flwr_distill.flower.line_1_32.server.inbox import PULLS
-from flwr_distill.server.grid import metered
+from flwr_distill.server.grid import transport
 from flwr_distill.server.grid.exchange import exchange_over
 from flwr_distill.server.grid.inbox import Most
-from flwr_distill.server.grid.metered import MeteredGrid
+from tests.grids import plain_grid
 
 PARTS = 10
 """Objects of a reply: three arrays of a chunk each, two records, what holds them, the message."""
@@ -51,8 +51,8 @@ def inbox_of(link):
 
 
 def ask(link, deadline=5.0):
-    grid = MeteredGrid(link.grid, deadline=deadline)
-    grid.order = {node: place for place, node in enumerate(link.ids)}
+    grid = plain_grid(link.grid, deadline=deadline)
+    grid.nodes.order = {node: place for place, node in enumerate(link.ids)}
     return grid, grid.send_and_receive(messages_to(link.ids))
 
 
@@ -63,8 +63,8 @@ def either(superlink, request):
 
 
 def test_a_reply_that_is_too_large_is_not_taken_in_and_leaves_nothing(either, monkeypatch):
-    monkeypatch.setattr(metered, "ROOM", 5000)
-    monkeypatch.setattr(metered, "MODELS", 0)
+    monkeypatch.setattr(transport, "ROOM", 5000)
+    monkeypatch.setattr(transport, "MODELS", 0)
     monkeypatch.setattr(inflatable_utils, "get_num_workers", lambda most: 1)  # one after the other
     link = either(trained(1), lambda message: Error(2, "as asked"))
     _, replies = ask(link)
@@ -79,7 +79,7 @@ def test_a_reply_of_many_arrays_of_one_number_is_refused_before_any_is_pulled(
     superlink, monkeypatch
 ):
     """Each is two objects, and each object a call to the SuperLink."""
-    monkeypatch.setattr(metered, "PARTS", 30)
+    monkeypatch.setattr(transport, "PARTS", 30)
     many = ArrayRecord([np.full(1, i, np.float32) for i in range(100)])
     link = superlink(lambda message: RecordDict({"arrays": many}), trained(2))
     _, replies = ask(link)
@@ -92,8 +92,8 @@ def test_a_reply_of_many_arrays_of_one_number_is_refused_before_any_is_pulled(
 def test_a_reply_may_have_the_parts_of_what_it_answers_however_many_these_are(
     superlink, monkeypatch
 ):
-    monkeypatch.setattr(metered, "PARTS", 0)
-    monkeypatch.setattr(metered, "MODELS", 1)
+    monkeypatch.setattr(transport, "PARTS", 0)
+    monkeypatch.setattr(transport, "MODELS", 1)
     monkeypatch.setattr(inbox_module, "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 10**9)
     link = superlink(trained(1))
     _, (reply,) = ask(link)
@@ -301,7 +301,7 @@ class Away(grpc.RpcError):
 
 def test_a_superlink_that_is_back_is_noticed_within_two_seconds():
     grid, waits = GrpcGrid(token="none"), []
-    MeteredGrid(grid, deadline=10)
+    plain_grid(grid, deadline=10)
 
     def wait(seconds):
         waits.append(seconds)

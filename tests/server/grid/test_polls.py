@@ -8,8 +8,8 @@ from flwr_distill.client.session import Session
 from flwr_distill.flower.line_1_32.server.polls import FEW, space_polls
 from flwr_distill.protocol.messages import CLIPPING_NORM, PACE, POLL_EVERY
 from flwr_distill.server.grid.exchange import exchange_over
-from flwr_distill.server.grid.metered import MeteredGrid
 from flwr_distill.task.models import create_model
+from tests.grids import plain_grid
 
 
 def messages_to(nodes, **records):
@@ -33,7 +33,7 @@ def test_nodes_learn_it_from_the_message_and_its_bytes_are_counted(superlink):
         return RecordDict()
 
     link = superlink(*[answer] * 10)
-    grid = MeteredGrid(link.grid, deadline=10)
+    grid = plain_grid(link.grid, deadline=10)
     grid.send_and_receive(messages_to(link.ids))
     assert seen == [0.1] * 10
     assert grid.ledger.server_bytes == 10 * (len(POLL_EVERY) + 8)
@@ -54,7 +54,7 @@ def test_the_client_app_trains_as_if_the_server_had_not_spaced_looks(superlink, 
     messages = messages_to(
         link.ids, arrays=ArrayRecord(model.state_dict()), config=ConfigRecord(told)
     )
-    replies = MeteredGrid(link.grid, deadline=60).send_and_receive(messages)
+    replies = plain_grid(link.grid, deadline=60).send_and_receive(messages)
     assert spaced == [True]
     assert [reply.error.reason for reply in replies if reply.has_error()] == []
     assert len(replies) == FEW + 1

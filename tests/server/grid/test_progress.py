@@ -6,10 +6,8 @@ import pytest
 from flwr.app import Message, MetricRecord, RecordDict
 
 from flwr_distill.server.grid import progress
-from flwr_distill.server.grid.metered import MeteredGrid
 from flwr_distill.server.grid.progress import Progress
-from flwr_distill.server.grid.screening import ScreeningGrid
-from flwr_distill.strategies.common.directory import Directory
+from tests.grids import plain_grid
 
 
 class Clock:
@@ -56,13 +54,14 @@ def test_in_a_phase_of_an_hour_it_does_not_fill_the_log(clock, caplog):
     assert sum("another run" in line for line in said(caplog)) == 1
 
 
-def test_the_grid_says_it_while_it_waits(memory_grid, caplog, monkeypatch):
+def test_the_grid_says_it_with_names_that_come_later(memory_grid, caplog, monkeypatch):
     monkeypatch.setattr(progress, "EVERY", 0.05)
     answered = RecordDict({"metrics": MetricRecord({"x": 1})})
     inner = memory_grid({1: lambda message: answered, 2: lambda message: None})
     messages = [Message(RecordDict(), node, "train") for node in (1, 2)]
-    grid = MeteredGrid(inner, deadline=0.5)
-    grid.names = {2: "ward-2"}
+    names = {}
+    grid = plain_grid(inner, deadline=0.5, names=names)
+    names[2] = "ward-2"
     grid.send_and_receive(messages)
     waiting = "nodes train: 1 of 2 nodes, waiting for ward-2, about 0 s left"
     assert any(waiting in line for line in said(caplog))
@@ -79,10 +78,3 @@ def test_nodes_without_a_name_are_counted_and_not_listed_by_their_ids(clock, cap
     assert "ward-1 and 2 nodes" in first
     assert "for 2 nodes" in second
     assert not any(str(node) in caplog.text for node in ids)
-
-
-def test_a_screening_grid_knows_names_by_its_directory(memory_grid):
-    directory = Directory()
-    grid = ScreeningGrid(memory_grid({}), deadline=0.5, directory=directory)
-    directory.names[1] = "ward-1"
-    assert grid.names == {1: "ward-1"}

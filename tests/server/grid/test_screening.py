@@ -26,14 +26,14 @@ from flwr_distill.protocol.registry import method_of, phases_of
 from flwr_distill.protocol.replies import SET_ASIDE
 from flwr_distill.protocol.schema import EvaluateMetrics, Reply, TrainMetrics, like_the_model
 from flwr_distill.server.app import main
-from flwr_distill.server.grid import metered
-from flwr_distill.server.grid.screening import ScreeningGrid
+from flwr_distill.server.grid import transport
 from flwr_distill.server.record.journal import Journal
 from flwr_distill.strategies.common.checked import CheckedFedAvg
 from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.strategies.moon.strategy import MOON
 from flwr_distill.strategies.scaffold.method import CONTROL_VARIATE
 from flwr_distill.strategies.scaffold.strategy import SCAFFOLD
+from tests.grids import screening_grid
 
 FIRST = 2**64 - 1000  # as in conftest.py
 NODES, HOSTILE = 6, (1, 4)
@@ -115,7 +115,7 @@ def grid_of(memory_grid, tmp_path):
 
         journal = Journal(tmp_path / "journal.jsonl")
         inner = memory_grid({FIRST + place: node(place) for place in range(NODES)})
-        return ScreeningGrid(inner, deadline=60, journal=journal, **settings), journal
+        return screening_grid(inner, deadline=60, journal=journal, **settings), journal
 
     return make
 
@@ -221,7 +221,7 @@ def test_an_evaluation_counts_at_most_ten_times_the_usual_samples(memory_grid):
     inner = memory_grid({place: evaluation(place) for place in range(5)})
     strategy = FedAvg(fraction_train=0.0, fraction_evaluate=1.0)
     messages = strategy.configure_evaluate(1, ArrayRecord(), ConfigRecord(), inner)
-    replies = ScreeningGrid(inner, deadline=60).send_and_receive(messages)
+    replies = screening_grid(inner, deadline=60).send_and_receive(messages)
     told = strategy.aggregate_evaluate(1, replies)
     assert told["eval-accuracy"] == pytest.approx((0.0 + 0.1 + 10 * 0.2 + 0.3 + 0.4) / 14)
 
@@ -252,7 +252,7 @@ def asked(answers, message_type="train", brings=START, **settings):
     nodes = {FIRST + place: answer for place, answer in enumerate(answers)}
     content = RecordDict({"arrays": as_record(brings)} if brings else {})
     messages = [Message(content, node, message_type) for node in nodes]
-    grid = ScreeningGrid(InProcessGrid(nodes), deadline=60, **settings)
+    grid = screening_grid(InProcessGrid(nodes), deadline=60, **settings)
     replies = grid.send_and_receive(messages)
     return [reply.content if reply.has_content() else None for reply in replies]
 
@@ -377,7 +377,7 @@ def test_each_array_of_a_reply_is_decoded_once_from_the_grid_to_the_aggregate(mo
     came = []
     inner = Strange({FIRST + place: honest(place) for place in range(5)})
     strategy = CheckedFedAvg(fraction_evaluate=0.0)
-    grid = ScreeningGrid(inner, deadline=60, model=START)
+    grid = screening_grid(inner, deadline=60, model=START)
     monkeypatch.setattr(Array, "numpy", numpy)
     messages = strategy.configure_train(1, as_record(START), ConfigRecord(), grid)
     arrays, _ = strategy.aggregate_train(1, grid.send_and_receive(messages))
@@ -399,7 +399,7 @@ def test_a_long_step_of_a_large_model_is_seen(memory_grid):
         return answer
 
     inner = memory_grid({place: node(1e4 if place == 3 else 1 + place / 10) for place in range(6)})
-    grid = ScreeningGrid(inner, deadline=60, model={"w": np.full(4, 1e6)})
+    grid = screening_grid(inner, deadline=60, model={"w": np.full(4, 1e6)})
     content = RecordDict({"arrays": start, "config": ConfigRecord()})
     replies = grid.send_and_receive([Message(content, place, "train") for place in range(6)])
     assert [reply.has_error() for reply in replies] == [place == 3 for place in range(6)]
@@ -476,7 +476,7 @@ def test_few_replies_are_compared_with_the_runs_own_history(memory_grid, caplog)
         return answer
 
     inner = memory_grid({FIRST + place: node(place) for place in range(3)})
-    grid = ScreeningGrid(inner, deadline=60)
+    grid = screening_grid(inner, deadline=60)
     content = RecordDict({"arrays": as_record(START)})
 
     def errors():
@@ -519,12 +519,12 @@ def test_nodes_cannot_hide_errors_by_the_code_of_those_that_were_logged(caplog):
                 yield reply
 
     inner = Hiding({FIRST: away})
-    ScreeningGrid(inner, deadline=60).send_and_receive([Message(RecordDict(), FIRST, "train")])
+    screening_grid(inner, deadline=60).send_and_receive([Message(RecordDict(), FIRST, "train")])
     assert caplog.messages == [f"1 node failed in train: {FIRST}: I hide"]
 
 
 def test_a_reply_has_at_most_the_bytes_that_its_phase_needs(monkeypatch, caplog):
-    monkeypatch.setattr(metered, "ROOM", 1000)
+    monkeypatch.setattr(transport, "ROOM", 1000)
     large = {"arrays": as_record({"x": np.zeros(1000)})}
     replies = asked([telling(**large), telling()], "query.of_another_strategy")
     assert [reply is None for reply in replies] == [True, False]
@@ -538,7 +538,7 @@ def test_a_rate_counts_without_the_loss_that_a_nodes_policy_keeps_back(memory_gr
         return lambda message: RecordDict({"metrics": MetricRecord(numbers)})
 
     inner = memory_grid({FIRST + place: node(place) for place in range(NODES)})
-    grid = ScreeningGrid(inner, deadline=60, journal=Journal(tmp_path / "journal.jsonl"))
+    grid = screening_grid(inner, deadline=60, journal=Journal(tmp_path / "journal.jsonl"))
     content = RecordDict({"arrays": as_record(START)})
     messages = [Message(content, FIRST + place, "evaluate") for place in range(NODES)]
     replies = list(grid.send_and_receive(messages))

@@ -1,5 +1,6 @@
 """Secure sums between the server's grid and nodes: the mean is right, no single update is seen."""
 
+import itertools
 import json
 import math
 
@@ -25,8 +26,7 @@ from flwr_distill.protocol.secure_sums import (
     keys_digest,
     num_masked,
 )
-from flwr_distill.server.grid.metered import QuorumError
-from flwr_distill.server.grid.secure_sums import SecureSumGrid
+from flwr_distill.server.grid.pipeline import QuorumError
 from flwr_distill.server.record.journal import Journal
 from flwr_distill.strategies.fedlgd.method import (
     GRADIENT,
@@ -35,6 +35,7 @@ from flwr_distill.strategies.fedlgd.method import (
     VirtualTraining,
 )
 from flwr_distill.strategies.hfldd.method import NUM_PARCELS
+from tests.grids import screening_grid
 
 RUN, FIRST = 7, 2**64 - 50
 CONFIG = {"strategy": "fedavg", "secure-sums": True}
@@ -76,10 +77,11 @@ class Federation:
         asks=(),
         extra=lambda node: {},
         told=(),
+        longest=1000.0,
         **more,
     ):
         self.folder, self.start, self.update, self.extra = folder, start, update, extra
-        self.told = dict(told)
+        self.told, self.rounds = dict(told), itertools.count(1)
         method = find_method(strategy)
         (self.message_type,) = method.summed
         self.asks = RecordDict(dict(asks))
@@ -99,14 +101,17 @@ class Federation:
             for node in range(num_nodes)
         }
         inner = InProcessGrid({FIRST + n: self._node(n) for n in range(num_nodes)})
-        self.grid = SecureSumGrid(
+        self.grid = screening_grid(
             inner,
-            **{"deadline": 60, "longest": 1000.0, "norm_threshold": 0.0, **more},
+            **{"deadline": 60, "norm_threshold": 0.0, **more},
             phases=phases_of(method, secure_sums=True),
             model=start,
-            summed=method.summed,
-            run_id=RUN,
-            run_config=run_config,
+            summed={
+                "summed": method.summed,
+                "longest": longest,
+                "run_id": RUN,
+                "run_config": run_config,
+            },
         )
 
     def _app(self, node):
@@ -158,7 +163,7 @@ class Federation:
         config = ConfigRecord({"lr": 0.1, "server-round": 1})
         content = RecordDict({ARRAYS: as_record(self.start), "config": config, **self.asks})
         nodes = self.apps if nodes is None else nodes
-        self.grid.begin_round(self.grid._round + 1)
+        self.grid.begin_round(next(self.rounds))
         self.asked.clear()
         return self.grid.send_and_receive(
             [Message(RecordDict(dict(content)), FIRST + n, self.message_type) for n in nodes]

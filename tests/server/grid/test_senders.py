@@ -10,11 +10,11 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
 
 from flwr_distill.flower.line_1_32.server.inbox import SuperLinkInbox
-from flwr_distill.server.grid import metered
+from flwr_distill.server.grid import transport
 from flwr_distill.server.grid.exchange import Exchange
 from flwr_distill.server.grid.inbox import SUPERLINK, Inbox, Most, OneByOneInbox
-from flwr_distill.server.grid.metered import MeteredGrid
 from flwr_distill.server.record.journal import Journal
+from tests.grids import plain_grid
 
 ASKED, LIAR = 2**63 + 7, 2**63 + 8
 
@@ -51,9 +51,9 @@ def test_a_reply_of_another_node_is_rejected_and_the_own_one_accepted(
     inbox, forged, monkeypatch, tmp_path, caplog
 ):
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    monkeypatch.setattr(metered, "exchange_over", lambda grid: Exchange(grid, inbox))
+    monkeypatch.setattr(transport, "exchange_over", lambda grid: Exchange(grid, inbox))
     with Journal(tmp_path / "journal.jsonl") as journal:
-        grid = MeteredGrid(Grid(forged), deadline=10, journal=journal)
+        grid = plain_grid(Grid(forged), deadline=10, journal=journal)
         (reply,) = grid.send_and_receive([Message(RecordDict(), ASKED, "train")])
     assert reply.metadata.src_node_id == ASKED
     assert reply.content["told"]["words"] == "own"
@@ -88,9 +88,9 @@ def test_what_a_superlink_announces_of_another_node_is_dropped_there(
     """Flower's SuperLink announces no such reply; one that is broken, or taken over, may."""
     link = superlink(words("first"), words("second"), together=together)
     messages = [Message(RecordDict(), node, "train") for node in link.ids]
-    grid = MeteredGrid(link.grid, deadline=10)
+    grid = plain_grid(link.grid, deadline=10)
     sent = dict(zip(grid.push_messages(messages), messages, strict=True))
-    inbox = grid._exchange.open_inbox(sent, lambda message: Most(10**6, 100))
+    inbox = grid.transport._exchange.open_inbox(sent, lambda message: Most(10**6, 100))
     assert isinstance(inbox, SuperLinkInbox)
     pull = link.grid._stub.PullMessages
 

@@ -13,7 +13,7 @@ from flwr.proto.message_pb2 import Metadata
 from flwr_distill.flower.line_1_32.server import signatures
 from flwr_distill.flower.line_1_32.server.signatures import KEYS_VARIABLE, NodeKeys
 from flwr_distill.protocol.signatures import is_signed, sign
-from flwr_distill.server.grid.metered import MeteredGrid
+from tests.grids import plain_grid
 
 NODE = 2**64 - 17
 KEY, OTHER = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
@@ -125,7 +125,7 @@ def test_the_grid_takes_replies_of_known_nodes_only_with_their_signature(
         return response
 
     monkeypatch.setattr(link.grid._stub, "PullMessages", with_signatures)
-    grid = MeteredGrid(link.grid, deadline=5)
+    grid = plain_grid(link.grid, deadline=5)
     replies = grid.send_and_receive([Message(RecordDict(), node, "train") for node in link.ids])
     taken = {
         reply.metadata.src_node_id: reply.content["told"]["words"]

@@ -12,9 +12,9 @@ from flwr.app import Array, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr_distill.protocol.arrays import as_record
 from flwr_distill.protocol.registry import built_in_methods, phases_of
 from flwr_distill.protocol.replies import SET_ASIDE
-from flwr_distill.server.grid.screening import ScreeningGrid
 from flwr_distill.strategies.fedhead.method import TRAIN_SECTOR
 from flwr_distill.strategies.fedlgd.method import TRAIN_VIRTUAL
+from tests.grids import screening_grid
 
 START = {"w": np.zeros((2, 3), np.float32), "steps": np.array(7, np.int64)}
 FIRST = 2**64 - 1000
@@ -37,7 +37,7 @@ def judge(memory_grid):
             for i, s in enumerate(starts)
         ]
         phases = phases_of(built_in_methods()[method])
-        screening = ScreeningGrid(
+        screening = screening_grid(
             grid, deadline=60, norm_threshold=norm_threshold, phases=phases, model=START
         )
         replies = screening.send_and_receive(messages)
@@ -163,7 +163,7 @@ def test_error_replies_are_not_judged_but_logged(memory_grid, caplog):
     def failing(message):
         raise RuntimeError("this node is broken")
 
-    screening = ScreeningGrid(memory_grid({FIRST: failing}), deadline=60, model=START)
+    screening = screening_grid(memory_grid({FIRST: failing}), deadline=60, model=START)
     (reply,) = screening.send_and_receive([Message(RecordDict(), FIRST, "train")])
     assert (reply.error.code, reply.error.reason) == (SET_ASIDE, "this node is broken")
     assert caplog.messages == [f"1 node failed in train: {FIRST}: this node is broken"]

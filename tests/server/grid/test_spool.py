@@ -14,12 +14,12 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 from flwr_distill.protocol.arrays import RecordArrays, as_record, sent_arrays
-from flwr_distill.server.grid import metered as grid_module
+from flwr_distill.server.grid import transport
 from flwr_distill.server.grid.ledger import UP
-from flwr_distill.server.grid.metered import MeteredGrid
 from flwr_distill.server.grid.spool import IN_MEMORY, Spool, StoredArray
 from flwr_distill.strategies.common.averages import weighted_mean
 from flwr_distill.strategies.common.checked import CheckedFedAvg
+from tests.grids import plain_grid
 
 
 def model(seed, size=1000):
@@ -49,9 +49,9 @@ def nameless_files():
 
 
 def phase(memory_grid, monkeypatch, in_memory, nodes=(1, 2, 3)):
-    monkeypatch.setattr(grid_module, "Spool", lambda: Spool(in_memory))
+    monkeypatch.setattr(transport, "Spool", lambda: Spool(in_memory))
     inner = memory_grid({n: lambda m: trained(m.metadata.dst_node_id) for n in nodes})
-    grid = MeteredGrid(inner, deadline=5)
+    grid = plain_grid(inner, deadline=5)
     record = RecordDict({"arrays": as_record(model(0)), "config": ConfigRecord()})
     return grid, grid.send_and_receive([Message(record, node, "train") for node in nodes])
 
@@ -139,10 +139,10 @@ class OneByOne:
 @pytest.mark.parametrize("strategy", [FedAvg, CheckedFedAvg])
 def test_memory_does_not_grow_with_the_nodes(memory_grid, monkeypatch, strategy):
     def peak(nodes, size=20_000):  # 0.9 MB
-        monkeypatch.setattr(grid_module, "Spool", lambda: Spool(2_000_000))
-        monkeypatch.setattr(grid_module, "FIRST_POLL", 0.0)
+        monkeypatch.setattr(transport, "Spool", lambda: Spool(2_000_000))
+        monkeypatch.setattr(transport, "FIRST_POLL", 0.0)
         inner = memory_grid(dict.fromkeys(range(1, nodes + 1), lambda message: None))
-        grid = MeteredGrid(OneByOne(inner, size), deadline=60)
+        grid = plain_grid(OneByOne(inner, size), deadline=60)
         averaging, start = strategy(min_train_nodes=1, min_available_nodes=1), model(0, size)
         gc.collect()
         tracemalloc.start()

@@ -3,9 +3,9 @@
 import pytest
 from flwr.app import Message, MetricRecord, RecordDict
 
-from flwr_distill.server.grid import metered
-from flwr_distill.server.grid.metered import MeteredGrid
+from flwr_distill.server.grid import nodes
 from flwr_distill.server.roster import TooFewNodesError
+from tests.grids import plain_grid
 
 DEADLINE = 100.0
 
@@ -23,7 +23,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(metered, "time", clock)
+    monkeypatch.setattr(nodes, "time", clock)
     return clock
 
 
@@ -32,7 +32,7 @@ def grid(memory_grid, clock):
     nodes = {
         node: lambda message: RecordDict({"metrics": MetricRecord({"x": 1})}) for node in (1, 2)
     }
-    return MeteredGrid(memory_grid(nodes), deadline=DEADLINE)
+    return plain_grid(memory_grid(nodes), deadline=DEADLINE)
 
 
 def waits(grid, clock, pause, seconds):
@@ -44,7 +44,7 @@ def waits(grid, clock, pause, seconds):
 
 
 def test_a_wait_for_more_nodes_ends_after_phase_timeout_with_what_it_wants(grid, clock):
-    grid.wanted = "min_available_nodes = 3"
+    grid.nodes.wanted = "min_available_nodes = 3"
     waits(grid, clock, 1, DEADLINE)
     with pytest.raises(TooFewNodesError, match=r"phase-timeout = 100 s .*min_available_nodes = 3"):
         waits(grid, clock, 1, DEADLINE)

@@ -8,9 +8,8 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common import log
 
 from flwr_distill.protocol.replies import SET_ASIDE, UNREADABLE, set_aside
-from flwr_distill.server.grid.metered import MeteredGrid
-from flwr_distill.server.grid.screening import ScreeningGrid
 from flwr_distill.server.record.journal import Journal
+from tests.grids import plain_grid, screening_grid
 
 
 def lines(file):
@@ -35,7 +34,7 @@ def test_a_phase_is_written_with_its_round_its_time_and_the_numbers_of_each_node
     inner = memory_grid(
         {1: says(loss=0.5, examples=7), 2: broken, 3: says(loss=float("nan"), all=[1.0, 2.0])}
     )
-    MeteredGrid(inner, deadline=5, journal=journal).send_and_receive(messages_to([1, 2, 3]))
+    plain_grid(inner, deadline=5, journal=journal).send_and_receive(messages_to([1, 2, 3]))
     (line,) = [each for each in lines(tmp_path / "run" / "journal.jsonl") if "phase" in each]
     assert 0 <= line.pop("seconds") < 5
     assert line == {
@@ -62,7 +61,7 @@ def test_warnings_and_errors_are_written_inside_with_and_nothing_else_is(tmp_pat
 
 def test_nodes_that_do_not_reply_leave_a_warning(memory_grid, tmp_path):
     with Journal(tmp_path / "journal.jsonl") as journal:
-        grid = MeteredGrid(memory_grid({1: lambda m: None}), deadline=0.1, journal=journal)
+        grid = plain_grid(memory_grid({1: lambda m: None}), deadline=0.1, journal=journal)
         grid.send_and_receive(messages_to([1]))
     phase, failed, warning = lines(tmp_path / "journal.jsonl")
     assert phase["nodes"] == {}
@@ -86,7 +85,7 @@ def test_the_mean_over_nodes_counts_each_node_the_same_and_holds_for_its_round(
         }
     )
     assert journal.mean("train", "accuracy") is None
-    MeteredGrid(inner, deadline=5, journal=journal).send_and_receive(messages_to([1, 2, 3]))
+    plain_grid(inner, deadline=5, journal=journal).send_and_receive(messages_to([1, 2, 3]))
     assert journal.mean("train", "accuracy") == 0.625
     assert journal.mean("train", "loss") is None
     assert journal.mean("evaluate", "accuracy") is None
@@ -116,7 +115,7 @@ def test_what_heads_and_leaders_reject_is_set_aside_too(memory_grid, tmp_path):
     journal = Journal(tmp_path / "journal.jsonl")
     journal.round = 2
     inner = memory_grid({1: rejects(2), 2: rejects(0), 3: rejects(1)})
-    grid = MeteredGrid(inner, deadline=5, journal=journal)
+    grid = plain_grid(inner, deadline=5, journal=journal)
     grid.send_and_receive(messages_to([1, 2, 3]))
     journal.book_set_aside(7, "train", "its norm", "strategy")
     assert journal.set_aside == 4
@@ -143,7 +142,7 @@ def test_each_stage_reports_phase_node_stage_and_reason(memory_grid, tmp_path):
 
     journal = Journal(tmp_path / "journal.jsonl")
     nodes = {1: lambda message: None, 2: broken, 3: nameless, 4: large, 5: nameless}
-    grid = ScreeningGrid(memory_grid(nodes), deadline=0.5, journal=journal)
+    grid = screening_grid(memory_grid(nodes), deadline=0.5, journal=journal)
     grid.send_and_receive(messages_to([1, 2, 3, 4]))
     set_aside(grid, 5, "train", "its votes are missing")
     found = {
@@ -174,6 +173,6 @@ def test_a_nodes_error_is_its_own_whatever_code_it_has(memory_grid, tmp_path, co
         raise ValueError
 
     journal, inner = Journal(tmp_path / "journal.jsonl"), Hiding({1: broken})
-    MeteredGrid(inner, deadline=5, journal=journal).send_and_receive(messages_to([1]))
+    plain_grid(inner, deadline=5, journal=journal).send_and_receive(messages_to([1]))
     failed = [line for line in lines(tmp_path / "journal.jsonl") if "failed" in line]
     assert [(line["stage"], line["reason"]) for line in failed] == [("node", "I hide")]

@@ -7,11 +7,11 @@ import pytest
 from flwr.app import MetricRecord, RecordDict
 
 from flwr_distill.protocol.arrays import as_record
-from flwr_distill.server.grid.screening import ScreeningGrid
 from flwr_distill.server.record.journal import Journal
 from flwr_distill.strategies.agreement.strategy import Agreement
 from flwr_distill.strategies.cadis import CADIS
 from flwr_distill.strategies.moon.strategy import MOON
+from tests.grids import screening_grid
 
 FIRST = 2**64 - 1000  # as in conftest.py
 START = {"last.weight": np.zeros((4, 5), np.float32)}
@@ -39,7 +39,7 @@ def test_whom_a_rule_leaves_out_is_named_with_the_reason_and_counted(
 ):
     nodes = {FIRST + place: node(place, factor if place == 7 else 1.0) for place in range(8)}
     journal = Journal(tmp_path / "journal.jsonl")
-    grid = ScreeningGrid(memory_grid(nodes), deadline=60, journal=journal)
+    grid = screening_grid(memory_grid(nodes), deadline=60, journal=journal)
     journal.round = 1
     STRATEGIES[strategy]().start(grid=grid, initial_arrays=as_record(START), num_rounds=2)
     lines = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]

@@ -1,0 +1,153 @@
+"""The Flower Grid that strategies use in a run."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from flwr_distill.protocol.method import Phase
+from flwr_distill.protocol.registry import phases_of
+from flwr_distill.protocol.replies import Stage
+from flwr_distill.server.grid.ledger import Ledger
+from flwr_distill.server.grid.nodes import Nodes
+from flwr_distill.server.grid.pipeline import Pipeline
+from flwr_distill.server.grid.screening import Screening
+from flwr_distill.server.grid.secure_sums import SecureSums
+from flwr_distill.server.grid.transport import Transport
+from flwr_distill.server.hooks import Hook
+
+
+class RunGrid(Grid):
+    """Flower's interface to a run's transport, ledger, screening and secure sums.
+
+    Nodes and replies come in the order of ``nodes.order``, so sums over replies do not depend on
+    which node was faster.
+
+    Parameters
+    ----------
+    transport : Transport
+        Sends and receives, over the Grid that Flower passes to a ServerApp.
+    screening : Screening, optional (default: None)
+        Checks replies; None accepts all.
+    sums : SecureSums, optional (default: None)
+        Answers some phases with sums; None for a run without secure sums.
+    phases : Mapping[str, Phase], optional (default: None)
+        Phases of the run by message type; None allows those of all methods.
+    seed : int (default: 0)
+        Seed of the run, for sampling nodes.
+    quorum : float (default: 0.0)
+        Share of nodes that must send a usable reply in time, in phases with a quorum.
+    hooks : Hook, optional (default: None)
+        What sees the end of each phase; None for the journal alone.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        screening: Screening | None = None,
+        sums: SecureSums | None = None,
+        *,
+        phases: Mapping[str, Phase] | None = None,
+        seed: int = 0,
+        quorum: float = 0.0,
+        hooks: Hook | None = None,
+    ) -> None:
+        self.transport = transport
+        self.nodes = Nodes(transport.grid, transport.deadline)
+        self._sums = sums
+        self._pipeline = Pipeline(
+            transport,
+            self.nodes,
+            screening,
+            phases_of(None) if phases is None else phases,
+            seed=seed,
+            quorum=quorum,
+            hooks=hooks or transport.failures.journal or Hook(),
+        )
+
+    @property
+    def ledger(self) -> Ledger:
+        """Bytes of the run so far."""
+        return self.transport.ledger
+
+    @property
+    def failures(self) -> Mapping[int, list[str]]:
+        """Why nodes sent nothing usable in this round."""
+        return self.transport.failures.by_node
+
+    @property
+    def answered(self) -> Mapping[str, bool]:
+        """Whether any node sent something usable, by phase of this round."""
+        return self._pipeline.answered
+
+    def begin_round(self, server_round: int) -> None:
+        """Seed node sampling for a round; drop the failures of the one before."""
+        self._pipeline.begin_round(server_round)
+
+    def book_set_aside(self, node: int, phase: str, reason: str, stage: Stage = "strategy") -> None:
+        """Record that a node's reply was rejected; see `protocol.replies.set_aside`."""
+        self.transport.failures.book_set_aside(node, phase, reason, stage)
+
+    def set_run(self, run: Any) -> None:
+        """Set the run this grid operates in."""
+        self.transport.grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        """Run information."""
+        return self.transport.grid.run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message (deprecated in Flower, part of its interface)."""
+        return self.transport.grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def get_node_ids(self) -> list[int]:
+        """Ids of connected nodes that can take part, in their order; see `Nodes.ids`."""
+        return self.nodes.ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Push messages with ids that nobody can guess, and count their bytes."""
+        self.nodes.stop_waiting()
+        return self.transport.push(list(messages))
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Pull replies without counting them; only :meth:`send_and_receive` counts."""
+        return self.transport.grid.pull_messages(message_ids)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Push the messages of a phase and wait for replies, until the deadline.
+
+        Parameters
+        ----------
+        messages : Iterable[Message]
+            All of one type.
+        timeout : float, optional (default: None)
+            Seconds to wait, if shorter than the transport's deadline.
+
+        Returns
+        -------
+        list[Message]
+            Replies, error replies included, in the order of the nodes. The log names the nodes that
+            did not reply in time.
+
+        Raises
+        ------
+        QuorumError
+            If fewer nodes than the quorum sent a usable reply.
+        """
+        messages = list(messages)
+        if not messages:
+            return []
+        if self._sums and messages[0].metadata.message_type in self._sums.summed:
+            return self._sums.ask(self._pipeline, messages, timeout)
+        return self._pipeline.ask(messages, timeout)
