@@ -58,8 +58,7 @@ def check(
     # Here, because every subcommand imports this file, and the node command must not import torch.
     from flwr_distill.cli.data_check import look_through, refusal
     from flwr_distill.fleet.run_config import RunConfigError
-    from flwr_distill.task.errors import DatasetError
-    from flwr_distill.task.settings import SettingsError
+    from flwr_distill.task.errors import DatasetError, SettingsError
 
     errors = (DatasetError, OSError, RunConfigError, SettingsError)
     with exit_on(*errors, command="data check"):
@@ -72,7 +71,10 @@ def check(
 def _private_settings(texts: list[str]) -> "PrivateSettings":
     """What a run states of tables, by its own settings."""
     from flwr_distill.fleet.run_config import read_run_config
-    from flwr_distill.task.settings import SettingsError, TaskSettings
+    from flwr_distill.task.errors import SettingsError
+    from flwr_distill.task.settings import (
+        TaskSettings,
+    )
     from flwr_distill.task.survey import STATE_COLUMNS
 
     overrides: dict[str, RunConfigValue] = {}

@@ -28,8 +28,8 @@ from flwr_distill.distill.registry import caution_of, formation_arguments
 from flwr_distill.server.page.words import data_size
 from flwr_distill.strategies.hfldd.method import Distillation
 from flwr_distill.task.datasets import DatasetError, Samples
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import ModelError
-from flwr_distill.task.settings import SettingsError
 from flwr_distill.task.words import counted
 
 VIRTUAL = "virtual images"

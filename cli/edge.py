@@ -28,7 +28,10 @@ from flwr_distill.fleet.run_config import RunConfigError, read_run_config
 from flwr_distill.flower.lines import why_another
 from flwr_distill.flower.own_app import APP_DIR
 from flwr_distill.node.settings import NodeError, load_settings
-from flwr_distill.task.settings import RunConfigValue, SettingsError
+from flwr_distill.task.errors import SettingsError
+from flwr_distill.task.settings import (
+    RunConfigValue,
+)
 
 DEFAULT_CERTIFICATES = Path("certs/server")
 DEFAULT_STATE_DIR = Path("state/edge")

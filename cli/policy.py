@@ -23,7 +23,7 @@ def check(
         in_words,
         read_policy,
     )
-    from flwr_distill.task.settings import SettingsError
+    from flwr_distill.task.errors import SettingsError
 
     with exit_on(SettingsError, command="policy check"):
         policy = read_policy(file)

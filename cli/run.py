@@ -36,7 +36,10 @@ from flwr_distill.fleet.submission import RunError, RunOutcome, submit
 from flwr_distill.flower.own_app import APP_DIR, PRESETS
 from flwr_distill.node.settings import NODE_CONFIG
 from flwr_distill.server.record.writing import ResultsError, check_writable
-from flwr_distill.task.settings import RunConfigValue, SettingsError
+from flwr_distill.task.errors import SettingsError
+from flwr_distill.task.settings import (
+    RunConfigValue,
+)
 
 if TYPE_CHECKING:
     from flwr_distill.server.settings import RunSettings

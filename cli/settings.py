@@ -36,7 +36,7 @@ def settings(
     """
     from flwr_distill.protocol.registry import all_methods
     from flwr_distill.server import settings_catalogue
-    from flwr_distill.task.settings import SettingsError
+    from flwr_distill.task.errors import SettingsError
 
     methods = all_methods()
     try:

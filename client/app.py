@@ -50,11 +50,11 @@ from flwr_distill.protocol.messages import (
 from flwr_distill.protocol.registry import all_methods, check_config, handlers, plugin_paths
 from flwr_distill.task.compute.precision import products_in
 from flwr_distill.task.datasets import DatasetError
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.evaluation import evaluate_model
 from flwr_distill.task.image_files import class_names
 from flwr_distill.task.plugin import PluginError, import_object, located, raised_in
 from flwr_distill.task.readers import data_reader
-from flwr_distill.task.settings import SettingsError
 from flwr_distill.task.source import check_columns, open_columns
 from flwr_distill.task.words import counted
 

@@ -17,8 +17,12 @@ from flwr_distill.links.store import SPENT, NodeStore
 from flwr_distill.protocol.schema import LARGEST_NUMBER
 from flwr_distill.task.augmentation import Augment, augmented
 from flwr_distill.task.datasets import Samples
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import why_not_private
-from flwr_distill.task.settings import Change, SettingsError, TrainSettings
+from flwr_distill.task.settings import (
+    Change,
+    TrainSettings,
+)
 
 if TYPE_CHECKING:  # importing Opacus takes a second
     from opacus.accountants import RDPAccountant

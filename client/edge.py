@@ -31,7 +31,7 @@ from flwr_distill.protocol.meeting import (
     place_secrets,
 )
 from flwr_distill.protocol.messages import CONFIG, EDGE, METRICS
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 PLAIN = (MessageType.TRAIN, MessageType.EVALUATE)
 

@@ -19,9 +19,12 @@ from flwr_distill.client.terms import extractor
 from flwr_distill.links.store import NodeStore
 from flwr_distill.task.backbones import Frozen, fingerprint, seen_spec
 from flwr_distill.task.datasets import DataSpec
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.evaluation import BATCH
 from flwr_distill.task.models import last_dense_layer
-from flwr_distill.task.settings import SettingsError, TaskSettings
+from flwr_distill.task.settings import (
+    TaskSettings,
+)
 
 SECONDS = 10.0
 """Between lines of progress."""

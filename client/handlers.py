@@ -25,10 +25,13 @@ from flwr_distill.protocol.method import Method
 from flwr_distill.protocol.registry import all_methods, find_method, phases_of
 from flwr_distill.task.compute.device import place
 from flwr_distill.task.datasets import DatasetError, DataSpec, RawSamples, Samples, fingerprint_of
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.file_state import FilesChangedError
 from flwr_distill.task.models import create_own_model
 from flwr_distill.task.plugin import PluginError, located, path_of
-from flwr_distill.task.settings import SettingsError, TaskSettings
+from flwr_distill.task.settings import (
+    TaskSettings,
+)
 
 Part = Dataset[Any] | tuple[Tensor, Tensor]
 MakeModel = Callable[[], nn.Module]

@@ -22,8 +22,11 @@ from flwr_distill.task.datasets import (
     load_private_data,
     moments_of,
 )
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.file_state import read_once
-from flwr_distill.task.settings import SettingsError, TaskSettings
+from flwr_distill.task.settings import (
+    TaskSettings,
+)
 from flwr_distill.task.source import PRIVATE, data_spec, domain, partition_samples, source_files
 
 NodeConfigValue = bool | int | float | str

@@ -13,8 +13,8 @@ from flwr_distill.protocol.method import Method
 from flwr_distill.protocol.registry import find_method
 from flwr_distill.task.columns import FAR, dwarfed
 from flwr_distill.task.datasets import DataSpec
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.plugin import import_object
-from flwr_distill.task.settings import SettingsError
 from flwr_distill.task.source import open_columns
 
 Check = Callable[[], object]

@@ -33,9 +33,12 @@ from flwr_distill.task.datasets import (
     DataSpec,
     Samples,
 )
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.file_state import FilesChangedError
 from flwr_distill.task.models import model_of
-from flwr_distill.task.settings import SettingsError, TaskSettings
+from flwr_distill.task.settings import (
+    TaskSettings,
+)
 from flwr_distill.task.source import (
     data_spec,
     open_columns,

@@ -17,8 +17,13 @@ from flwr_distill.task.augmentation import Augment, augmented
 from flwr_distill.task.compute.cuda_graph import graphed
 from flwr_distill.task.compute.precision import forward_in, products_in
 from flwr_distill.task.datasets import Samples
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.evaluation import outputs
-from flwr_distill.task.settings import Change, Precision, SettingsError, TrainSettings
+from flwr_distill.task.settings import (
+    Change,
+    Precision,
+    TrainSettings,
+)
 
 
 class Trained(NamedTuple):

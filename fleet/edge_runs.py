@@ -22,7 +22,10 @@ from flwr_distill.protocol.registry import find_method
 from flwr_distill.server.record.checkpoint import checkpoints
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.task.durable import replacing
-from flwr_distill.task.settings import RunConfigValue, SettingsError
+from flwr_distill.task.errors import SettingsError
+from flwr_distill.task.settings import (
+    RunConfigValue,
+)
 
 if TYPE_CHECKING:
     import grpc

@@ -17,7 +17,7 @@ from flwr_distill.links.records import (
     Waybill,
 )
 from flwr_distill.links.seal import sealed_size
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 
 class Links:

@@ -17,7 +17,7 @@ from typing import Self
 
 from flwr_distill.links import untrusted
 from flwr_distill.task.durable import replacing
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 CONTINUES = "continues"
 """Blob that names the run that this run resumes, and the node's id in it."""

@@ -21,7 +21,10 @@ from flwr_distill.links.records import Delivery, Introduction, Parcel, Route
 from flwr_distill.links.seal import seal, unseal
 from flwr_distill.links.store import NodeStore
 from flwr_distill.links.streams import time_for
-from flwr_distill.task.settings import Block, SettingsError
+from flwr_distill.task.errors import SettingsError
+from flwr_distill.task.settings import (
+    Block,
+)
 
 B = TypeVar("B", bound=Block)
 _RENEW_WITHIN = 7.0

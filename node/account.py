@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from flwr_distill.task.durable import replacing
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 _FORMAT = "flwr-distill/lifetime-epsilon/1"
 _MAX_FILES = 100_000

@@ -17,7 +17,7 @@ from flwr_distill.links.store import NodeStore
 from flwr_distill.node.asked import Asked, Form
 from flwr_distill.node.replies import model_of_parcel, parcels_of, route_of
 from flwr_distill.protocol.messages import DELIVERY
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 
 class Opener:

@@ -8,10 +8,12 @@ from typing import Any
 
 from flwr_distill.node.account import DataSet
 from flwr_distill.node.asked import Asked, table_of
-from flwr_distill.task.errors import DatasetError
+from flwr_distill.task.errors import DatasetError, SettingsError
 from flwr_distill.task.file_state import read_once
 from flwr_distill.task.image_files import class_names
-from flwr_distill.task.settings import PrivateSettings, SettingsError
+from flwr_distill.task.settings import (
+    PrivateSettings,
+)
 from flwr_distill.task.survey import survey
 
 _MOST_CLASSES = 100

@@ -17,7 +17,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
-from flwr_distill.task.settings import Block, SettingsError
+from flwr_distill.task.errors import SettingsError
+from flwr_distill.task.settings import (
+    Block,
+)
 from flwr_distill.task.text_files import EncodingError, read_text
 
 ANY = "any"

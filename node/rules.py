@@ -24,7 +24,11 @@ from flwr_distill.protocol.method import Method
 from flwr_distill.protocol.registry import COMMON, all_methods
 from flwr_distill.protocol.schema import Pace
 from flwr_distill.task.auxiliary_names import NAMED, NOISE, OWN_FILE
-from flwr_distill.task.settings import SettingsError, TaskSettings, TrainSettings
+from flwr_distill.task.errors import SettingsError
+from flwr_distill.task.settings import (
+    TaskSettings,
+    TrainSettings,
+)
 
 _CODE = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
 _NO_CODE = "torchvision:"

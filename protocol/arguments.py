@@ -5,7 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from flwr_distill.protocol.method import Method
-from flwr_distill.task.settings import Block, SettingsError
+from flwr_distill.task.errors import SettingsError
+from flwr_distill.task.settings import (
+    Block,
+)
 
 
 def read_arguments(text: str, setting: str) -> dict[str, Any]:

@@ -19,10 +19,10 @@ from flwr_distill.protocol.meeting import Continuation
 from flwr_distill.protocol.messages import CONFIG, SERVER_ROUND
 from flwr_distill.protocol.method import Method
 from flwr_distill.protocol.registry import find_method
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.settings import (
     Block,
     RunConfigValue,
-    SettingsError,
     TaskSettings,
     TrainSettings,
 )

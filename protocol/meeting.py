@@ -26,8 +26,11 @@ from flwr_distill.protocol.messages import (
 from flwr_distill.protocol.method import Method, Phase
 from flwr_distill.protocol.schema import LARGEST_NUMBER, Count, Reply, Request
 from flwr_distill.task.columns import FINEST, LARGEST, Moments, Scale, scale_of_sums
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.labels import LONGEST_NAME, MOST_NAMES, LabelError, LabelMap, names_problem
-from flwr_distill.task.settings import Block, SettingsError
+from flwr_distill.task.settings import (
+    Block,
+)
 
 DESCRIBE = "query.describe"
 """Ask a node who it is: name, partition, sector, samples, data set of its own, how to send to it,

@@ -21,8 +21,11 @@ from flwr_distill.protocol.messages import CONFIG
 from flwr_distill.protocol.method import EVALUATE_PHASE, TRAIN_PHASE, Method, Phase
 from flwr_distill.protocol.secure_sums import PHASES as SECURE_SUMS
 from flwr_distill.protocol.secure_sums import in_secure_sums
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.plugin import PluginError, installed_plugins, load_plugin, package_of
-from flwr_distill.task.settings import Block, SettingsError
+from flwr_distill.task.settings import (
+    Block,
+)
 
 STRATEGIES = "flwr_distill.strategies"
 COMMON = (*MEETING, *SECURE_SUMS)

@@ -10,7 +10,11 @@ from pydantic import Field
 
 from flwr_distill.protocol.arrays import Arrays, finite_arrays, model_arrays
 from flwr_distill.protocol.messages import ARRAYS, CONFIG, METRICS
-from flwr_distill.task.settings import Block, SettingsError, TrainSettings
+from flwr_distill.task.errors import SettingsError
+from flwr_distill.task.settings import (
+    Block,
+    TrainSettings,
+)
 
 LARGEST_NUMBER = 1e15
 """Bound of the size of any number in a reply's metrics: sums over nodes stay finite and exact."""

@@ -31,7 +31,7 @@ from flwr_distill.server.record.checkpoint import Checkpoint
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.strategies.common.waiting import connected_nodes
 from flwr_distill.task.columns import FAR, Moments, Scale, pooled
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.words import counted
 
 MIN_COMPARED = 3

@@ -39,8 +39,8 @@ from flwr_distill.server.settings import RunSettings
 from flwr_distill.strategies.common.answered import has_own_loop
 from flwr_distill.strategies.common.waiting import TooFewNodesError
 from flwr_distill.task.backbones import fingerprint
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.labels import LabelError
-from flwr_distill.task.settings import SettingsError
 
 THREADS = 8
 """Calls at a time: an edge's node asks one thing after the other."""

@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from flwr_distill.server.aggregation import AggregateTrain
 from flwr_distill.strategies.common.answered import has_own_loop
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 if TYPE_CHECKING:
     from flwr_distill.server.rounds import Rounds

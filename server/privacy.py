@@ -6,8 +6,8 @@ from flwr_distill.protocol.method import Method
 from flwr_distill.protocol.registry import all_methods
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.task.datasets import DataSpec
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import why_not_private, why_private_step_fails
-from flwr_distill.task.settings import SettingsError
 
 
 def check_privacy(settings: RunSettings, method: Method | None) -> None:

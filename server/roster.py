@@ -12,8 +12,8 @@ from flwr.serverapp import Grid
 from flwr_distill.strategies.common.directory import Description, Directory, by_reason
 from flwr_distill.strategies.common.retries import Retries
 from flwr_distill.strategies.common.waiting import TooFewNodesError, connected_nodes
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.labels import LabelMap, in_order
-from flwr_distill.task.settings import SettingsError
 from flwr_distill.task.words import listed
 
 MOST_CLASSES = 100

@@ -12,7 +12,13 @@ from flwr_distill.links.records import LinkMode
 from flwr_distill.protocol.arguments import method_settings, read_arguments
 from flwr_distill.protocol.method import Method
 from flwr_distill.protocol.registry import all_methods
-from flwr_distill.task.settings import Block, RunConfigValue, SettingsError, TaskSettings, nested
+from flwr_distill.task.errors import SettingsError
+from flwr_distill.task.settings import (
+    Block,
+    RunConfigValue,
+    TaskSettings,
+    nested,
+)
 
 
 class RunSettings(TaskSettings):

@@ -13,7 +13,7 @@ from flwr_distill.strategies.common.registry import (
     find_strategy,
 )
 from flwr_distill.strategies.common.run import Run
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 
 def strategy_of_run(

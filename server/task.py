@@ -20,9 +20,9 @@ from flwr_distill.task.backbones import whole_state
 from flwr_distill.task.compute.device import choose_device, describe_device
 from flwr_distill.task.datasets import Dataset, DataSpec, fingerprint_of
 from flwr_distill.task.datasets.registry import data_root
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.file_state import FilesChangedError
 from flwr_distill.task.models import ModelError, last_dense, model_of
-from flwr_distill.task.settings import SettingsError
 from flwr_distill.task.source import check_partition_settings, data_spec, server_data, source_files
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord]

@@ -13,7 +13,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from flwr_distill.task.datasets.types import DataSpec
-from flwr_distill.task.settings import CHANGES, Change, SettingsError
+from flwr_distill.task.errors import SettingsError
+from flwr_distill.task.settings import (
+    CHANGES,
+    Change,
+)
 
 SHIFT = 0.1
 """Of a side; up and down, left and right."""

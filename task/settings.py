@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from flwr_distill.task.columns import Columns
+from flwr_distill.task.errors import MAX_SHOWN, SettingsError
 from flwr_distill.task.labels import MOST_NAMES, names_problem
 from flwr_distill.task.text_files import composed
 
@@ -28,14 +29,8 @@ Change = Literal["shift", "scale", "rotate", "shear", "flip", "colour", "cutout"
 CHANGES: tuple[Change, ...] = get_args(Change)
 """Of training images; what each does: `task.augmentation.augmented`."""
 
-MOST_PROBLEMS = 100
+MAX_PROBLEMS = 100
 """Bad keys that an error names; a hostile node may send thousands."""
-MOST_SHOWN = 300
-"""Characters or items of a value that an error shows."""
-
-
-class SettingsError(ValueError):
-    """A setting is unknown, of the wrong type or out of range; names it and the remedy."""
 
 
 def _hyphenated(name: str) -> str:
@@ -65,9 +60,8 @@ class Block(BaseModel):
         try:
             return cls.model_validate(dict(values), by_alias=True, by_name=False)
         except ValidationError as error:
-            known, errors = _dotted_keys(cls), error.errors()[:MOST_PROBLEMS]
-            problems = "; ".join(_described(details, known) for details in errors)
-            raise SettingsError(f"{source}: {problems}") from None
+            known, details = _dotted_keys(cls), error.errors()[:MAX_PROBLEMS]
+            raise _joined([e for item in details for e in _errors(item, known)], source) from None
 
 
 class PartitionSettings(Block):
@@ -322,7 +316,9 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
         for name in tables:
             table = table.setdefault(name, {})
             if not isinstance(table, dict):
-                raise SettingsError(f"run config: {key}: {name} is a setting, not a table")
+                raise SettingsError(
+                    f"{name} is a setting, not a table", where=key, source="run config"
+                )
         table[last] = value
     return nested
 
@@ -346,27 +342,34 @@ def _keys_below(key: str, value: Any) -> list[str]:
     return [below for name, inner in value.items() for below in _keys_below(f"{key}.{name}", inner)]
 
 
-def _unknown(key: str, known: list[str]) -> str:
-    """What to say of an unknown key: a key that ends or begins like it, else the nearest."""
+def _unknown(key: str, known: list[str]) -> SettingsError:
+    """Name the key that ends or begins like an unknown one, else the nearest."""
     near = [name for name in known if name.endswith(f".{key}")]
     near += [name for name in known if name.startswith(key)]
     near += difflib.get_close_matches(key, known, n=1)
-    hint = f", did you mean {near[0]}?" if near else ", see flwr-distill settings"
+    remedy = f"did you mean {near[0]}?" if near else "see flwr-distill settings"
     table, dot, _ = key.partition(".")
     if dot and not any(name.startswith(f"{table}.") for name in known):
-        hint += f" (no method with settings {table}.* is installed here)"
-    return f"{key} is not a known key{hint}"
+        remedy += f"; no method with settings {table}.* is installed here"
+    return SettingsError("is not a known key", where=key, remedy=remedy)
 
 
-def _described(details: Any, known: list[str]) -> str:
-    """One validation error, such as ``key = value: what is allowed``."""
-    key = ".".join(str(part) for part in details["loc"])
+def _errors(details: Any, known: list[str]) -> list[SettingsError]:
+    """Errors of one of pydantic's: several if a whole table is unknown."""
+    key = _hyphenated(".".join(str(part) for part in details["loc"]))
     if details["type"] == "extra_forbidden":
-        return "; ".join(_unknown(key, known) for key in _keys_below(key, details["input"]))
+        return [_unknown(key, known) for key in _keys_below(key, details["input"])]
     if details["type"] == "missing":
-        return f"{_hyphenated(key)} is missing"
-    message = details["msg"].removeprefix("Value error, ").removeprefix("Input ")
+        return [SettingsError("is missing", where=key)]
+    problem = details["msg"].removeprefix("Value error, ").removeprefix("Input ")
     value = details["input"]
     if isinstance(value, str | bytes | list):
-        value = value[:MOST_SHOWN]
-    return f"{_hyphenated(key)} = {value!r}: {message}"
+        value = value[:MAX_SHOWN]
+    return [SettingsError(problem, where=key, value=value)]
+
+
+def _joined(errors: list[SettingsError], source: str) -> SettingsError:
+    if len(errors) > 1:
+        return SettingsError("; ".join(str(error) for error in errors), source=source)
+    errors[0].source = source
+    return errors[0]

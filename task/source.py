@@ -17,10 +17,13 @@ from flwr_distill.task.datasets import (
 from flwr_distill.task.datasets.images import fit_samples
 from flwr_distill.task.datasets.types import PRIVATE as PRIVATE  # passed on
 from flwr_distill.task.datasets.types import check_raw_samples
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.file_state import read_once
 from flwr_distill.task.labels import LabelMap
 from flwr_distill.task.partition import check_partition, partition_indices
-from flwr_distill.task.settings import SettingsError, TaskSettings
+from flwr_distill.task.settings import (
+    TaskSettings,
+)
 from flwr_distill.task.words import listed
 
 

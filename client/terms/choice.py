@@ -9,8 +9,11 @@ from flwr_distill.client.session import Session
 from flwr_distill.client.terms.term import LossTerm, Mixes
 from flwr_distill.protocol.messages import CONFIG
 from flwr_distill.protocol.registry import all_methods
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.plugin import PluginError, import_object
-from flwr_distill.task.settings import SettingsError, TrainSettings
+from flwr_distill.task.settings import (
+    TrainSettings,
+)
 
 
 def loss_terms(

@@ -9,8 +9,8 @@ from flwr_distill.protocol.registry import find_method
 from flwr_distill.server.page.run_files import RunFiles
 from flwr_distill.strategies.common.registry import find_strategy
 from flwr_distill.strategies.common.sections import Section
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.plugin import PluginError, import_object
-from flwr_distill.task.settings import SettingsError
 
 
 def panels(run: RunFiles) -> list[Section]:

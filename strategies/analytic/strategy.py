@@ -44,8 +44,8 @@ from flwr_distill.strategies.common.checked import CheckedFedAvg
 from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.strategies.common.run import Run
 from flwr_distill.task.backbones import fingerprint
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import last_dense, last_dense_layer
-from flwr_distill.task.settings import SettingsError
 from flwr_distill.task.words import counted, listed
 
 _SCALED = (UNIT, BY_CLASS, COUNTS)

@@ -34,7 +34,7 @@ from flwr_distill.strategies.common.robust import (
 )
 from flwr_distill.strategies.common.run import Run
 from flwr_distill.strategies.common.topology import FlatClusters
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.words import counted, listed
 
 

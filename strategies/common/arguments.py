@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 _LENIENT = ConfigDict(arbitrary_types_allowed=True)
 

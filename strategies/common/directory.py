@@ -23,7 +23,7 @@ from flwr_distill.protocol.messages import CONFIG, INTRODUCTION, METRICS
 from flwr_distill.protocol.outliers import capped
 from flwr_distill.protocol.replies import handlers_remedy, has_no_handler
 from flwr_distill.task.columns import Scale
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.words import listed
 
 OPTIONAL = ("frozen", "resumes", "classes", "columns", "column_means", "column_deviations")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from flwr_distill.distill.formation import best_formation, largest_formation
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 
 def chosen_formation(setting: str, formation: int, shape: Sequence[int]) -> int:

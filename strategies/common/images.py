@@ -1,7 +1,7 @@
 """Methods that need images."""
 
 from flwr_distill.task.datasets import DataSpec
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 
 def require_images(spec: DataSpec, strategy: str) -> None:

@@ -17,8 +17,11 @@ from flwr_distill.protocol.registry import (
 from flwr_distill.strategies.common.arguments import check_types, unknown_argument
 from flwr_distill.strategies.common.checked import CheckedFedAvg, RobustFedAvg
 from flwr_distill.strategies.common.run import Run
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.plugin import PluginError, import_object, located
-from flwr_distill.task.settings import Block, SettingsError
+from flwr_distill.task.settings import (
+    Block,
+)
 
 _OF_TREES = {strategy.__name__.lower(): strategy for strategy in (FedXgbBagging, FedXgbCyclic)}
 """Flower's strategies that combine XGBoost's trees."""

@@ -12,7 +12,10 @@ from flwr_distill.links.records import LinkMode
 from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.task.backbones import seen_spec
 from flwr_distill.task.datasets import DatasetError, DataSpec, auxiliary_images
-from flwr_distill.task.settings import SettingsError, TrainSettings
+from flwr_distill.task.errors import SettingsError
+from flwr_distill.task.settings import (
+    TrainSettings,
+)
 
 
 @dataclass(frozen=True)

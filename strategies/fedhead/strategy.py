@@ -60,7 +60,7 @@ from flwr_distill.strategies.fedhead.screening import (
     longest,
     points_away,
 )
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.words import listed
 
 Weighted = tuple[float, Arrays]

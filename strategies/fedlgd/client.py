@@ -32,8 +32,11 @@ from flwr_distill.strategies.fedlgd.method import (
     VirtualTraining,
 )
 from flwr_distill.task.datasets import Samples
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.evaluation import BATCH
-from flwr_distill.task.settings import SettingsError, TrainSettings
+from flwr_distill.task.settings import (
+    TrainSettings,
+)
 
 OWN = "virtual-data"
 PRIVATE = "private-virtual-data"

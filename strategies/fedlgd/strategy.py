@@ -44,7 +44,7 @@ from flwr_distill.strategies.fedlgd.method import (
     VirtualTraining,
 )
 from flwr_distill.task.datasets import DataSpec
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.words import counted
 
 

@@ -15,7 +15,7 @@ from flwr_distill.protocol.replies import number
 from flwr_distill.strategies.common.averages import summed_change, weighted_mean
 from flwr_distill.strategies.common.checked import CheckedFedAvg, Update
 from flwr_distill.strategies.common.run import Run
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 
 class FedNova(CheckedFedAvg):

@@ -24,7 +24,7 @@ from flwr_distill.protocol.replies import number, usable
 from flwr_distill.strategies.common.answered import Answered
 from flwr_distill.strategies.common.averages import weighted_mean
 from flwr_distill.strategies.common.run import Run
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 HIGH_LOSS = 10.0
 """Loss of a node that counts, in units of the median."""

@@ -59,8 +59,8 @@ from flwr_distill.strategies.hfldd.method import (
 )
 from flwr_distill.task.auxiliary_names import NOISE
 from flwr_distill.task.datasets import Samples
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.evaluation import outputs
-from flwr_distill.task.settings import SettingsError
 
 PREFIX = "parcel-"
 REFINED = "refined-data"

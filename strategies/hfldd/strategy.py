@@ -46,7 +46,10 @@ from flwr_distill.strategies.hfldd.method import (
 )
 from flwr_distill.strategies.hfldd.traffic import hfldd_bits
 from flwr_distill.strategies.hfldd.voting import hold_vote
-from flwr_distill.task.settings import Block, SettingsError
+from flwr_distill.task.errors import SettingsError
+from flwr_distill.task.settings import (
+    Block,
+)
 from flwr_distill.task.words import counted, listed
 
 MOST_CLUSTERS_NAMED = 3

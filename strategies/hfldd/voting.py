@@ -16,7 +16,7 @@ from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.strategies.hfldd.clusters import Clusters, LiveCluster
 from flwr_distill.strategies.hfldd.method import KNOWN, RANKS, VOTE, VOTER, VoteMetrics
 from flwr_distill.strategies.hfldd.votes import contradicted, verdicts, voters
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 FEWEST_CLUSTERS = 3
 """Clusters for votes to be more than one's word against the other's."""

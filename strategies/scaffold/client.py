@@ -11,7 +11,10 @@ from flwr_distill.client.session import Session
 from flwr_distill.client.terms.kept import keep, kept, zeros
 from flwr_distill.client.terms.term import LossTerm
 from flwr_distill.strategies.scaffold.method import CONTROL_VARIATE
-from flwr_distill.task.settings import SettingsError, TrainSettings
+from flwr_distill.task.errors import SettingsError
+from flwr_distill.task.settings import (
+    TrainSettings,
+)
 
 
 class ControlVariate(LossTerm):

@@ -5,7 +5,7 @@ import logging
 import torch
 
 from flwr_distill.task.datasets import Samples
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 logger = logging.getLogger("task")
 

@@ -15,7 +15,7 @@ from flwr_distill.links.store import SECRET, NodeStore
 from flwr_distill.node.account import DataSet, LifetimeAccount
 from flwr_distill.node.policy import OPEN, Policy
 from flwr_distill.protocol.meeting import DESCRIBE, Requirement
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 from .site import Site
 

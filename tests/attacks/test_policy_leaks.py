@@ -21,8 +21,8 @@ from flwr_distill.protocol.replies import REFUSED
 from flwr_distill.strategies.feddm.method import DISTILL_AROUND
 from flwr_distill.strategies.hfldd.method import LABEL_KNOWLEDGE
 from flwr_distill.task.datasets import DataSpec
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model
-from flwr_distill.task.settings import SettingsError
 
 from .site import Site
 

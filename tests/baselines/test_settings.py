@@ -11,7 +11,10 @@ from flwr_distill.flower.line_1_32.fleet.bundle import app_bundle
 from flwr_distill.flower.own_app import APP_DIR
 from flwr_distill.protocol.registry import built_in_methods, find_method
 from flwr_distill.server.settings import RunSettings, composed_settings
-from flwr_distill.task.settings import SettingsError, nested
+from flwr_distill.task.errors import SettingsError
+from flwr_distill.task.settings import (
+    nested,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 

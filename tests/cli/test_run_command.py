@@ -118,10 +118,10 @@ def test_presets_files_and_texts_add_up_and_the_last_counts(invoke, up, folder):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (("-c", "train.lrr=0.1"), "train.lrr is not a known key, did you mean train.lr?"),
-        (("-c", "lr=0.1"), "lr is not a known key, did you mean train.lr?"),
-        (("-c", "train.mom=0.1"), "train.mom is not a known key, did you mean train.momentum?"),
-        (("-c", "trian.lr=0.1"), "trian.lr is not a known key, did you mean train.lr?"),
+        (("-c", "train.lrr=0.1"), "train.lrr: is not a known key (did you mean train.lr?"),
+        (("-c", "lr=0.1"), "lr: is not a known key (did you mean train.lr?"),
+        (("-c", "train.mom=0.1"), "train.mom: is not a known key (did you mean train.momentum?"),
+        (("-c", "trian.lr=0.1"), "trian.lr: is not a known key (did you mean train.lr?"),
         (("-c", "train.lr=-1"), "train.lr = -1: should be greater than 0"),
         (("-c", "strategy=fedavg"), 'a text needs quotes, as in strategy="fedavg"'),
         (("-c", "num-rounds 3"), "num-rounds 3 is no override: give key=value"),
@@ -224,7 +224,7 @@ def failed(invoke, error, details):
 
 
 def test_an_error_of_ours_is_one_line_without_its_traceback(invoke, up):
-    result = failed(invoke, "task.settings.SettingsError: x = 1: take 2", "x = 1: take 2")
+    result = failed(invoke, "task.errors.SettingsError: x = 1: take 2", "x = 1: take 2")
     assert result.exit_code == 1
     assert result.stderr == "flwr-distill run: run 7 failed: x = 1: take 2\n"
     assert "Traceback" not in result.output

@@ -18,8 +18,11 @@ from flwr_distill.protocol.registry import all_methods, check_config, phases_of
 from flwr_distill.strategies.feddyn.method import DYNAMIC
 from flwr_distill.strategies.hfldd.method import TRAIN_POOL
 from flwr_distill.task.backbones import fingerprint
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model, model_of
-from flwr_distill.task.settings import SettingsError, TrainSettings
+from flwr_distill.task.settings import (
+    TrainSettings,
+)
 
 
 @pytest.fixture

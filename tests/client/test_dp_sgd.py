@@ -32,8 +32,12 @@ from flwr_distill.strategies.moon.client import ModelContrastive
 from flwr_distill.strategies.moon.method import MOONSettings
 from flwr_distill.task.augmentation import Augment, augmented
 from flwr_distill.task.datasets import DataSpec, Samples, load_dataset
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model
-from flwr_distill.task.settings import CHANGES, SettingsError, TrainSettings
+from flwr_distill.task.settings import (
+    CHANGES,
+    TrainSettings,
+)
 
 DELTA = 1e-5
 SPEC = load_dataset("digits").spec

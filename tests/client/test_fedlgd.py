@@ -23,8 +23,8 @@ from flwr_distill.strategies.fedlgd.client import (
 )
 from flwr_distill.strategies.fedlgd.method import VirtualTraining
 from flwr_distill.task.datasets import Samples
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model
-from flwr_distill.task.settings import SettingsError
 
 REQUEST = VirtualTraining(per_class=2, first_steps=3)
 

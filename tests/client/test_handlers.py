@@ -14,8 +14,8 @@ from flwr_distill.protocol.registry import all_methods
 from flwr_distill.strategies.cadis import CADIS
 from flwr_distill.strategies.fedhead import FedHEAD
 from flwr_distill.strategies.hfldd import HFLDD
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.file_state import FilesChangedError
-from flwr_distill.task.settings import SettingsError
 
 NODES, CLASSES = 4, 3
 

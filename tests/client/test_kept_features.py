@@ -16,8 +16,8 @@ from flwr_distill.client.local_round import build_model
 from flwr_distill.client.session import Session
 from flwr_distill.task.backbones import Frozen, fingerprint
 from flwr_distill.task.backbones.random_features import WIDTH
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import model_of
-from flwr_distill.task.settings import SettingsError
 
 
 @pytest.fixture

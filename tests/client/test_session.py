@@ -11,8 +11,11 @@ from PIL import Image
 from flwr_distill.client.session import Session
 from flwr_distill.client.training import epoch_batches
 from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model
-from flwr_distill.task.settings import SettingsError, TaskSettings
+from flwr_distill.task.settings import (
+    TaskSettings,
+)
 from flwr_distill.task.source import partition_samples
 
 

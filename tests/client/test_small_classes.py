@@ -17,8 +17,8 @@ from flwr_distill.strategies.fedlgd.method import VirtualTraining
 from flwr_distill.strategies.hfldd.distillation import distilled
 from flwr_distill.strategies.hfldd.method import Distillation
 from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model
-from flwr_distill.task.settings import SettingsError
 from flwr_distill_baselines.fedaf.method import CLASS_KNOWLEDGE, DISTILL_WITH_PEERS, KNOWLEDGE
 
 FEWEST = 20

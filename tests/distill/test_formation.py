@@ -22,7 +22,7 @@ from flwr_distill.distill.registry import formation_arguments
 from flwr_distill.distill.starts import start
 from flwr_distill.strategies.hfldd.method import Distillation, ParcelBounds
 from flwr_distill.task.datasets import load_dataset
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 SIDES = st.integers(4, 13)
 FACTORS = st.integers(2, LARGEST)

@@ -12,7 +12,7 @@ from flwr_distill.distill.formation import Formation
 from flwr_distill.distill.starts import smoothed, start
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.strategies.hfldd.method import Distillation
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 LABELS = torch.tensor([4, 1] * 50)
 NOISE = torch.randn(100, 2, 6, 5, generator=torch.Generator().manual_seed(0))

@@ -9,7 +9,7 @@ from flwr_distill.protocol.registry import all_methods
 from flwr_distill.server.privacy import check_privacy, check_secure_sums
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.strategies.common.registry import find_strategy
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 from .pages import ROOT
 

@@ -20,7 +20,7 @@ from flwr_distill.protocol.meeting import DESCRIBE
 from flwr_distill.server.app import main
 from flwr_distill.server.page.run_files import flat
 from flwr_distill.server.settings import RunSettings
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 NODES, EDGES, ROUNDS = 6, 2, 3
 QUICK = {

@@ -18,8 +18,8 @@ from flwr_distill.server.export.prediction import read_model
 from flwr_distill.server.page.run_files import read_run
 from flwr_distill.server.page.run_page import run_page
 from flwr_distill.server.roster import TooFewNodesError
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.labels import LabelMap
-from flwr_distill.task.settings import SettingsError
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHIN = 0.01

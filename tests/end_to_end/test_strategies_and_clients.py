@@ -8,7 +8,7 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from flwr_distill.server.app import main
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 QUICK = {"num-rounds": 2, "train.local-epochs": 1, "hfldd.distill-steps": 3}
 
@@ -161,7 +161,7 @@ def test_private_data_need_no_dataset_on_the_server(client_grid, tmp_path):
         ({"strategy": "fedagv"}, "strategy = 'fedagv'"),
         ({"model": "hfldd-mnist"}, "'hfldd-mnist' does not fit"),
         ({"dataset": "mnits"}, "dataset='mnits' is unknown"),
-        ({"num_rouns": 3}, "num-rouns is not a known key, did you mean num-rounds"),
+        ({"num_rouns": 3}, "num-rouns: is not a known key (did you mean num-rounds"),
     ],
 )
 def test_a_wrong_setting_ends_the_run_before_any_node_trains(run, settings, said, caplog):

@@ -24,7 +24,7 @@ from flwr_distill.protocol.secure_sums import MASKED, UNMASK, masked_in
 from flwr_distill.server.export.prediction import read_model
 from flwr_distill.server.page.run_files import read_run
 from flwr_distill.server.roster import TooFewNodesError
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSPITALS = ROOT.parent / "shared/data/heart_disease"

@@ -12,7 +12,7 @@ from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.protocol.arrays import as_arrays, as_record
 from flwr_distill.server.record.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from flwr_distill.task.backbones.random_features import WIDTH
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 NODES = 5
 CONFIG = {

@@ -12,7 +12,11 @@ from flwr_distill.server.settings import RunSettings, default_settings
 from flwr_distill.strategies.common.ensemble import EnsembleDistillation
 from flwr_distill.strategies.fedlgd.method import GlobalData, VirtualTraining
 from flwr_distill.strategies.hfldd.method import Distillation
-from flwr_distill.task.settings import SettingsError, TaskSettings, TrainSettings
+from flwr_distill.task.errors import SettingsError
+from flwr_distill.task.settings import (
+    TaskSettings,
+    TrainSettings,
+)
 
 from .conftest import FUZZ
 

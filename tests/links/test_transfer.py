@@ -12,7 +12,7 @@ from flwr_distill.links import LinkError, receive, send
 from flwr_distill.links.credentials import key_of
 from flwr_distill.links.records import Introduction
 from flwr_distill.links.transfer import introduce
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 from .conftest import RECEIVER, RUN, SENDER, STRANGER
 

@@ -9,7 +9,7 @@ from flwr_distill.client.session import own_file
 from flwr_distill.node.policy import HOSPITAL, OPEN, STANDARD, Policy
 from flwr_distill.node.settings import NodeError, NodeSettings, load_settings
 from flwr_distill.node.supervisor import app_config
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 
 def test_options_come_before_the_file_and_the_file_before_defaults(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from flwr_distill.server.settings import composed_settings
 from flwr_distill.strategies.common.registry import find_strategy
 from flwr_distill.strategies.common.waiting import TooFewNodesError
 from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import ModelError, create_model
 from flwr_distill.task.plugin import PluginError
-from flwr_distill.task.settings import SettingsError
 from flwr_distill.task.survey import survey
 
 METHOD = (

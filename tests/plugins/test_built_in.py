@@ -7,7 +7,7 @@ import pytest
 import flwr_distill.strategies
 from flwr_distill.protocol.registry import all_methods, built_in_methods
 from flwr_distill.server.settings import RunSettings
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 DECLARATION = '''
 """Nudge: its setting, phase, loss term and declaration."""

@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.strategies.common.registry import find_strategy
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 ROOT = Path(__file__).resolve().parents[2]
 SURVEY = "query.class_means"

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 from flwr_distill.server.app import main
 from flwr_distill.server.named_hooks import find_hooks
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 PAGE = Path(__file__).parents[2] / "docs" / "plugins.md"
 NODES = 2

@@ -13,10 +13,10 @@ from flwr_distill.server.settings import RunSettings, composed_settings
 from flwr_distill.strategies.common.registry import find_strategy
 from flwr_distill.task.datasets import DatasetError, DataSpec, load_dataset, load_private_data
 from flwr_distill.task.datasets.images import read_image
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.image_files import class_names
 from flwr_distill.task.labels import LabelMap
 from flwr_distill.task.models import create_model
-from flwr_distill.task.settings import SettingsError
 from flwr_distill.task.survey import survey
 
 STRATEGY = '''

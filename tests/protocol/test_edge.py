@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr_distill.protocol.arrays import as_arrays, as_record
 from flwr_distill.protocol.edge import check_plain, from_bytes, task_of, to_bytes, why_not_above
 from flwr_distill.protocol.edge_calls import EdgeError, NobodyThereError, call, listen
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from flwr_distill.protocol.edge_calls import EdgeError, NobodyThereError, call
 from flwr_distill.server.edge import Commands, check_below, commands_from_above
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.strategies.common.registry import find_strategy
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 MESSAGE = Message(RecordDict({"config": ConfigRecord({"n": 1})}), 1, "train")
 

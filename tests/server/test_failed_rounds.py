@@ -176,7 +176,7 @@ SHARED = "RuntimeError: Some tensors share memory"
     ("said", "told"),
     [
         (
-            "<class 'flwr_distill.task.settings.SettingsError'>:<'no such file'>",
+            "<class 'flwr_distill.task.errors.SettingsError'>:<'no such file'>",
             "SettingsError: no such file",
         ),
         ("<class 'ValueError'>:<'one\ntwo'>", "ValueError: one two"),

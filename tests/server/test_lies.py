@@ -25,7 +25,7 @@ from flwr_distill.strategies.flower.strategy import QFedAvg
 from flwr_distill.strategies.hfldd import HFLDD
 from flwr_distill.strategies.hfldd.method import LABEL_KNOWLEDGE, RECEIVE
 from flwr_distill.strategies.scaffold.strategy import SCAFFOLD
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 from tests.grids import screening_grid
 
 START = {"weight": np.zeros((1, 2), np.float32), "bias": np.zeros(1, np.float32)}

@@ -17,7 +17,7 @@ from flwr_distill.server.record.checkpoint import checkpoints
 from flwr_distill.server.record.writing import ResultsError
 from flwr_distill.server.roster import TooFewNodesError
 from flwr_distill.server.rounds import NothingLearntError
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 NODES, ROUNDS = 3, 3
 QUICK = {

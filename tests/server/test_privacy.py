@@ -13,7 +13,7 @@ from flwr_distill.server.privacy import check_privacy, check_secure_sums
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.strategies.common.panels import virtual_data
 from flwr_distill.strategies.common.registry import find_strategy
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 NOISE = {"train.dp-noise": 1.0}
 HFLDD = {"hfldd.dp-epsilon": 10.0, "hfldd.start": "noise", "hfldd.balanced": False}

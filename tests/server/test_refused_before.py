@@ -10,7 +10,7 @@ from flwr_distill.server.app import main
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.server.task import Task
 from flwr_distill.task.datasets.text import text_spec
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from flwr_distill.protocol.meeting import DESCRIBE
 from flwr_distill.server.roster import Roster, meet_nodes
 from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.strategies.common.waiting import TooFewNodesError
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 
 @pytest.fixture

@@ -21,7 +21,10 @@ from flwr_distill.server.record.recorder import Recorder
 from flwr_distill.server.record.resume import lock_run_folder
 from flwr_distill.server.roster import Roster
 from flwr_distill.strategies.common.waiting import TooFewNodesError
-from flwr_distill.task.settings import SettingsError, TrainSettings
+from flwr_distill.task.errors import SettingsError
+from flwr_distill.task.settings import (
+    TrainSettings,
+)
 
 NODES = 3
 QUICK = {"strategy": "fedavg", "num-rounds": 2, "min-nodes": NODES, "train.local-epochs": 1}

@@ -4,7 +4,7 @@ import pytest
 
 from flwr_distill.protocol.registry import built_in_methods, find_method
 from flwr_distill.server.settings import RunSettings
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 
 def settings(**config):
@@ -89,7 +89,7 @@ def test_a_value_of_strategy_args_that_a_method_cannot_have_is_named():
         ("moon.nosuch", "moon.nosuch is"),
         (
             "fedhead-plus.sectors",
-            "fedhead-plus.sectors is not a known key, did you mean fedhead.sec",
+            "fedhead-plus.sectors: is not a known key (did you mean fedhead.sec",
         ),
         ("hfldd", "hfldd = 1"),
     ],

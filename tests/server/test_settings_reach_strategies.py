@@ -10,7 +10,7 @@ from flwr_distill.links.records import Introduction
 from flwr_distill.links.routes import Links
 from flwr_distill.server.app import main
 from flwr_distill.strategies.fedhead import FedHEAD
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from flwr_distill.server.page.run_page import run_page
 from flwr_distill.server.record.checkpoint import checkpoints, load_checkpoint
 from flwr_distill.server.rounds import NothingLearntError
 from flwr_distill.strategies.analytic.method import TRAIN_SUMS
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from flwr_distill.protocol.registry import all_methods
 from flwr_distill.server.app import main
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 from tests.matrix import strategies
 
 pytestmark = pytest.mark.usefixtures("without_pictures")

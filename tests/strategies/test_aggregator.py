@@ -18,7 +18,7 @@ from flwr_distill.strategies.common.robust import robust_mean
 from flwr_distill.strategies.fedlgd.strategy import FedLGD
 from flwr_distill.strategies.hfldd import HFLDD
 from flwr_distill.strategies.moon.strategy import MOON
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 NODES = 7
 START = {"w": np.zeros((2, 3), np.float32), "n": np.array(0)}

@@ -41,8 +41,11 @@ from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.task.backbones import Frozen
 from flwr_distill.task.backbones.random_features import RandomFourier
 from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model
-from flwr_distill.task.settings import SettingsError, TaskSettings
+from flwr_distill.task.settings import (
+    TaskSettings,
+)
 from flwr_distill.task.source import partition_samples
 from tests.grids import screening_grid
 

@@ -22,8 +22,8 @@ from flwr_distill.strategies.moon.strategy import MOON
 from flwr_distill.strategies.scaffold.method import CONTROL_VARIATE
 from flwr_distill.strategies.scaffold.strategy import SCAFFOLD
 from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model
-from flwr_distill.task.settings import SettingsError
 
 FIRST = 2**64 - 1000  # as in conftest.py
 NODES = 3

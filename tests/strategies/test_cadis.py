@@ -19,9 +19,9 @@ from flwr_distill.strategies.cadis.similarity import (
 )
 from flwr_distill.strategies.fednova.strategy import FedNova
 from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model
 from flwr_distill.task.partition import partition_indices
-from flwr_distill.task.settings import SettingsError
 
 FIRST = 2**64 - 1000  # as in conftest.py
 CLASSES = (range(4), range(4, 7), range(7, 10))

@@ -16,7 +16,11 @@ from flwr_distill.strategies.common.registry import create_strategy, find_strate
 from flwr_distill.strategies.hfldd import HFLDD
 from flwr_distill.strategies.hfldd.method import HFLDDSettings
 from flwr_distill.strategies.moon.method import MOONSettings
-from flwr_distill.task.settings import Block, SettingsError, nested
+from flwr_distill.task.errors import SettingsError
+from flwr_distill.task.settings import (
+    Block,
+    nested,
+)
 
 OTHER_THAN_DEFAULT = {
     "hfldd": {"groups": 3},

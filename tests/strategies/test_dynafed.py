@@ -16,8 +16,8 @@ from flwr_distill.protocol.arrays import as_record, as_tensors
 from flwr_distill.strategies.common.checked import CheckedFedAvg
 from flwr_distill.strategies.common.draws import round_generator
 from flwr_distill.task.datasets import DataSpec, load_dataset
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model
-from flwr_distill.task.settings import SettingsError
 from flwr_distill_baselines.dynafed.method import DynaFedSettings
 from flwr_distill_baselines.dynafed.strategy import DynaFed
 

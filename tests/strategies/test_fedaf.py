@@ -16,8 +16,8 @@ from flwr_distill.protocol.arrays import as_arrays, as_record
 from flwr_distill.protocol.registry import all_methods, phases_of
 from flwr_distill.server.app import main
 from flwr_distill.task.datasets import DataSpec, load_dataset
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model
-from flwr_distill.task.settings import SettingsError
 from flwr_distill_baselines.fedaf.method import CLASS_KNOWLEDGE, DISTILL_WITH_PEERS
 from flwr_distill_baselines.fedaf.peer_matching import distill_with_peers
 from flwr_distill_baselines.fedaf.strategy import FedAF, knowledge_matching

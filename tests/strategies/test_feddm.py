@@ -20,8 +20,8 @@ from flwr_distill.server.app import main
 from flwr_distill.strategies.feddm.method import DISTILL_AROUND
 from flwr_distill.strategies.feddm.strategy import FedDM, stay_within
 from flwr_distill.task.datasets import DataSpec, load_dataset
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model
-from flwr_distill.task.settings import SettingsError
 from tests.grids import screening_grid
 
 FIRST = 2**64 - 1000  # as in conftest.py

@@ -15,8 +15,8 @@ from flwr_distill.server.privacy import check_privacy
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.strategies.common.registry import find_strategy
 from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model
-from flwr_distill.task.settings import SettingsError
 from flwr_distill_baselines.fedhkd.client import own_knowledge
 from flwr_distill_baselines.fedhkd.method import HYPER_KNOWLEDGE, FedHKDSettings
 from flwr_distill_baselines.fedhkd.strategy import FedHKD

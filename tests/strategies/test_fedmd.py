@@ -14,8 +14,8 @@ from flwr_distill.links.store import NodeStore
 from flwr_distill.protocol.arrays import as_record
 from flwr_distill.server.app import main
 from flwr_distill.task.datasets import auxiliary_images, load_dataset
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model
-from flwr_distill.task.settings import SettingsError
 from flwr_distill_baselines.fedmd.method import EVALUATE_OWN, LOGITS
 from flwr_distill_baselines.fedmd.strategy import FedMD
 

@@ -15,8 +15,8 @@ from flwr_distill.server.export.model import ExportError, run_to_export
 from flwr_distill.server.page.run_files import read_run
 from flwr_distill.server.rounds import NothingLearntError
 from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model
-from flwr_distill.task.settings import SettingsError
 from flwr_distill_baselines.common.class_means import record_of_means
 from flwr_distill_baselines.fedproto.method import EVALUATE_PROTOTYPES, PROTOTYPES
 from flwr_distill_baselines.fedproto.strategy import FedProto

@@ -15,8 +15,8 @@ from flwr_distill.client.training import soft_labels
 from flwr_distill.protocol.registry import all_methods, phases_of
 from flwr_distill.protocol.replies import NothingUsableError
 from flwr_distill.task.datasets import auxiliary_images, load_dataset
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model
-from flwr_distill.task.settings import SettingsError
 from flwr_distill_baselines.fedseq import FedSeq
 from flwr_distill_baselines.fedseq.method import (
     PASS_AGAIN,

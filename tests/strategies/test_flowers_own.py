@@ -20,9 +20,9 @@ from flwr_distill.strategies.common.registry import (
     find_strategy,
 )
 from flwr_distill.strategies.flower import strategy as fitted
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model
 from flwr_distill.task.plugin import import_object
-from flwr_distill.task.settings import SettingsError
 
 FLOWERS = {
     name: cls

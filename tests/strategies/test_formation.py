@@ -12,8 +12,8 @@ from flwr_distill.strategies.hfldd import HFLDD
 from flwr_distill.strategies.hfldd.limits import Limits
 from flwr_distill.strategies.hfldd.method import Distillation
 from flwr_distill.task.datasets import DataSpec
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model
-from flwr_distill.task.settings import SettingsError
 
 
 def limits(formation, shape, **rest):

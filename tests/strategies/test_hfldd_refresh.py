@@ -17,8 +17,8 @@ from flwr_distill.strategies.hfldd.distillation import REFINE_BANK
 from flwr_distill.strategies.hfldd.method import DISTILL, NUM_PARCELS, HFLDDSettings
 from flwr_distill.strategies.hfldd.traffic import hfldd_bits
 from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model
-from flwr_distill.task.settings import SettingsError
 
 NODES, STEPS, FIRST_RUN = 4, 2, 1
 RUN_CONFIG = {"partition.classes": 2, "train.local-epochs": 1}

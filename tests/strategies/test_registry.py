@@ -16,7 +16,10 @@ from flwr_distill.strategies.fedprox.strategy import FedProx
 from flwr_distill.strategies.hfldd import HFLDD
 from flwr_distill.strategies.hfldd.method import HFLDDSettings
 from flwr_distill.strategies.moon.strategy import MOON
-from flwr_distill.task.settings import Block, SettingsError
+from flwr_distill.task.errors import SettingsError
+from flwr_distill.task.settings import (
+    Block,
+)
 
 
 class MyMOON(MOON):

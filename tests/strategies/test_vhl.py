@@ -11,8 +11,8 @@ from torch.nn import functional
 from flwr_distill.client.session import Session
 from flwr_distill.client.training import epoch_batches
 from flwr_distill.task.datasets import DataSpec, Samples, load_dataset
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model
-from flwr_distill.task.settings import SettingsError
 from flwr_distill_baselines.vhl.client import VirtualTask, virtual_images
 from flwr_distill_baselines.vhl.method import VIRTUAL_TASK, VirtualTaskRequest
 from flwr_distill_baselines.vhl.strategy import VHL

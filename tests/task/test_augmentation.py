@@ -14,7 +14,11 @@ from flwr_distill.task.augmentation import Augment, augmented, chosen_changes
 from flwr_distill.task.datasets import DataSpec, load_dataset
 from flwr_distill.task.datasets.registry import _ENTRIES
 from flwr_distill.task.datasets.text import text_spec
-from flwr_distill.task.settings import CHANGES, SettingsError, TrainSettings
+from flwr_distill.task.errors import SettingsError
+from flwr_distill.task.settings import (
+    CHANGES,
+    TrainSettings,
+)
 
 SPEC = load_dataset("digits").spec
 TEXTS = text_spec("some-texts", 4)

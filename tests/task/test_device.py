@@ -6,7 +6,7 @@ import torch
 from flwr_distill.task.compute.device import choose_device, describe_device, place
 from flwr_distill.task.compute.precision import forward_in, products_in
 from flwr_distill.task.datasets import Samples
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 
 CPU = torch.device("cpu")
 

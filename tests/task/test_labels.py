@@ -3,8 +3,11 @@
 import pytest
 
 from flwr_distill.task.datasets import DatasetError, DataSpec
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.labels import LabelError, LabelMap, in_order
-from flwr_distill.task.settings import SettingsError, TaskSettings
+from flwr_distill.task.settings import (
+    TaskSettings,
+)
 from flwr_distill.task.source import data_spec
 
 

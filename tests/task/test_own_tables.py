@@ -9,7 +9,10 @@ from flwr_distill.protocol.arrays import as_arrays
 from flwr_distill.protocol.meeting import SUMS, record_of_sums, scale_in
 from flwr_distill.task.columns import Columns, Moments, Scale, dwarfed, pooled, scale_of_sums
 from flwr_distill.task.datasets import DatasetError, RawSamples, load_own_table, moments_of
-from flwr_distill.task.settings import SettingsError, TaskSettings
+from flwr_distill.task.errors import SettingsError
+from flwr_distill.task.settings import (
+    TaskSettings,
+)
 from flwr_distill.task.source import check_columns, data_spec, open_columns
 from flwr_distill.task.survey import survey
 

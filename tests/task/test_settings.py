@@ -7,7 +7,10 @@ import pytest
 
 from flwr_distill.protocol.registry import built_in_methods
 from flwr_distill.server.settings import RunSettings, composed_settings
-from flwr_distill.task.settings import SettingsError, TaskSettings
+from flwr_distill.task.errors import SettingsError
+from flwr_distill.task.settings import (
+    TaskSettings,
+)
 
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 
@@ -61,7 +64,7 @@ def test_a_bad_value_is_refused_with_key_value_and_what_is_allowed(key, value, a
 
 
 def test_an_unknown_key_is_refused_with_the_nearest_known_one():
-    with pytest.raises(SettingsError, match=r"hfldd\.group is not .* did you mean hfldd\.groups"):
+    with pytest.raises(SettingsError, match=r"hfldd\.group: is not .* did you mean hfldd\.groups"):
         RunSettings.from_run_config({"hfldd.group": 3})
 
 
@@ -75,7 +78,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one():
     ],
 )
 def test_a_key_without_its_table_or_its_end_or_misspelt_leads_to_the_right_one(key, meant):
-    with pytest.raises(SettingsError, match=rf"{key} is not .* did you mean {meant}\?"):
+    with pytest.raises(SettingsError, match=rf"{key}: is not .* did you mean {meant}\?"):
         RunSettings.from_run_config({key: 3})
 
 

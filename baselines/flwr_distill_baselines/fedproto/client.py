@@ -14,9 +14,12 @@ from flwr_distill.client.session import Session, held_out
 from flwr_distill.client.terms import Features, LossTerm, extractor
 from flwr_distill.protocol.arrays import arrays_of
 from flwr_distill.protocol.messages import METRICS, NUM_EXAMPLES
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.evaluation import evaluate_model, outputs
 from flwr_distill.task.models import last_dense_layer
-from flwr_distill.task.settings import SettingsError, TrainSettings
+from flwr_distill.task.settings import (
+    TrainSettings,
+)
 from flwr_distill_baselines.common.class_tables import means_by_class, table
 from flwr_distill_baselines.fedproto.method import PROTOTYPE_DISTANCE, PROTOTYPES, FedProtoSettings
 

@@ -35,7 +35,7 @@ from flwr_distill.strategies.common.retries import Retries
 from flwr_distill.strategies.common.run import Run
 from flwr_distill.strategies.common.topology import FlatClusters
 from flwr_distill.strategies.common.waiting import connected_nodes
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.words import counted
 from flwr_distill_baselines.fedseq.grouping import greedy_superclients, superclient_to_join
 from flwr_distill_baselines.fedseq.method import (

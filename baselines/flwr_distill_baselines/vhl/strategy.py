@@ -7,7 +7,7 @@ from flwr.app import ConfigRecord
 
 from flwr_distill.strategies.common.checked import CheckedFedAvg
 from flwr_distill.strategies.common.run import Run
-from flwr_distill.task.settings import SettingsError
+from flwr_distill.task.errors import SettingsError
 from flwr_distill_baselines.vhl.method import VIRTUAL_TASK, VHLSettings, VirtualTaskRequest
 
 
