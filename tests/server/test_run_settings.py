@@ -5,6 +5,7 @@ import pytest
 from flwr_distill.protocol.registry import built_in_methods, find_method
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.task.errors import SettingsError
+from tests.errors import at
 
 
 def settings(**config):
@@ -83,17 +84,14 @@ def test_a_value_of_strategy_args_that_a_method_cannot_have_is_named():
 
 
 @pytest.mark.parametrize(
-    ("key", "named"),
+    ("key", "remedy"),
     [
-        ("nosuch.mu", "nosuch.mu is not a known key"),
-        ("moon.nosuch", "moon.nosuch is"),
-        (
-            "fedhead-plus.sectors",
-            "fedhead-plus.sectors: is not a known key (did you mean fedhead.sec",
-        ),
-        ("hfldd", "hfldd = 1"),
+        ("nosuch.mu", "nosuch"),
+        ("moon.nosuch", "did you mean moon.mu"),
+        ("fedhead-plus.sectors", "did you mean fedhead.sec"),
+        ("hfldd", "hfldd"),
     ],
 )
-def test_a_table_or_key_that_no_method_has_is_refused(key, named):
-    with pytest.raises(SettingsError, match=f"run config: {named}"):
+def test_a_table_or_key_that_no_method_has_is_refused(key, remedy):
+    with pytest.raises(SettingsError, match=remedy, check=at(key)):
         settings(**{key: 1})
