@@ -23,7 +23,7 @@ from flwr_distill.distill.ensemble import HELD_OUT, distil_ensemble
 from flwr_distill.distill.gradient_matching import match_gradient
 from flwr_distill.distill.kip import distill_kip, distill_kip_many
 from flwr_distill.distill.registry import _DISTILLERS
-from flwr_distill.links.store import NodeStore
+from flwr_distill.storage.store import NodeStore
 from flwr_distill.task.compute import cuda_graph
 from flwr_distill.task.compute.precision import products_in
 from flwr_distill.task.datasets import DataSpec

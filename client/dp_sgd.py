@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from flwr_distill.client.session import Session
 from flwr_distill.client.terms import LossTerm
-from flwr_distill.links.store import SPENT, NodeStore
 from flwr_distill.protocol.schema import LARGEST_NUMBER
+from flwr_distill.storage.store import SPENT, NodeStore
 from flwr_distill.task.augmentation import Augment, augmented
 from flwr_distill.task.datasets import Samples
 from flwr_distill.task.errors import SettingsError

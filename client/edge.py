@@ -7,7 +7,6 @@ from pathlib import Path
 from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 
 from flwr_distill.client.session import deadline_of
-from flwr_distill.links.store import NodeStore
 from flwr_distill.protocol.edge import (
     ASK,
     AVERAGES,
@@ -31,6 +30,7 @@ from flwr_distill.protocol.meeting import (
     place_secrets,
 )
 from flwr_distill.protocol.messages import CONFIG, EDGE, METRICS
+from flwr_distill.storage.store import NodeStore
 from flwr_distill.task.errors import SettingsError
 
 PLAIN = (MessageType.TRAIN, MessageType.EVALUATE)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from flwr_distill.client.local_data import LocalData
 from flwr_distill.client.session import Session, Source
 from flwr_distill.client.terms import extractor
-from flwr_distill.links.store import NodeStore
+from flwr_distill.storage.store import NodeStore
 from flwr_distill.task.backbones import Frozen, fingerprint, seen_spec
 from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.errors import SettingsError

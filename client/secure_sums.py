@@ -33,7 +33,6 @@ from flwr_distill.links.masks import (
 )
 from flwr_distill.links.seal import seal, unseal
 from flwr_distill.links.shares import create_shares
-from flwr_distill.links.store import NodeStore
 from flwr_distill.protocol.arrays import Arrays, as_arrays
 from flwr_distill.protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES
 from flwr_distill.protocol.method import Phase
@@ -58,6 +57,7 @@ from flwr_distill.protocol.secure_sums import (
     summed_records,
     waybill,
 )
+from flwr_distill.storage.store import NodeStore
 from flwr_distill.task.settings import Block
 
 B = TypeVar("B", bound=Block)

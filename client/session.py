@@ -21,11 +21,11 @@ from flwr_distill.client.local_data import (
     generator_of,
     local_data,
 )
-from flwr_distill.links.store import NodeStore
 from flwr_distill.protocol.messages import (
     FILE,
     REAL_PER_VIRTUAL,
 )
+from flwr_distill.storage.store import NodeStore
 from flwr_distill.task.auxiliary_names import OWN_FILE
 from flwr_distill.task.columns import Scale
 from flwr_distill.task.compute.device import choose_device

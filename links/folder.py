@@ -16,9 +16,9 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.common import log
 
-from flwr_distill.links import untrusted
 from flwr_distill.links.errors import LinkError
-from flwr_distill.links.store import RUNS, NodeStore
+from flwr_distill.storage import untrusted
+from flwr_distill.storage.store import RUNS, NodeStore
 
 _SECRET_BYTES = 32
 _LINKS, _MAILBOX = "links", "mailbox"

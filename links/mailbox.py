@@ -28,7 +28,6 @@ from flwr_distill.links.folder import LinkFolder
 from flwr_distill.links.links_pb2 import Accepted, Header, Part
 from flwr_distill.links.links_pb2_grpc import MailboxServicer, add_MailboxServicer_to_server
 from flwr_distill.links.records import Waybill
-from flwr_distill.links.store import NodeStore
 from flwr_distill.links.streams import (
     CAPACITY,
     HEADER_WITHIN,
@@ -39,6 +38,7 @@ from flwr_distill.links.streams import (
     closed_after,
     time_for,
 )
+from flwr_distill.storage.store import NodeStore
 
 EXPIRY = 3600.0
 """Seconds after which an unopened parcel is removed."""

@@ -19,8 +19,8 @@ from flwr_distill.links.folder import LinkFolder
 from flwr_distill.links.loopback import is_local
 from flwr_distill.links.records import Delivery, Introduction, Parcel, Route
 from flwr_distill.links.seal import seal, unseal
-from flwr_distill.links.store import NodeStore
 from flwr_distill.links.streams import time_for
+from flwr_distill.storage.store import NodeStore
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.settings import (
     Block,

@@ -22,7 +22,6 @@ from typing import Any, cast
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flwr_distill.links.credentials import Credentials
-from flwr_distill.links.store import NodeStore
 from flwr_distill.node.account import LifetimeAccount
 from flwr_distill.node.asked import Asked, Form, Refusal
 from flwr_distill.node.bundle import BundleError, check_hash, folder_of_bundles, unpack
@@ -56,6 +55,7 @@ from flwr_distill.node.words import WordBudget
 from flwr_distill.protocol.meeting import DESCRIBE, identity, one_line, place_secrets
 from flwr_distill.protocol.messages import CONFIG, FINGERPRINT, METRICS
 from flwr_distill.protocol.replies import REFUSED
+from flwr_distill.storage.store import NodeStore
 from flwr_distill.task.words import counted
 
 _MOST_MODELS = 16

@@ -13,10 +13,10 @@ from flwr_distill.links.errors import LinkError
 from flwr_distill.links.folder import LinkFolder
 from flwr_distill.links.records import Delivery, Parcel, Peered, Route
 from flwr_distill.links.seal import unseal
-from flwr_distill.links.store import NodeStore
 from flwr_distill.node.asked import Asked, Form
 from flwr_distill.node.replies import model_of_parcel, parcels_of, route_of
 from flwr_distill.protocol.messages import DELIVERY
+from flwr_distill.storage.store import NodeStore
 from flwr_distill.task.errors import SettingsError
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from flwr_distill.links.store import RUNS
+from flwr_distill.storage.store import RUNS
 from flwr_distill.task.durable import replacing
 
 FOLDER = "run-records"

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from flwr_distill.links import untrusted
-from flwr_distill.links.store import LASTING, RUNS
 from flwr_distill.node.bundle import folder_of_bundles
 from flwr_distill.node.log_lines import OutputQuota
 from flwr_distill.node.run_records import RunRecords
 from flwr_distill.node.settings import FLOWER_HOME
+from flwr_distill.storage import untrusted
+from flwr_distill.storage.store import LASTING, RUNS
 
 MEASURED_EVERY = 5.0
 """Seconds between measurements of the disk, at least."""

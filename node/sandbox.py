@@ -6,7 +6,7 @@ node's data, its certificates for links, and what the policy names as ``readable
 `node.run_sandbox`, the app bundle of the run and, to write, what strategies keep of that run in the
 state directory. The outbox and account of what has left the node, its key for the SuperLink, its
 environment, other runs' files and other users' processes are outside. Whatever the app writes is
-hostile to all that is outside (`links.untrusted`).
+hostile to all that is outside (`storage.untrusted`).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
 )
 
-from flwr_distill.links.store import SECRET, NodeStore
 from flwr_distill.node.door import DOOR, INSIDE
 from flwr_distill.node.nursery import NURSERY
 from flwr_distill.node.settings import NodeSettings
+from flwr_distill.storage.store import SECRET, NodeStore
 
 _SYSTEM = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/sys"),

@@ -12,7 +12,6 @@ from pydantic import AfterValidator, Field
 
 from flwr_distill.links.digits import LARGEST_EXACT, NUM_DIGITS, digits_of, number_of
 from flwr_distill.links.records import Introduction, NodeId, NodeName, NotAnId, Printable
-from flwr_distill.links.store import SECRET_BYTES, NodeStore
 from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record, finite_arrays
 from flwr_distill.protocol.messages import (
     CONFIG,
@@ -25,6 +24,7 @@ from flwr_distill.protocol.messages import (
 )
 from flwr_distill.protocol.method import Method, Phase
 from flwr_distill.protocol.schema import LARGEST_NUMBER, Count, Reply, Request
+from flwr_distill.storage.store import SECRET_BYTES, NodeStore
 from flwr_distill.task.columns import FINEST, LARGEST, Moments, Scale, scale_of_sums
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.labels import LONGEST_NAME, MOST_NAMES, LabelError, LabelMap, names_problem

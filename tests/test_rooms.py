@@ -17,6 +17,7 @@ FLOORS = [
     {"client"},
     {"protocol"},
     {"links"},
+    {"storage"},
     {"distill"},
     {"task"},
 ]
@@ -126,7 +127,7 @@ def test_distillation_and_task_know_nothing_of_flower(graph):
 def test_the_node_knows_nothing_of_methods(graph):
     """It reads their declarations, by name, and nothing else of them."""
     used = {other for module in graph if room(module) == "node" for other in graph[module]}
-    assert set(map(room, used)) <= {"node", "links", "protocol", "distill", "task"}
+    assert set(map(room, used)) <= {"node", "links", "protocol", "storage", "distill", "task"}
 
 
 def test_only_the_room_flower_names_flowers_private_modules():

@@ -21,8 +21,8 @@ from flwr_distill.distill.many import distill_many
 from flwr_distill.distill.own_network import network_arguments
 from flwr_distill.distill.registry import caution_of
 from flwr_distill.distill.virtual_data import VirtualData
-from flwr_distill.links.store import NodeStore
 from flwr_distill.protocol.messages import REAL_PER_VIRTUAL
+from flwr_distill.storage.store import NodeStore
 from flwr_distill.strategies.hfldd.method import Distillation, Refinement
 
 BATCH = 10

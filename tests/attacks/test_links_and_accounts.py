@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from flwr_distill.links.store import SECRET, NodeStore
 from flwr_distill.node.account import DataSet, LifetimeAccount
 from flwr_distill.node.policy import OPEN, Policy
 from flwr_distill.protocol.meeting import DESCRIBE, Requirement
+from flwr_distill.storage.store import SECRET, NodeStore
 from flwr_distill.task.errors import SettingsError
 
 from .site import Site

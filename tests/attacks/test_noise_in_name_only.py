@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from flwr_distill.links.store import NodeStore
 from flwr_distill.node.asked import Asked
 from flwr_distill.node.policy import OPEN, STANDARD, Policy
+from flwr_distill.storage.store import NodeStore
 from flwr_distill.strategies.feddm.method import DISTILL_AROUND
 from flwr_distill.strategies.hfldd.client import REFINED
 from flwr_distill.strategies.hfldd.method import DISTILL

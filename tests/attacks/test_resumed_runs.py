@@ -12,10 +12,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from flwr_distill.links.masks import public_bytes
-from flwr_distill.links.store import NodeStore
 from flwr_distill.node.account import LifetimeAccount
 from flwr_distill.node.policy import HOSPITAL, STANDARD
 from flwr_distill.protocol.meeting import CONTINUE, DESCRIBE
+from flwr_distill.storage.store import NodeStore
 from flwr_distill.strategies.hfldd.method import DISTILL
 
 from . import site as site_module

@@ -29,12 +29,12 @@ from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.flower.line_1_32.node.run_ends import remove_links_of_ended_runs
 from flwr_distill.links.errors import LinkError
 from flwr_distill.links.folder import LinkFolder, remove_expired
-from flwr_distill.links.store import CONTINUES, SPENT, NodeStore, remove_old_runs
 from flwr_distill.node.run_records import RunRecordError, RunRecords
 from flwr_distill.node.run_sandbox import Disk, RunSandboxes
 from flwr_distill.node.sandbox import sandbox_command, why_no_sandbox
 from flwr_distill.node.settings import NodeError, NodeSettings
 from flwr_distill.node.supervisor import Node
+from flwr_distill.storage.store import CONTINUES, SPENT, NodeStore, remove_old_runs
 
 ROOT = Path(__file__).resolve().parents[2]
 OLD = time.time() - 1e7

@@ -25,8 +25,8 @@ from flwr_distill.client.dp_sgd import (
 from flwr_distill.client.session import Session
 from flwr_distill.client.terms import Proximal
 from flwr_distill.client.training import soft_labels, train_round
-from flwr_distill.links.store import NodeStore
 from flwr_distill.protocol.schema import LARGEST_NUMBER
+from flwr_distill.storage.store import NodeStore
 from flwr_distill.strategies.cadis.client import Relational
 from flwr_distill.strategies.moon.client import ModelContrastive
 from flwr_distill.strategies.moon.method import MOONSettings

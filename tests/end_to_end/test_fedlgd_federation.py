@@ -7,7 +7,7 @@ import pytest
 
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.fleet.local_federation import LocalFederation
-from flwr_distill.links.store import NodeStore
+from flwr_distill.storage.store import NodeStore
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -16,7 +16,7 @@ from flwr_distill.links.links_pb2 import Header, Part
 from flwr_distill.links.mailbox import Mailbox
 from flwr_distill.links.records import Introduction, Waybill
 from flwr_distill.links.routes import Links
-from flwr_distill.links.store import NodeStore
+from flwr_distill.storage.store import NodeStore
 
 from .conftest import FUZZ, damaged
 

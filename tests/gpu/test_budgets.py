@@ -13,7 +13,7 @@ from flwr_distill.distill.distribution_matching import distill_dm
 from flwr_distill.distill.ensemble import distil_ensemble
 from flwr_distill.distill.gradient_matching import match_gradient
 from flwr_distill.distill.kip import distill_kip
-from flwr_distill.links.store import NodeStore
+from flwr_distill.storage.store import NodeStore
 from flwr_distill.strategies.cadis.client import Relational
 from flwr_distill.strategies.fedlgd.client import Contrastive
 from flwr_distill.task.datasets import Samples

@@ -13,8 +13,8 @@ from flwr_distill.client.dp_sgd import PrivacyAccount, PrivateTraining, secret_g
 from flwr_distill.client.session import Session
 from flwr_distill.client.terms import loss_terms
 from flwr_distill.client.training import soft_labels, train_round
-from flwr_distill.links.store import NodeStore
 from flwr_distill.protocol.registry import all_methods
+from flwr_distill.storage.store import NodeStore
 from flwr_distill.task.datasets import Samples
 from flwr_distill.task.evaluation import evaluate_model
 from flwr_distill.task.models import create_model

@@ -21,10 +21,10 @@ from flwr_distill.fleet.local_federation import free_ports
 from flwr_distill.links.mailbox import Mailbox, start_server
 from flwr_distill.links.records import Introduction
 from flwr_distill.links.routes import Links
-from flwr_distill.links.store import NodeStore
 from flwr_distill.links.transfer import introduce
 from flwr_distill.node.notes import Notes
 from flwr_distill.node.supervisor import MAILBOX_ENVIRONMENT
+from flwr_distill.storage.store import NodeStore
 
 RUN = 2**63 + 5
 SENDER, RECEIVER, STRANGER = 2**64 - 17, 2**64 - 18, 2**64 - 19
@@ -51,7 +51,7 @@ from dataclasses import dataclass
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr_distill.links import introduce, receive, send
-from flwr_distill.links.store import NodeStore
+from flwr_distill.storage.store import NodeStore
 
 app = ClientApp()
 

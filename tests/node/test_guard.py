@@ -56,7 +56,6 @@ from flwr_distill.links.errors import LinkError
 from flwr_distill.links.records import VIRTUAL_DATA, Introduction
 from flwr_distill.links.routes import Links
 from flwr_distill.links.seal import sealed_size
-from flwr_distill.links.store import CONTINUES, NodeStore
 from flwr_distill.links.transfer import introduce, send
 from flwr_distill.node.guard import Guard
 from flwr_distill.node.outbox import FOLDER, entries, virtual_data_file
@@ -64,6 +63,7 @@ from flwr_distill.node.policy import HOSPITAL, OPEN, STANDARD, Policy
 from flwr_distill.protocol.method import Method
 from flwr_distill.protocol.registry import find_method
 from flwr_distill.protocol.replies import REFUSED
+from flwr_distill.storage.store import CONTINUES, NodeStore
 from flwr_distill.strategies.fedlgd.method import TRAIN_VIRTUAL, VirtualTraining
 from flwr_distill_baselines.fedseq.method import PASSED_MODEL, TRAIN_IN_TURN
 

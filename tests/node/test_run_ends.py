@@ -22,11 +22,11 @@ from flwr_distill.flower.line_1_32.node.run_ends import (
 )
 from flwr_distill.flower.loop import patch_loop
 from flwr_distill.links.folder import LinkFolder
-from flwr_distill.links.store import NodeStore
 from flwr_distill.node.notes import Notes
 from flwr_distill.node.secret import appio_secret
 from flwr_distill.node.settings import NodeSettings
 from flwr_distill.node.supervisor import Node
+from flwr_distill.storage.store import NodeStore
 from tests.node.supernodes import SuperNode
 
 ENDED, RUNNING, UNKNOWN = 2**63 + 1, 2, 3

@@ -11,7 +11,7 @@ from flwr_distill.client.session import Session
 from flwr_distill.client.training import train_round
 from flwr_distill.distill.ensemble import distil_ensemble, teacher_probabilities
 from flwr_distill.links.folder import LinkFolder
-from flwr_distill.links.store import NodeStore
+from flwr_distill.storage.store import NodeStore
 from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.strategies.common.run import Run
 from flwr_distill.task.datasets import load_dataset

@@ -17,12 +17,12 @@ from flwr_distill.distill.contrastive import supervised_contrastive_loss
 from flwr_distill.distill.distribution_matching import distill_dm
 from flwr_distill.distill.gradient_matching import match_gradient
 from flwr_distill.distill.virtual_data import VirtualData
-from flwr_distill.links.store import NodeStore
 from flwr_distill.node.account import LifetimeAccount
 from flwr_distill.node.asked import Asked
 from flwr_distill.node.policy import HOSPITAL
 from flwr_distill.node.replies import OwnWords, claimed_epsilon, judge_reply
 from flwr_distill.node.rules import judge_message, judge_spending
+from flwr_distill.storage.store import NodeStore
 from flwr_distill.strategies.agreement.strategy import Agreement
 from flwr_distill.strategies.fedlgd.method import GLOBAL_DATA, GRADIENT, VIRTUAL
 from flwr_distill.strategies.fedlgd.strategy import FedLGD

@@ -10,9 +10,9 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 from safetensors.torch import load
 
-from flwr_distill.links.store import NodeStore
 from flwr_distill.protocol.arrays import as_record
 from flwr_distill.server.app import main
+from flwr_distill.storage.store import NodeStore
 from flwr_distill.task.datasets import auxiliary_images, load_dataset
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model

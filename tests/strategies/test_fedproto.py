@@ -8,12 +8,12 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 
-from flwr_distill.links.store import NodeStore
 from flwr_distill.protocol.arrays import as_record
 from flwr_distill.server.app import main
 from flwr_distill.server.export.model import ExportError, run_to_export
 from flwr_distill.server.page.run_files import read_run
 from flwr_distill.server.rounds import NothingLearntError
+from flwr_distill.storage.store import NodeStore
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model

@@ -8,7 +8,7 @@ from flwr_distill.client.session import Session
 from flwr_distill.client.terms import extractor
 from flwr_distill.distill import VirtualData
 from flwr_distill.distill.distribution_matching import distill_dm
-from flwr_distill.links.store import NodeStore
+from flwr_distill.storage.store import NodeStore
 from flwr_distill.strategies.common.traffic import BITS_PER_FLOAT
 from flwr_distill.strategies.hfldd import HFLDD
 from flwr_distill.strategies.hfldd.client import PREFIX, REFINED

@@ -414,7 +414,9 @@ def test_only_the_reader_opens_image_files():
         for room in ("cli", "client", "distill", "links", "node", "protocol", "server", "task")
         for file in (ROOT / room).rglob("*.py")
     ]
-    product += [f for room in ("fleet", "strategies") for f in (ROOT / room).rglob("*.py")]
+    product += [
+        f for room in ("fleet", "storage", "strategies") for f in (ROOT / room).rglob("*.py")
+    ]
     places = {
         str(file.relative_to(ROOT))
         for file in product

@@ -2,9 +2,9 @@
 
 import pytest
 
-from flwr_distill.links.store import SECRET
 from flwr_distill.server.record.places import returned_nodes
 from flwr_distill.server.roster import Roster
+from flwr_distill.storage.store import SECRET
 
 FIRST = 2**64 - 1000  # as in conftest.py
 BEFORE = {11: "0", 12: "1"}

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from flwr_distill.links.store import (
+from flwr_distill.storage.store import (
     CONTINUES,
     SECRET,
     SECRET_BYTES,

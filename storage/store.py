@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from flwr_distill.links import untrusted
+from flwr_distill.storage import untrusted
 from flwr_distill.task.durable import replacing
 from flwr_distill.task.errors import SettingsError
 
@@ -49,7 +49,7 @@ class NodeStore:
     """Named blobs in a node's state directory.
 
     Apps write there, and processes outside their sandbox read: links are not followed
-    (`links.untrusted`).
+    (`storage.untrusted`).
 
     Write a blob that changes every round with the store of that round (`at`). It keeps the previous
     round's blob too, so a resumed run can take up the state at the end of its checkpoint's round.
