@@ -36,14 +36,9 @@ With smaller ones the rounding of sums that travel would show in the head's weig
 class Sums:
     """Sums over samples: all that a head in closed form needs of them.
 
-    Parameters
-    ----------
-    gram : ndarray
-        Sum of ``x x^T`` over features x, (d, d), symmetric.
-    by_class : ndarray
-        Sum of the features of each class, (classes, d); this is ``Y^T X`` for one-hot Y.
-    counts : ndarray
-        Samples of each class, (classes,). With noise they are no whole numbers.
+    `gram` is the sum of ``x x^T`` over features x, (d, d); `by_class` that of the features of each
+    class, (classes, d), so ``Y^T X`` for one-hot Y; `counts` the samples of each class, (classes,).
+    With noise they are no whole numbers.
     """
 
     gram: Floats
@@ -75,15 +70,7 @@ class Sums:
     def check(self, largest: float, *, whole: bool = True) -> None:
         """Check that samples with these sums can exist, with features of norm `largest` at most.
 
-        Parameters
-        ----------
-        whole : bool (default: True)
-            Whether counts must be whole numbers; else some samples may count less.
-
-        Raises
-        ------
-        ValueError
-            If they cannot; the text says why.
+        Counts need not be `whole` if some samples may count less. Raises ValueError.
         """
         counts = self.counts
         broken = whole and (counts != np.round(counts)).any()
@@ -102,16 +89,8 @@ class Sums:
     def with_noise(self, largest: float, noise: float, generator: torch.Generator) -> "Sums":
         """The sums with Gaussian noise: differential privacy of each sample.
 
-        One sample more or less moves them by 1 / `noise` standard deviations at most, all together.
-
-        Parameters
-        ----------
-        largest : float
-            Largest norm of a sample's features.
-        noise : float
-            Noise multiplier of the Gaussian mechanism.
-        generator : torch.Generator
-            On the CPU; its state must stay secret.
+        One sample more or less, of norm `largest`, moves them by 1 / `noise` standard deviations at
+        most, all together. The generator, on the CPU, must stay secret.
         """
 
         def drawn(like: Floats) -> Floats:
@@ -128,13 +107,7 @@ class Sums:
         )
 
     def check_noisy(self, samples: int, largest: float, noise: float) -> None:
-        """Check that sums with noise are no larger than those of so many samples, and their noise.
-
-        Raises
-        ------
-        ValueError
-            If they are.
-        """
+        """Raise ValueError if sums with noise are larger than those of so many samples can be."""
         of_gram, of_classes, of_counts = deviations(largest, noise)
         for name, array, each, deviation in (
             ("products", self.gram, largest**2, of_gram),
@@ -179,24 +152,14 @@ def deviations(largest: float, noise: float) -> tuple[float, float, float]:
 def noisy_penalty(d: int, deviation: float) -> float:
     """Penalty of `ridge` on a gram matrix (d, d) with noise: twice the noise's spectral norm.
 
-    As in AdaSSP (Wang 2018), with what is known of the noise in place of an estimate from the data.
-
-    Parameters
-    ----------
-    deviation : float
-        Standard deviation of the noise on the diagonal.
+    As in AdaSSP (Wang 2018), with the known `deviation` of the noise on the diagonal in place of an
+    estimate from the data.
     """
     return 2 * deviation * math.sqrt(2 * d)
 
 
 def ridge(sums: Sums, penalty: float) -> Head:
-    """Least squares on one-hot labels, with ``penalty |W|^2`` and an intercept without penalty.
-
-    Parameters
-    ----------
-    penalty : float
-        lambda, > 0, in units of summed squared features.
-    """
+    """Least squares on one-hot labels, with ``penalty |W|^2`` and an intercept without penalty."""
     mean, centred, moved = _centred(sums)
     penalised = centred + penalty * np.eye(len(centred))
     weight = np.linalg.solve(penalised, moved.T).T.astype(np.float64)
@@ -227,12 +190,8 @@ def best_penalty(sums: Sums) -> float:
 def discriminant(sums: Sums, shrinkage: float) -> Head:
     """Linear discriminant analysis: Gaussian classes with one covariance.
 
-    A class without samples counts as half a sample at the mean of all.
-
-    Parameters
-    ----------
-    shrinkage : float
-        Share, in (0, 1], of a multiple of the identity with the same trace in the covariance.
+    A class without samples counts as half a sample at the mean of all. `shrinkage` is the share, in
+    (0, 1], of a multiple of the identity with the same trace in the covariance.
     """
     covariance = sums.within() / sums.size
     d = len(covariance)

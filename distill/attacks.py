@@ -1,9 +1,8 @@
-"""Membership attacks on virtual data, by one who has seen many sets of others' beside them.
+"""Membership attacks on virtual data, by an attacker with many sets of other nodes' data.
 
-The attacker knows all images in question, the distiller, its settings and the seed of all its
-draws, and has `distill.shadows` made of random halves of the same images. What an attack sees of an
-image becomes a likelihood ratio, by what the same attack sees of the other sets (LiRA,
-`distill.membership.left_out_scores`).
+The attacker knows all images in question, the distiller, its settings and the seed of all draws. It
+has made `distill.shadows` of random halves of the same images. What an attack sees of an image
+becomes a likelihood ratio by what it sees of the other sets (LiRA, `left_out_scores`).
 """
 
 from collections.abc import Callable, Sequence
@@ -70,10 +69,7 @@ def attack_scores(
     members : ndarray
         Which candidates each set was made from, bool (sets, n), drawn with probability 1/2.
     versions, virtual_labels : Tensor
-        What each set became, decoded: float32 (versions, sets, m, C, H, W); int64 (m,), of each set
-        alike.
-    num_classes : int
-        Of the task.
+        What each set became, decoded: float32 (versions, sets, m, C, H, W); int64 (m,).
     formation : int (default: 1)
         Smaller images along each side of what was sent.
     seed : int (default: 0)
@@ -81,8 +77,7 @@ def attack_scores(
     networks : Sequence[Network]
         That later versions were refreshed with, in place of the bank's.
     progress : callable, optional (default: None)
-        Gets, after each set of each version is attacked by a trained network, which takes longest,
-        how many are, and of how many; and 0.
+        Reports the sets attacked by trained networks, which take longest.
     """
     coarse = Formation.of(formation, images.shape).coarse(images)
     targets = functional.one_hot(virtual_labels, num_classes).double() - 1 / num_classes
@@ -152,11 +147,7 @@ def _nearness(images: Tensor, labels: Tensor, virtual: Tensor, virtual_labels: T
 def shares_by_least_squares(real: Tensor, means: Tensor) -> Tensor:
     """Share of each image in each mean, by ridge regression, float64 (sets, n).
 
-    Parameters
-    ----------
-    real, means : Tensor
-        Features (n, d) of the images of a class and (sets, d) of what they were distilled to, both
-        less the mean of all images.
+    Takes features (n, d) of a class's images, and (sets, d) of virtual ones, less the mean of all.
     """
     n = len(real)
     products = _products(torch.cat([real, means]))
@@ -170,14 +161,8 @@ def shares_by_shadows(real: Tensor, means: Tensor, members: Tensor) -> Tensor:
     Virtual means miss those of the members: distillation ends early, and pixels are rounded. If
     these errors are normal, with the covariance that they have in the shadows, and images members
     with probability 1/2, then this regression has the posterior mean. It explains what is seen by
-    the images and by the errors of shadows side by side.
-
-    Parameters
-    ----------
-    real, means : Tensor
-        See `shares_by_least_squares`.
-    members : Tensor
-        Which images of the class each set has, bool (sets, n). A set's own row is not used for it.
+    the images and by the errors of shadows side by side. See `shares_by_least_squares`; `members`
+    is bool (sets, n), and a set's own row is not used for it.
     """
     n, sets = len(real), len(means)
     products = _products(torch.cat([real, means]))
@@ -200,8 +185,8 @@ def shares_by_shadows(real: Tensor, means: Tensor, members: Tensor) -> Tensor:
 def learned_log_odds(seen: Tensor, members: Tensor) -> Tensor:
     """Log-odds of membership (sets, n), by ridge regression on what is seen of a set, (sets, d).
 
-    These are scores as they are: a likelihood ratio by the predictions for other sets would find
-    a set's own membership in them, as they were learned from it.
+    These are the scores: a likelihood ratio by the predictions for other sets, which were learned
+    from a set's own membership, would find that.
     """
     seen = seen.double() - seen.double().mean(0)
     targets = members.double() - 0.5  # their expectation; a mean of the others would tell of a set
@@ -240,10 +225,9 @@ def matched_features(
     network: Network | None = None,
     networks: int | None = None,
 ) -> Callable[[Tensor], Tensor]:
-    """Features (n, d) by networks that distribution matching has, of images like these.
+    """Features (n, d) by the networks of distribution matching, or the first `networks` of them.
 
-    All of these networks, or the first `networks`. Of vectors, and of images with a side below 4
-    pixels, which no network can see, the numbers themselves.
+    Of vectors and of images with a side below 4 pixels, the numbers themselves.
     """
     if min(images.shape[-2:]) < SMALLEST_SIDE:
         return lambda others: others.flatten(1)

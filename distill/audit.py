@@ -41,20 +41,9 @@ REFRESH_STEPS = 20
 
 @dataclass(frozen=True)
 class Setting:
-    """What is audited.
+    """Distiller, start, and numbers of an audited distillation; see `distill.registry.Distiller`.
 
-    Parameters
-    ----------
-    distiller, start : str
-        Names, see `distill.registry` and `distill.starts`.
-    per_class : int
-        Virtual images of a class.
-    formation : int (default: 1)
-        Smaller images along each side of a virtual one; 0 lets the distiller choose.
-    steps : int, optional (default: None)
-        None takes the distiller's own.
-    refreshes : int (default: 0)
-        Times that the virtual data are refined by another network, and sent again.
+    `refreshes`: times that the virtual data are refined by another network, and sent again.
     """
 
     distiller: str
@@ -66,22 +55,10 @@ class Setting:
 
 
 class Halves(NamedTuple):
-    """Random halves of some images, and what each became, as it arrives.
+    """Random halves of some images, and the virtual data of each as it arrives.
 
-    Parameters
-    ----------
-    images, labels : Tensor
-        Candidates, float32 (n, C, H, W) and int64 (n,).
-    kinds : ndarray
-        Of each "usual", or the kind of canary, (n,).
-    members : ndarray
-        bool (sets, n).
-    versions : Tensor
-        Virtual images, decoded, float32 (1 + refreshes, sets, m, C, H, W).
-    virtual_labels : Tensor
-        int64 (m,).
-    formation : int
-        Smaller images along each side of what was sent.
+    Candidates: float32 (n, C, H, W), int64 (n,), their kinds (n,): "usual", or of canary. Members:
+    bool (sets, n). Virtual images, decoded: float32 (1 + refreshes, sets, m, C, H, W), int64 (m,).
     """
 
     images: Tensor
@@ -94,10 +71,9 @@ class Halves(NamedTuple):
 
 
 class Attacked(NamedTuple):
-    """What an attacker finds by each attack.
+    """Scores (attacks, sets, n), members (sets, n) and kinds of images (n,).
 
-    Scores have the shape (attacks, sets, n), members (sets, n), kinds of images (n,). `nearer` has
-    the shape (3, sets): pixels, features and chance of `Reconstruction`.
+    `nearer` has the shape (3, sets): pixels, features and chance of `Reconstruction`.
     """
 
     members: Flags
@@ -107,17 +83,11 @@ class Attacked(NamedTuple):
 
 
 class Reconstruction(NamedTuple):
-    """Share of virtual images that are nearer to an image of their set than to any other.
+    """Share of virtual images that are nearer to an image of their set than to others.
 
-    Of small ones, where an image holds several. The others are ordinary images that the set was not
-    made from. Means over the sets, with 95 % intervals of these.
-
-    Parameters
-    ----------
-    pixels, features : Interval
-        By root mean square difference of pixels; of features in random networks.
-    by_chance : float
-        The share if virtual images tell nothing of single ones.
+    Of small ones, where an image holds several, and among ordinary images: by pixels (root mean
+    square), by features of random networks, and the share if virtual images tell nothing. Means
+    over sets, 95 % intervals.
     """
 
     pixels: Interval
@@ -128,8 +98,7 @@ class Reconstruction(NamedTuple):
 class Finding(NamedTuple):
     """What one attack finds; shares of the sets' images, with 95 % intervals.
 
-    `worst` has, by kind of canary, the share found where 0.1 % of the same kind are accused
-    falsely.
+    `worst`: by kind of canary, the share found where 0.1 % of the same kind are accused falsely.
     """
 
     attack: str
@@ -156,8 +125,6 @@ def distilled_halves(
     ----------
     images, labels : Tensor
         Candidates: float32 (n, C, H, W), int64 (n,).
-    num_classes : int
-        Of the task.
     sets : int
         Halves, and one more than the shadows of each.
     canaries : int
@@ -237,11 +204,10 @@ def attack(
     networks: Sequence[Network] = (),
     progress: Progress | None = None,
 ) -> Attacked:
-    """Guess each half from what it became, with all others as shadows (`distill.attacks`).
+    """Attack each half with all others as shadows (`distill.attacks`).
 
-    `progress` gets how far the attacks are. The other arguments are those of `distilled_halves`,
-    which the attacker knows. Each seventh score joins six attacks. Of refreshed data all versions
-    are attacked, and the first alone, which may tell more than with the others beside it.
+    Arguments are those of `distilled_halves`, which the attacker knows. Each seventh score joins
+    six attacks. Refreshed data is attacked with all versions, and with the first alone.
     """
     parts = []
     for known in (networks, ()) if networks else ((),):

@@ -1,7 +1,7 @@
 """What attacks found in virtual data of each kind: numbers of ``python -m benchmarks.audit``.
 
-Of digits in three classes, by the strongest attack on each (docs/privacy.md). Other data have other
-numbers; ``flwr-distill audit`` measures them.
+Of digits in three classes, by the strongest attack on each (docs/privacy.md); ``flwr-distill
+audit`` measures other data.
 """
 
 from typing import NamedTuple
@@ -14,19 +14,7 @@ from flwr_distill.distill.virtual_data import VirtualData
 
 
 class Kind(NamedTuple):
-    """Virtual data that were audited.
-
-    Parameters
-    ----------
-    distiller, start : str
-        Names, see `distill.registry` and `distill.starts`.
-    formation : int
-        Smaller images along each side of a virtual one.
-    per_class : int
-        Virtual images of a class.
-    real : int
-        Real images of a class, which they were made from.
-    """
+    """Virtual data that were audited: `per_class` images from `real` real ones of each class."""
 
     distiller: str
     start: str
@@ -38,12 +26,8 @@ class Kind(NamedTuple):
 class Audited(NamedTuple):
     """Shares of the real images found where 0.1 % of others are accused falsely.
 
-    Parameters
-    ----------
-    ordinary : float
-        Of usual images.
-    worst : float
-        Of those that are found most easily: wrongly labelled, unlike all others, or there twice.
+    `ordinary` of usual images; `worst` of those that are found most easily: wrongly labelled,
+    unlike all others, or there twice.
     """
 
     ordinary: float
@@ -105,14 +89,7 @@ def audited(virtual: VirtualData, real_labels: Tensor) -> Audited | None:
 
     Neither features nor images under differential privacy were. Where this very kind was not, the
     next worse one counts: more virtual images of a class, of fewer real ones, that start as real
-    images.
-
-    Parameters
-    ----------
-    virtual : VirtualData
-        With as many images of each class.
-    real_labels : Tensor
-        Of the real images, int64 (n,).
+    images. The data has as many images of each class.
     """
     if are_vectors(virtual.images.shape):
         return None

@@ -1,8 +1,7 @@
 """Differentiable Siamese augmentation (Zhao and Bilen 2021), without flips.
 
-Each draw is one linear or affine map, applied to both real and virtual images and differentiable by
-its input. Strengths are those of the published DSA code. No flips: they turn digits into other
-shapes.
+Each draw is one linear or affine map, for real and virtual images alike. Strengths are those of the
+published DSA code. Flips would turn digits into other shapes.
 """
 
 import math
@@ -18,15 +17,7 @@ _Draw = Callable[[], float]
 
 @dataclass(frozen=True, eq=False)
 class Augmentation:
-    """A kind of map, and what was drawn for it.
-
-    Parameters
-    ----------
-    kind : callable
-        Maps images (n, C, H, W) by the parameters.
-    parameters : tuple of Tensor
-        On the device of the images.
-    """
+    """A kind of map of images (n, C, H, W), with the parameters that were drawn for it."""
 
     kind: Callable[..., Tensor]
     parameters: tuple[Tensor, ...]
@@ -44,8 +35,7 @@ class Augmentation:
 def draw_augmentation(height: int, width: int, generator: torch.Generator) -> Augmentation:
     """Draw one augmentation for images of shape (n, C, height, width) on the CPU.
 
-    Colour (brightness, saturation, contrast), shift, cutout, scale or rotation, with equal
-    probability. The generator must be on the CPU.
+    Colour (brightness, saturation, contrast), shift, cutout, scale or rotation, equally likely.
     """
 
     def uniform() -> float:

@@ -16,19 +16,10 @@ logger = logging.getLogger("distill")
 
 
 def choose(present: int, num_classes: int, shape: Sequence[int]) -> tuple[str, str]:
-    """Choose a method; see docs/archive/benchmarks.md for why.
+    """Method ("kip", "kip-negatives" or "dm") and the reason, for the log.
 
-    Parameters
-    ----------
-    present, num_classes : int
-        Classes with images, and of the task.
-    shape : Sequence[int]
-        Of the images, (..., H, W).
-
-    Returns
-    -------
-    tuple[str, str]
-        Method ("kip", "kip-negatives" or "dm") and the reason, for the log.
+    By the classes that a node has, those of the task, and the images' shape (..., H, W). See
+    docs/archive/benchmarks.md for why.
     """
     share = f"the node has {present} of {num_classes} classes"
     if best_formation(shape) > 1:

@@ -26,12 +26,8 @@ def contact_sheet(
 
     Parameters
     ----------
-    images : Tensor
-        float32 (n, C, H, W); in colour if C is 3, else the mean over channels in grey.
-    labels : Tensor
-        int64 (n,).
-    class_names : Sequence[str]
-        One per class.
+    images, labels : Tensor
+        float32 (n, C, H, W), in colour if C is 3, else the mean over channels in grey; int64 (n,).
     formation : int (default: 1)
         Smaller images along each side of an image, see `distill.formation`.
     limits : tuple[float, float], optional (default: None)

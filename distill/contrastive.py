@@ -13,22 +13,9 @@ def supervised_contrastive_loss(
     """Mean over anchors of how unlikely their positives are (FedLGD eq. 2-4).
 
     For an anchor j with positives P(j), the other samples of its class: ``-1/|P(j)| sum_{p in P(j)}
-    log(exp(f_j f_p / temperature) / sum_{a != j} exp(f_j f_a / temperature))``, with features of
-    unit length. The mean is over anchors with a positive.
-
-    Parameters
-    ----------
-    features : Tensor
-        (n, d), of any length.
-    labels : Tensor
-        Class of each sample, int64 (n,).
-    temperature : float (default: 0.07)
-        Default of the published codes (SupCon, FedLGD).
-
-    Returns
-    -------
-    Tensor
-        Scalar; 0 if no two samples share a class.
+    log(exp(f_j f_p / temperature) / sum_{a != j} exp(f_j f_a / temperature))``, with features (n,
+    d) scaled to unit length and labels int64 (n,). The mean is over anchors with a positive; 0 if
+    none has one. The default temperature is that of the published codes (SupCon, FedLGD).
     """
     unit = functional.normalize(features, dim=1)
     itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)

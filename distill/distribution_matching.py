@@ -1,8 +1,8 @@
 """Distribution matching (Zhao and Bilen 2023): match class means of random features.
 
-The published loop draws a network and an augmentation per step and runs hundreds of real images per
-class through them. Here a **bank** of such pairs is drawn once, with the real class means of each;
-steps cycle through the bank and only process virtual images.
+The published loop draws a network and an augmentation per step and passes hundreds of real images
+through them. Here a **bank** of such pairs is drawn once, with the real class means of each. Steps
+cycle through the bank and only process virtual images.
 """
 
 import math
@@ -50,10 +50,9 @@ Network = Callable[[Tensor], Tensor]
 
 
 class Effort(NamedTuple):
-    """Steps, filters per block and number of networks that distribution matching takes.
+    """Steps, filters per block and number of networks of distribution matching.
 
-    `small`: random networks see the small images that an image holds in their own size, and give
-    features of all depths.
+    `small`: networks see small images in their own size, and give features of all depths.
     """
 
     small: bool
@@ -63,7 +62,7 @@ class Effort(NamedTuple):
 
 
 def own_effort(shape: Sequence[int], formation: int, network: Network | None) -> Effort:
-    """What `distill_dm` takes if not told, for images of shape (..., H, W)."""
+    """Defaults of `distill_dm` for images of shape (..., H, W)."""
     formation = formation or best_formation(shape)
     fits = min(shape[-2:]) // formation >= SMALLEST_SIDE
     if formation > 1 and network is None and fits:
@@ -162,39 +161,34 @@ def distill_dm(
 ) -> VirtualData:
     """Distil by distribution matching (Zhao and Bilen 2023, eq. 5 and algorithm 1).
 
-    Works with a single class too. The real images of a large class are split into groups that look
-    alike (`alike`), and the virtual ones match the mean of a group each: of a class's mean alone
-    they would all show much the same. A group has at least 50 images, and there are as many as the
-    smallest class allows. Means use at most 256 images per class, or 64 per group if those are
-    more, redrawn for each network of the bank.
+    The real images of a large class are split into groups that look alike (`alike`), and virtual
+    images match the mean of a group each: with the class's mean alone they would all show much the
+    same. A group has at least 50 images, and there are as many as the smallest class allows. Means
+    use at most 256 images per class, or 64 per group if those are more, redrawn for each network.
 
     Where virtual images hold smaller ones of at least 8 pixels a side, real images are shrunk to
-    these, instead of enlarging what is learned: a step costs a quarter with a formation of 2, and
-    more steps are worth more than more pixels. Random networks then give features of all depths, as
-    the last ones are too few to tell what an image should look like. The start is smooth, since
-    matching takes away little of the noise that it begins with. The learning rate (of Adam, in
-    units of normalised pixels) falls from 0.1 to 0 as a cosine does, and pixels stay within the
-    real ones' values. Whole images have a rate of 0.05 throughout; so have small ones that a given
-    `network` sees.
+    these. A step then costs a quarter with a formation of 2, and more steps are worth more than
+    more pixels. Random networks give features of all depths, as the last ones are too few; the
+    start is smooth, since matching removes little of the initial noise. The learning rate (of Adam,
+    in units of normalised pixels) falls from 0.1 to 0 as a cosine, and pixels stay within the real
+    ones' values. Otherwise, or with a `network`, the rate is 0.05 throughout.
 
     Parameters
     ----------
     images, labels, num_classes, per_class, init, generator, device, progress, formation
-        See `distill.registry.Distiller`, also for the result and errors. Images must be at least 4
-        pixels a side. Vectors (n, d, 1, 1) are compared as they are, without a network.
+        See `distill.registry.Distiller`. Images must be at least 4 pixels a side; vectors
+        (n, d, 1, 1) are compared directly, without a network.
     steps : int, optional (default: None)
         None means 400, or 600 for small images in their own size.
     width : int, optional (default: None)
         Filters per block of the random ConvNets; None means 64, or 32 for small images.
     bank : int, optional (default: None)
-        Pairs of network and augmentation, used in turn; at most `steps` are drawn. None means 40,
-        or 20 for small images.
+        Pairs of network and augmentation; at most `steps` are drawn. None means 40, or 20 for
+        small images.
     network : Network, optional (default: None)
-        Network on the same device to use instead of random ones; FedLGD's iterative distillation
-        (its eq. 1) passes the current global model's features.
+        On the same device, instead of random ones: FedLGD (eq. 1) passes the global model's.
     initial_images : Tensor, optional (default: None)
-        Virtual images to continue from instead of `init`, (classes present * per_class, C, H, W),
-        sorted by class.
+        Virtual images to continue from, (classes present * per_class, C, H, W), sorted by class.
     """
     check_inputs(
         images,
@@ -272,9 +266,9 @@ def match_means(
 ) -> None:
     """Optimise virtual images in place so that their group means match those of the probes.
 
-    `virtual` has the shape (groups, per_group, C, H, W), where a group may be a class; it is
-    decoded by `formation`. Each learning rate is a step with the next probe, after which pixels are
-    brought `within` the least and the largest value. On a GPU, only `progress` waits for it.
+    `virtual` has the shape (groups, per_group, C, H, W) and is decoded by `formation`. Each
+    learning rate is a step with the next probe, after which pixels are clamped to `within`. On a
+    GPU, only `progress` waits for it.
     """
     optimizer = torch.optim.Adam([virtual])
     loss_and_gradient = graphed(Probe.loss_and_gradient, virtual.device)
@@ -292,10 +286,10 @@ def match_means(
 
 
 def alike(images: Tensor, groups: int) -> list[Tensor]:
-    """Places of images (n, C, H, W) by groups of one size, or two, that look alike.
+    """Places of images (n, C, H, W) in groups of one size, or two, that look alike.
 
     Cuts along the first principal component of the images at 8 x 8 pixels, or of vectors, and each
-    part again. This is done on the CPU: a GPU's eigenvectors may point the other way.
+    part again. On the CPU: a GPU's eigenvectors may point the other way.
     """
     vectors = are_vectors(images.shape)
     small = images if vectors else functional.adaptive_avg_pool2d(images, COARSE)

@@ -21,17 +21,7 @@ TINY = 1e-12
 
 @dataclass(frozen=True)
 class Distilled:
-    """Result of a distillation.
-
-    Parameters
-    ----------
-    epochs : int
-        Epochs trained, including those without improvement.
-    best_epoch : int
-        Epoch of the student that was kept; 0 is the untrained one.
-    loss : float
-        Its loss on the held-out part, in nats.
-    """
+    """Epochs trained, the epoch of the student kept (0 is untrained), its held-out loss in nats."""
 
     epochs: int
     best_epoch: int
@@ -45,7 +35,7 @@ def teacher_probabilities(
     average: Average = "probabilities",
     cut: int = 0,
 ) -> Tensor:
-    """Weighted mean of the members' outputs (FedHEAD, step 4).
+    """Weighted mean of the members' outputs, (n, classes) (FedHEAD, step 4).
 
     ``sum_k p_k f(x; w_k) / sum_k p_k``, with f the softmax outputs; or the softmax of the mean of
     the logits (as in FedDF). Uses one member at a time, so an iterator may load them one by one.
@@ -59,18 +49,13 @@ def teacher_probabilities(
     average : str (default: "probabilities")
         ``probabilities`` or ``logits``: what is averaged.
     cut : int (default: 0)
-        With more, the mean is not weighted, and leaves out that many of the highest and of the
-        lowest outputs for each sample and class; all members' outputs are then held at once.
-
-    Returns
-    -------
-    Tensor
-        Probabilities (n, classes).
+        If > 0, the mean is not weighted and omits that many of the highest and of the lowest
+        outputs for each sample and class; all members' outputs are then in memory.
 
     Raises
     ------
     DistillError
-        If there are no members or no samples.
+        If there are no samples, no members, or too few to cut.
     """
     if not len(inputs):
         raise DistillError("an ensemble needs at least one sample")
@@ -85,21 +70,10 @@ def teacher_probabilities(
 
 
 def saving(teacher: Tensor, student: nn.Module, inputs: Tensor, labels: Tensor) -> float:
-    """Share of a student's cross-entropy that its teacher saves on labelled samples.
+    """Share, at most 1, of a student's cross-entropy that its teacher saves on labelled samples.
 
-    Parameters
-    ----------
-    teacher : Tensor
-        Output of `teacher_probabilities` on the samples, (n, classes).
-    student : nn.Module
-        On the teacher's device; left in evaluation mode.
-    inputs, labels : Tensor
-        Samples (n, ...) and classes (n,), on that device or in main memory.
-
-    Returns
-    -------
-    float
-        At most 1; 0 or less where the student is as good already.
+    `teacher` is the output of `teacher_probabilities` on the samples, (n, classes), on the device
+    of `student`, which is left in evaluation mode.
     """
     labels = labels.to(teacher.device)
     own = float(functional.cross_entropy(_logits(student, inputs), labels))
@@ -120,15 +94,14 @@ def distil_ensemble(
 ) -> Distilled:
     """Train a student on a teacher's outputs, with early stopping (FedHEAD, step 4; FedHEAD+).
 
-    The loss is ``KL(teacher || student)``, averaged over samples, minimised by Adam. A tenth of the
-    samples (at least one) is held out; training stops when the loss there has not fallen for
-    ``patience`` epochs. The student with the lowest loss is kept, which may be the untrained one. A
-    single sample serves as both parts.
+    Adam minimises ``KL(teacher || student)``, averaged over samples. A tenth of the samples (at
+    least one) is held out; the student with the lowest loss there is kept, which may be the
+    untrained one. A single sample serves as both parts.
 
     Parameters
     ----------
     student : nn.Module
-        Trained in place, on the device of ``teacher``. Left in evaluation mode.
+        Trained in place, on the device of `teacher`. Left in evaluation mode.
     inputs : Tensor
         Samples x, (n, ...), on that device or in main memory; no labels needed.
     teacher : Tensor
@@ -137,12 +110,10 @@ def distil_ensemble(
         Maximum passes over the samples; n_s on a leader, n_g on the server.
     patience : int (default: 5)
         Epochs without improvement before training stops.
-    lr : float (default: 1e-3)
-        Learning rate of Adam.
-    weight_decay : float (default: 1e-4)
-        L2 penalty of Adam.
+    lr, weight_decay : float (default: 1e-3, 1e-4)
+        Of Adam.
     batch_size : int (default: 128)
-        Samples per minibatch. A last minibatch of one sample is skipped, as in local training.
+        A last minibatch of one sample is skipped, as in local training.
     generator : torch.Generator
         For the held-out part and minibatches, on the CPU.
 

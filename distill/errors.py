@@ -1,11 +1,4 @@
-"""Errors of this package.
-
-::
-
-    ValueError
-    └── DistillError          a distillation is not possible with these arguments
-        └── VirtualDataError  virtual data is malformed or does not fit the task
-"""
+"""Errors of distillation."""
 
 
 class DistillError(ValueError):

@@ -28,9 +28,9 @@ class RandomConvNet:
     average pooling: the papers' three for up to 45 pixels a side, or fewer so that at least 2
     remain; for larger images as many as bring the shorter side closest to 4.
 
-    With `all_depths` the features are those after each block, side by side, scaled so that each
-    block adds as much to a squared distance, however many numbers it has. Maps of more than 8
-    pixels a side are averaged to 8, so that those of large images fit in memory.
+    With `all_depths` the features are those after each block, each scaled to add as much to a
+    squared distance. Maps of more than 8 pixels a side are averaged to 8, so that they fit in
+    memory.
     """
 
     filters: tuple[Tensor, ...]
@@ -47,13 +47,7 @@ class RandomConvNet:
         *,
         all_depths: bool = False,
     ) -> "RandomConvNet":
-        """Draw a network with He-normal filters, `width` per block; the generator is on the CPU.
-
-        Raises
-        ------
-        DistillError
-            If `side`, the images' shorter side, is below 4 pixels.
-        """
+        """Draw He-normal filters, `width` per block, for a shorter side of at least 4 pixels."""
         if side < SMALLEST_SIDE:
             raise DistillError(
                 f"images must be at least {SMALLEST_SIDE} pixels a side for ConvNet features, "

@@ -19,15 +19,7 @@ TRIAL_STEPS = 2
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a distillation will take.
-
-    Parameters
-    ----------
-    seconds : float
-        From start to end.
-    memory : int
-        Most bytes in use at once: by the whole process or, where it computes on one, on the GPU.
-    """
+    """Seconds from start to end, and most bytes in use at once (on the GPU, if it computes)."""
 
     seconds: float
     memory: int
@@ -42,16 +34,9 @@ def forecast(
 ) -> Forecast:
     """Begin a distillation a few times, and extrapolate from two steps.
 
-    Preparing is taken to cost the same whatever the steps. Where the method has an argument `bank`,
-    the networks that it draws first, the cost of one more is counted for all; with None as its
-    default, for as many as distribution matching draws. A first trial is not counted: it warms up.
-
-    Parameters
-    ----------
-    name : str
-        Of the distiller; not "auto", which has to be resolved first (`distill.auto.resolved`).
-    images, labels, device, **arguments
-        As for the distiller, without `progress`.
+    Takes the arguments of the distiller `name` (not "auto", see `distill.auto.resolved`). Preparing
+    is taken to cost the same whatever the steps. Where the method has an argument `bank`, the
+    networks that it draws first, the cost of one more is counted for all. A first trial warms up.
     """
     method = distiller(name)
     bank = signature(method).parameters.get("bank")

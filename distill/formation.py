@@ -31,16 +31,8 @@ class Formation:
     """Packs `factor` x `factor` images into the pixels of one, and enlarges them again.
 
     Both are linear maps of rows and columns, so a gradient passes back by their transpose. Where
-    `factor` does not divide a side, tiles differ by one pixel. With a factor of 1 nothing is done.
-
-    Parameters
-    ----------
-    factor : int
-        Tiles along each side.
-    enlarge : tuple of Tensor
-        (factor * H, H) and (factor * W, W): from each tile to the full size, bilinear.
-    shrink : tuple of Tensor
-        (H, factor * H) and (W, factor * W): from the full size to each tile, by averages.
+    `factor` does not divide a side, tiles differ by one pixel. `enlarge` are the matrices (factor *
+    H, H) and (factor * W, W), bilinear; `shrink` (H, factor * H) and (W, factor * W), averages.
     """
 
     factor: int
@@ -51,13 +43,7 @@ class Formation:
     def of(
         cls, factor: int, shape: Sequence[int], device: torch.device | str = "cpu"
     ) -> "Formation":
-        """The formation of images of shape (..., H, W).
-
-        Raises
-        ------
-        DistillError
-            If `factor` is out of range, or larger than the images.
-        """
+        """Formation of images of shape (..., H, W); DistillError if `factor` is out of range."""
         most = largest_formation(shape)
         if not 1 <= factor <= most:
             height, width = shape[-2:]

@@ -1,8 +1,4 @@
-"""Gradient matching, the server's step of FedLGD, which has gradients only.
-
-Learns virtual images whose gradient through a model points the same way as that of real ones
-(dataset condensation; Zhao, Mopuri and Bilen 2021).
-"""
+"""Gradient matching, FedLGD's server step: dataset condensation (Zhao, Mopuri and Bilen 2021)."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -21,22 +17,12 @@ LEARNING_RATE = 0.1
 
 
 def gradient_distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    """Sum over layers and output nodes of 1 - cos (FedLGD eq. 5-6; DC eq. 10).
+    """Sum over layers and output nodes of 1 - cos (FedLGD eq. 5-6; DC eq. 10); a scalar.
 
-    An output node is a row of the weight flattened to (out, all inputs); one-dimensional parameters
-    (biases, norm scales) are skipped. The length of a row does not matter, so weight differences
-    work as well as gradients. A row of norm below 1e-8, which has no direction, counts close to 1
-    (a zero row exactly 1). Where a row of `b` is zero, that of `a` has zero gradient.
-
-    Parameters
-    ----------
-    a, b : Sequence[Tensor]
-        One gradient per parameter, with the same shapes in the same order.
-
-    Returns
-    -------
-    Tensor
-        Scalar between 0 and twice the number of output nodes.
+    `a` and `b` have one gradient per parameter, in the same order. An output node is a row of the
+    weight flattened to (out, all inputs); parameters of one dimension are skipped. Lengths of rows
+    do not matter, so weight differences work too. A row without direction (norm below 1e-8) counts
+    as 1; where it is in `b`, that of `a` has zero gradient.
     """
     distance = torch.zeros((), device=a[0].device)
     for x, y in zip(a, b, strict=True):
@@ -59,31 +45,19 @@ def match_gradient(
 ) -> Tensor:
     """Refine virtual images until a model's gradient on them matches a target (FedLGD eq. 5-6).
 
-    The gradient is that of the mean cross-entropy over all images, decoded, at the current
-    parameters of `model`. Works on a copy in evaluation mode: batch norm uses its running
-    statistics, dropout is off.
-
-    Optimises the pixels by Adam. The published code's 500 steps of SGD (learning rate 1, momentum
-    0.5) barely move images that start as noise.
+    The gradient is that of the mean cross-entropy over all decoded images, in evaluation mode:
+    batch norm uses running statistics. Optimises the pixels by Adam: the published code's 500 steps
+    of SGD (learning rate 1, momentum 0.5) barely move images that start as noise.
 
     Parameters
     ----------
-    images : Tensor
-        float32 (n, C, H, W), on the device of `model`.
-    labels : Tensor
-        int64 (n,).
+    images, labels : Tensor
+        float32 (n, C, H, W) on the device of `model`, and int64 (n,).
     target : Mapping[str, Tensor]
-        By parameter name: a gradient, or anything in its direction, such as the weights before
-        training minus those after. Must have all trained parameters of two or more dimensions;
-        others are ignored.
-    model : nn.Module
-        Maps images to logits.
-    steps : int (default: 100)
-        Steps of Adam.
+        By parameter name: a gradient, or anything in its direction, such as weights before training
+        minus those after. Must have all trained parameters of two or more dimensions.
     learning_rate : float (default: 0.1)
         In units of normalised pixels.
-    progress : callable, optional (default: None)
-        Called after each step with (steps done, all steps, distance before the step).
     formation : int (default: 1)
         Smaller images along each side of an image, see `distill.formation`.
 

@@ -9,13 +9,7 @@ from flwr_distill.distill.errors import DistillError
 def check_inputs(
     images: Tensor, labels: Tensor, *, num_classes: int, per_class: int, steps: int
 ) -> None:
-    """Check that images are finite float32 (n, C, H, W) and labels int64 (n,) below num_classes.
-
-    Raises
-    ------
-    DistillError
-        Names the argument, its value and the remedy.
-    """
+    """Raise `DistillError` unless images are finite float32 (n, C, H, W), labels int64 (n,)."""
     for name, value in [("num_classes", num_classes), ("per_class", per_class), ("steps", steps)]:
         if value < 1:
             raise DistillError(f"{name} must be at least 1, got {value}")

@@ -1,8 +1,8 @@
 """Kernel inducing points (Nguyen et al. 2021), the distiller of HFLDD's eq. 1.
 
 Learns the virtual images from which kernel ridge regression best predicts the real labels. The
-gradient is written out instead of taken by autograd: a step is a few float32 matrix products and
-one float64 Cholesky factorisation.
+gradient is written out: a step is a few float32 matrix products and a float64 Cholesky
+factorisation.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,23 +48,12 @@ def distill_kip(
     with_negatives: bool = False,
     learning_rate: float = LEARNING_RATE,
 ) -> VirtualData:
-    """Distil by kernel inducing points (HFLDD eq. 1).
+    """Distil by kernel inducing points (HFLDD eq. 1); see `distill.registry.Distiller`.
 
-    Targets are one-hot labels minus 1 / num_classes. Each step predicts 256 newly drawn real images
-    (all, if there are fewer). With a single class the targets are constant and there is nothing to
-    learn, unless `with_negatives` is set.
-
-    Parameters
-    ----------
-    images, labels, num_classes, per_class, init, generator, device, progress, formation
-        See `distill.registry.Distiller`, also for the result and errors.
-    steps : int, optional (default: None)
-        None means 300.
-    with_negatives : bool (default: False)
-        Also contrast with images of no class (`distill.negatives`): 100 stay next to the virtual
-        images; of 300 more, each step predicts 100. None of them leaves the node.
-    learning_rate : float (default: 0.1)
-        For Adam.
+    Targets are one-hot labels minus 1 / num_classes. Each of the 300 steps predicts 256 newly drawn
+    real images (all, if there are fewer). With a single class the targets are constant and there is
+    nothing to learn, unless `with_negatives` is set. Then 100 images of no class stay next to the
+    virtual images; of 300 more, each step predicts 100. None of them leaves the node.
     """
     (virtual,) = distill_kip_many(
         [(images, labels)],
@@ -113,24 +102,9 @@ def distill_kip_many(
 ) -> list[VirtualData]:
     """Distil the data of several nodes together; each result is as from `distill_kip` alone.
 
-    Sets with the same number of classes, and the same number of images (or more than 256), form one
-    batch: small problems are many times faster together.
-
-    Parameters
-    ----------
-    sets : Sequence[tuple[Tensor, Tensor]]
-        Images and labels of each node; all images have one shape (C, H, W).
-    generators : Sequence[torch.Generator]
-        One per set.
-    num_classes, per_class, init, steps, device, formation, with_negatives, learning_rate
-        See `distill_kip`.
-    progress : callable, optional (default: None)
-        As for `distill_kip`; a batch reports its mean loss.
-
-    Returns
-    -------
-    list[VirtualData]
-        In the order of `sets`.
+    `sets` has images and labels of each node, all of one shape (C, H, W), `generators` one for
+    each. Sets with the same number of classes, and the same number of images (or more than 256),
+    form one batch, which reports its mean loss: small problems are many times faster together.
     """
     steps, formation = STEPS if steps is None else steps, formation or 1
     batches: dict[tuple[int, int], list[_Problem]] = {}
@@ -195,21 +169,10 @@ def kip_gradient(
 
         loss = 1/2 || Y_T - K_TS (K_SS + ridge I)^-1 Y_S ||^2 / |T|
 
-    The division by |T| makes the loss independent of the minibatch size. If K_SS is not positive
+    The division by |T| makes the loss independent of the minibatch size. Virtual points are (...,
+    n, d) with targets (..., n, k), real ones (..., m, d) and (..., m, k). If K_SS is not positive
     definite in float32 (nearly equal points), everything is computed in float64; to know that, the
-    host waits for a GPU.
-
-    Parameters
-    ----------
-    virtual, virtual_targets : Tensor
-        (..., n, d) and (..., n, k); leading dimensions are separate problems.
-    real, real_targets : Tensor
-        (..., m, d) and (..., m, k).
-
-    Raises
-    ------
-    DistillError
-        If the regression fails in float64 too: the virtual points are NaN or infinite.
+    host waits for a GPU. Raises DistillError if float64 fails too: the points are NaN or infinite.
     """
     regression = _Regression.of(virtual, real)
     if regression.failed.any():
@@ -326,9 +289,9 @@ def _optimised(
 ) -> Tensor:
     """Minimise eq. 1 for problems of one size; returns their virtual images (B, n, C, H, W).
 
-    To learn that a step needs float64, the host would wait for a GPU each time. There, no step
-    asks: what fails turns NaN and stays so. If that is found at the end, which is rare, all steps
-    are done again, asking. With `progress`, each step's loss tells at once.
+    To learn that a step needs float64, the host would wait for a GPU each time. Instead, what fails
+    turns NaN and stays so; if that is seen at the end, which is rare, all steps are repeated with a
+    check of each. With `progress`, each step's loss shows it at once.
     """
     device = problems[0].real.points.device
     unchecked = graphed(_unchecked_gradient, device)

@@ -30,8 +30,7 @@ def distill_many(
     """Distil each set (images and labels of a node) as the distiller would alone.
 
     KIP processes sets of one size together (`distill.kip.distill_kip_many`), many times faster for
-    small sets; other distillers process one set after another. See there for the arguments;
-    `network` is for distillers that take one (`distill.own_network`).
+    small sets. `network` is for distillers that take one (`distill.own_network`).
     """
     names = [resolved(name, images, labels, num_classes) for images, labels in sets]
     results: dict[int, VirtualData] = {}

@@ -1,10 +1,9 @@
 """Likelihood-ratio membership inference (LiRA; Carlini et al. 2022).
 
-Shadow models are trained on halves of the samples. For each sample, the confidences of models with
-and without it give two normal distributions; the likelihood ratio of the attacked model's
-confidence scores membership. Draw the attacked model's members independently of the shadow models':
-if every sample were in exactly half of all models, the number of other models with it would reveal
-it.
+For each sample, the confidences of shadow models with and without it give two normal distributions;
+the likelihood ratio of the attacked model's confidence scores membership. Draw the attacked model's
+members independently of the shadow models': if every sample were in exactly half of all models, the
+number of other models with it would reveal it.
 """
 
 import math
@@ -42,38 +41,20 @@ def logit_confidence(logits: Floats, labels: NDArray[np.int64]) -> Floats:
 def membership_scores(observed: Floats, confidences: Floats, trained_on: Flags) -> Floats:
     """Log of the likelihood ratio, member to non-member, of each sample (algorithm 1, online).
 
-    All samples share one deviation, as in the paper when there are few models.
-
-    Parameters
-    ----------
-    observed : ndarray
-        (n,) confidences of the attacked model.
-    confidences : ndarray
-        (models, n) of the shadow models.
-    trained_on : ndarray
-        bool (models, n); each sample is in at least one model, and out of at least one.
+    Takes confidences (n,) of the attacked model and (models, n) of the shadow models, and what
+    these were `trained_on`, bool (models, n), not all alike for any sample. All samples share one
+    deviation, as in the paper when there are few models.
     """
     inside = _log_density(observed, confidences, trained_on)
     return inside - _log_density(observed, confidences, ~trained_on)
 
 
 def left_out_scores(observed: Floats, members: Flags) -> Floats:
-    """Scores of each model's samples where all other models are its shadows.
+    """Scores (models, n) of each model's samples where all other models are its shadows.
 
-    Members must be drawn independently by model. Each sample has a deviation of its own, inside and
-    outside, as in the paper where there are many models (section VI-B).
-
-    Parameters
-    ----------
-    observed : ndarray
-        (models, n), as seen of each model.
-    members : ndarray
-        bool (models, n).
-
-    Returns
-    -------
-    ndarray
-        (models, n); 0, a guess, where fewer than two other models have a sample, or do not.
+    `observed` is (models, n), `members` bool (models, n), drawn independently by model. Each sample
+    has its own deviation, inside and outside, as in the paper where there are many models (section
+    VI-B). A score is 0, a guess, where fewer than two other models have a sample, or do not.
     """
     centred = observed - observed.mean(axis=0)
     inside, known = _left_out_log_density(centred, members)
@@ -136,19 +117,10 @@ def share_bounds(found: int, trials: int, confidence: float = 0.95) -> tuple[flo
 def least_epsilon(inside: Floats, outside: Floats, delta: float, confidence: float = 0.95) -> float:
     """Epsilon that a mechanism has at least, by an attack's scores (Jagielski et al. 2020).
 
-    A mechanism with (epsilon, delta) lets no attack have more true positives than
-    ``e^epsilon false positives + delta``. The threshold is chosen on the first half of the trials
-    and judged on the second, with bounds that hold together with the given confidence.
-
-    Parameters
-    ----------
-    inside, outside : ndarray
-        (trials,) scores with and without the sample, higher for more suspicion; each trial with
-        fresh noise.
-    delta : float
-        Of the claim.
-    confidence : float (default: 0.95)
-        That the bound is below the true epsilon.
+    A mechanism with (epsilon, delta) lets no attack have more true positives than ``e^epsilon false
+    positives + delta``. The threshold is chosen on the first half of the trials and judged on the
+    second, with bounds that hold together with the given confidence. Scores (trials,), with and
+    without the sample, are higher for more suspicion; each trial has fresh noise.
     """
     half_in, half_out = len(inside) // 2, len(outside) // 2
     candidates = np.quantile(np.concatenate([inside, outside]), np.linspace(0.001, 0.999, 400))

@@ -1,8 +1,7 @@
 """Images of no class, to contrast with the images of a node that has few classes.
 
-Kernel regression on a single class has nothing to learn: its targets are constant. With images of
-no class added, virtual images must show what makes the class, not just what separates it from the
-one or two other classes of the node.
+Kernel regression on a single class has nothing to learn. Against images of no class, virtual images
+must show what makes the class.
 """
 
 import torch
@@ -17,21 +16,8 @@ GRID = 4
 def negatives(images: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """Make images of no class from real ones: mirrored, transposed, or cut up and shuffled.
 
-    They have the real images' strokes and textures in other places, and stay on the node.
-
-    Parameters
-    ----------
-    images : Tensor
-        (n, C, H, W), n >= 1.
-    count : int
-        Number to make.
-    generator : torch.Generator
-        On the CPU.
-
-    Raises
-    ------
-    DistillError
-        If they are vectors, which have no parts to put elsewhere.
+    They have the real images' strokes and textures in other places, and stay on the node. Vectors
+    have no parts to move: DistillError.
     """
     if count and are_vectors(images.shape):
         raise DistillError(

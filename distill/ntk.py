@@ -1,8 +1,4 @@
-"""The neural tangent kernel of an infinitely wide network, with a pull-back for its gradient.
-
-It compares virtual points with real ones, or with each other, and turns dL/dK into dL/dvirtual
-without autograd.
-"""
+"""The neural tangent kernel of an infinitely wide network, with a pull-back for its gradient."""
 
 import math
 from collections.abc import Callable
@@ -25,14 +21,8 @@ Pullback = Callable[[Tensor], Tensor]
 def ntk(virtual: Tensor, real: Tensor | None = None) -> tuple[Tensor, Pullback]:
     """Compare virtual points (..., n, d) with real ones (..., m, d), or with each other.
 
-    The kernel is that of a fully connected ReLU network with three hidden layers (`relu_ntk`). Adds
-    two matrix products of (m, d) by (d, n) to it, one each way.
-
-    Returns
-    -------
-    tuple[Tensor, callable]
-        K (..., m, n), and the function from dL/dK to dL/dvirtual. Leading dimensions are separate
-        problems.
+    The kernel is that of a fully connected ReLU network with three hidden layers (`relu_ntk`).
+    Returns K (..., m, n) and the function from dL/dK to dL/dvirtual.
     """
     d = virtual.shape[-1]
     others = virtual if real is None else real
@@ -66,8 +56,8 @@ def relu_ntk(
     """Neural tangent kernel of a fully connected ReLU network in its infinite-width limit.
 
     Jacot et al. 2018, theorem 1: S_0 = T_0 = w gram + b, and with `relu_layer` for each of `depth`
-    hidden layers S <- S' + b, T <- S + T'. Costs about a dozen element-wise passes over (m, n) per
-    layer each way.
+    hidden layers S <- S' + b, T <- S + T'. Returns K (..., m, n), and the function from dL/dK to
+    the gradient by gram and right.
 
     Parameters
     ----------
@@ -76,13 +66,6 @@ def relu_ntk(
         right to the last bit: the kernel has infinite slope there, so rounding would show.
     left, right : Tensor
         (..., m) and (..., n), the squares |x_i|^2 / d and |z_j|^2 / d.
-    depth : int (default: 3)
-        Hidden layers.
-
-    Returns
-    -------
-    tuple[Tensor, callable]
-        K (..., m, n), and the function from dL/dK to the gradient by gram and right.
     """
     w, b = WEIGHT_VARIANCE, BIAS_VARIANCE
     covariance = tangent = w * gram + b

@@ -17,15 +17,7 @@ from flwr_distill.task.plugin import PluginError, import_object, located
 
 @dataclass(frozen=True, eq=False)
 class OwnNetwork:
-    """Features of a module, flattened.
-
-    Parameters
-    ----------
-    name : str
-        As it was asked for, for errors.
-    module : nn.Module
-        Takes normalised images (n, C, H, W) and gives a tensor of n rows.
-    """
+    """Features of a module, flattened; `name` is for errors."""
 
     name: str
     module: nn.Module
@@ -48,22 +40,22 @@ class OwnNetwork:
 
 
 def own_network(name: str, weights: str = "", device: torch.device | str = "cpu") -> OwnNetwork:
-    """Import a network, make it and load its weights.
+    """Import a network, create it and load its weights.
 
     Parameters
     ----------
     name : str
         ``package.module:Encoder``, called without arguments; gives an `nn.Module`.
     weights : str (default: "")
-        A safetensors file with the module's state; without one, the weights are as the module
-        draws them, with the same seed everywhere.
+        A safetensors file with the module's state. Without one, the module draws its weights, with
+        the same seed everywhere.
     device : torch.device or str (default: "cpu")
         Where it computes. It stays in evaluation mode and is not trained.
 
     Raises
     ------
     DistillError
-        If it cannot be imported or made, or the weights cannot be read or do not fit.
+        If it cannot be imported or created, or the weights are unreadable or do not fit.
     """
     try:
         factory = import_object(name)
@@ -88,25 +80,19 @@ def own_network(name: str, weights: str = "", device: torch.device | str = "cpu"
 
 
 def takes_network(method: str) -> bool:
-    """Whether a distiller compares images by features, for which it takes a network.
-
-    Raises
-    ------
-    DistillError
-        If there is no such distiller.
-    """
+    """Whether a distiller compares images by features, for which it takes a network."""
     return "network" in signature(distiller(method)).parameters
 
 
 def network_arguments(
     method: str, name: str, weights: str = "", device: torch.device | str = "cpu"
 ) -> dict[str, Any]:
-    """The arguments with which a distiller takes a user's own network; none if `name` is empty.
+    """Arguments with which a distiller takes a user's own network; none if `name` is empty.
 
     Raises
     ------
     DistillError
-        If the network cannot be had (see `own_network`), or the distiller takes none.
+        If the network is unusable (see `own_network`), or the distiller takes none.
     """
     if not name:
         if weights:

@@ -34,13 +34,7 @@ def most_packed(size: int) -> int:
 
 
 def unpacked(data: bytes, most: int) -> bytes:
-    """Undo `packed`. Takes no more memory than `most` bytes and the 1 MB of a dictionary.
-
-    Raises
-    ------
-    VirtualDataError
-        If `data` is malformed, or its content is larger than `most` bytes.
-    """
+    """Undo `packed`, in at most `most` bytes of memory and 1 MB; VirtualDataError if malformed."""
     decompressor = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=_FILTERS)
     try:
         content = decompressor.decompress(data, most + 1)
@@ -53,13 +47,7 @@ def unpacked(data: bytes, most: int) -> bytes:
 
 
 def unpacked_parts(data: bytes, most: int) -> Iterator[bytes]:
-    """Undo `packed`, at most 1 MiB at a time; takes a few MB, however large the content is.
-
-    Raises
-    ------
-    VirtualDataError
-        If `data` is malformed, or its content is larger than `most` bytes: after the parts before.
-    """
+    """Undo `packed`, at most 1 MiB at a time; takes a few MB, however large the content is."""
     decompressor = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=_FILTERS)
     rest, size = memoryview(data), 0
     while not decompressor.eof:

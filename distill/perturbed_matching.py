@@ -1,8 +1,7 @@
 """Distribution matching around a model (FedDM, Xiong et al. 2023).
 
-Virtual images match the class means of real ones in the features and logits of models that lie
-around the global one, so that the loss on them is like that on the real ones wherever training from
-there may lead.
+Virtual images match the real ones' class means in features and logits of models near the global
+one. So the loss on them is like that on real ones wherever training may lead from there.
 """
 
 import copy
@@ -84,37 +83,25 @@ def distill_around(
 
     In each step and for each class: squared distance of the mean features, and of the mean logits,
     of all virtual and of up to 256 real images, at weights drawn from a normal distribution around
-    the model, no farther than `radius` from it.
+    the model. See `distill.registry.Distiller` for the other arguments.
 
     Parameters
     ----------
     images : Tensor
         float32 (n, C, H, W), normalised, at least 4 pixels a side.
-    labels : Tensor
-        int64 (n,), in [0, num_classes).
     model : nn.Module
         On the device that computes; not changed. Batch normalisation takes running statistics.
-    num_classes : int
-        Classes of the task, present here or not.
-    per_class : int
-        Virtual images of each class present.
     radius : float (default: 5.0)
         rho, the greatest distance of a perturbed model, as a norm over all weights.
     steps : int
-        Steps of Adam; of the perturbed models 20 are drawn, and used in turn.
-    init : str (default: "class-stats")
-        Start of the images, see `distill.starts`.
+        Steps of Adam; 20 perturbed models are drawn and used in turn.
     layer : str (default: "")
         The dense layer whose input are the features; see :func:`task.models.last_dense`.
-    generator : torch.Generator
-        CPU generator of all draws.
-    progress : callable, optional (default: None)
-        Called after each step with (steps done, all steps, loss).
 
     Raises
     ------
     DistillError
-        If an argument is unusable; names it and the remedy.
+        If an argument is unusable.
     """
     check_inputs(images, labels, num_classes=num_classes, per_class=per_class, steps=steps)
     device = next(model.parameters()).device
@@ -142,15 +129,7 @@ def distill_around(
 def draw_probe(
     network: Network, classes: Sequence[Tensor], device: torch.device, generator: torch.Generator
 ) -> Probe:
-    """Draw a probe's augmentation, and the up to 256 real images of each class that it matches.
-
-    Parameters
-    ----------
-    network : Network
-        On `device`.
-    classes : Sequence[Tensor]
-        Real images of each class, (n, C, H, W).
-    """
+    """Draw a probe: an augmentation, and up to 256 real images (n, C, H, W) of each class."""
     height, across = classes[0].shape[2:]
     augment = draw_augmentation(height, across, generator).to(device)
     orders = [torch.randperm(len(own), generator=generator)[:REAL_PER_CLASS] for own in classes]
@@ -160,13 +139,7 @@ def draw_probe(
 
 
 def perturbed(model: nn.Module, radius: float, generator: torch.Generator) -> tuple[Tensor, ...]:
-    """Weights drawn from a normal distribution around a model's, within a ball (FedDM).
-
-    Returns
-    -------
-    tuple of Tensor
-        One for each parameter, in their order; no farther than `radius` from the model's in all.
-    """
+    """Weights drawn from a normal distribution around a model's, within `radius` (FedDM)."""
     weights = [w.detach() for w in model.parameters()]
     noise = [torch.randn(w.shape, generator=generator).to(w.device) for w in weights]
     length = torch.stack([n.square().sum() for n in noise]).sum().sqrt()

@@ -19,12 +19,8 @@ CHUNK_FLOATS = 2**24
 class Closeness:
     """Closeness of virtual images to a set of images, each to its nearest one.
 
-    Parameters
-    ----------
-    least_distance, median_distance : float
-        Root mean square of the pixel differences, in units of normalised pixels; 0 is a copy.
-    highest_cosine, median_cosine : float
-        Cosine between images as vectors; 1 is a copy up to contrast.
+    Distances are root mean squares in units of normalised pixels; 0 is a copy. Cosines are between
+    images as vectors; 1 is a copy up to contrast.
     """
 
     least_distance: float
@@ -48,16 +44,9 @@ class Closeness:
 class Yardstick:
     """Closeness of virtual images to held-back real images, which they cannot reveal.
 
-    Parameters
-    ----------
-    held_back : Closeness
-        To the nearest held-back image.
-    nearer_to_own : float
-        Share of virtual images that are closer to an image they were made from than to any
-        held-back one; ties count one half.
-    by_chance : float
-        Expected `nearer_to_own` if virtual images reveal nothing about single images: the share of
-        own images among all real ones. If every virtual image reveals one, `nearer_to_own` is 1.
+    `nearer_to_own` is the share of virtual images that are closer to an image they were made from
+    than to any held-back one; ties count one half. `by_chance` is its expectation if virtual images
+    reveal nothing about single images: the share of own images among all real ones.
     """
 
     held_back: Closeness
@@ -93,19 +82,17 @@ class PrivacyCard:
     """What virtual images reveal about single real ones: either `own` or a `guarantee`.
 
     Closeness is measured and proves nothing: an image may reveal real ones without looking like
-    any. Compare with the start if it was made from real images (see `distill.starts`). Images with
-    a guarantee are not measured: the measurements would leak information about the real ones.
+    any. Images with a guarantee are not measured, as that would leak information about the real
+    ones.
 
     Parameters
     ----------
     own : Closeness, optional (default: None)
         To the nearest of the images that the virtual ones were made from.
     start : Closeness, optional (default: None)
-        Of each virtual image to its initial image; None if the method does not keep these.
+        Of each virtual image to its initial image, for comparison; None if these are gone.
     yardstick : Yardstick, optional (default: None)
         None if no real images were held back.
-    guarantee : Guarantee, optional (default: None)
-        None if there is none.
 
     Raises
     ------
@@ -169,21 +156,16 @@ def privacy_card(
     """Compare virtual images with the real ones, their initial images and held-back images.
 
     Compares with all real images, whatever their class. Costs two matrix products of len(virtual) x
-    pixels x len(real), in chunks of bounded memory.
+    pixels x len(real), in chunks of bounded memory, on the device of `virtual`.
 
     Parameters
     ----------
-    virtual : Tensor
-        float32 (n, C, H, W). Everything else is moved to its device.
-    real : Tensor
-        Images that `virtual` was made from, (m, C, H, W), m >= 1.
-    start : Tensor, optional (default: None)
-        Initial images, (n, C, H, W).
-    held_back : Tensor, optional (default: None)
-        Real images of the same kind not used for `virtual`, (k, C, H, W); k = 0 counts as None.
+    virtual, start : Tensor
+        float32 (n, C, H, W), and the initial images if known.
+    real, held_back : Tensor
+        Images that `virtual` was made from, (m, C, H, W), and others of the same kind, if any.
     formation : Formation, optional (default: None)
-        Makes real and held-back images coarse first, as those of its tiles are; on the device of
-        `virtual`.
+        Makes real and held-back images coarse first, as those of its tiles are.
 
     Raises
     ------

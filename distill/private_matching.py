@@ -1,8 +1,7 @@
 """Distribution matching with differential privacy: only noisy class means of real images are used.
 
-A fixed bank of networks sees the real images once, and the class means of all their features leave
-as one noisy release (as DP-MERF's, Harder et al. 2021). All that comes after, optimising virtual
-images too, is post-processing and costs nothing.
+A fixed bank of networks sees the real images once, and the class means of all their features are
+one noisy release (as DP-MERF's, Harder et al. 2021). All that follows is post-processing.
 """
 
 import math
@@ -43,8 +42,7 @@ REFERENCE = 256
 class UnitFeatures:
     """Features minus `centre`, those of noise, normalised to length 1.
 
-    The norm bounds what one image adds to a sum. What all images share is subtracted first, so that
-    it does not use up the norm.
+    The norm bounds what one image adds to a sum. What all images share would use it up.
     """
 
     network: Network
@@ -60,12 +58,8 @@ def noise_for(epsilon: float, delta: float) -> float:
     """Noise multiplier at which one Gaussian mechanism spends at most epsilon.
 
     By Opacus' accountant of Rényi differential privacy, as a node's account counts it: about a
-    tenth more noise than the exact formula (Balle and Wang 2018) asks for.
-
-    Raises
-    ------
-    DistillError
-        If no noise reaches an epsilon this small.
+    tenth more noise than the exact formula (Balle and Wang 2018). Raises DistillError for an
+    epsilon that no noise reaches.
     """
     from opacus.accountants.utils import get_noise_multiplier  # slow to import
 
@@ -93,17 +87,9 @@ def noisy_means(
 ) -> Tensor:
     """Differentially private class means: ``(sum of features + noise N(0, I)) / count``.
 
-    Features have norm 1, so one image changes a class's sum by at most 1. Counts are taken as
-    public.
-
-    Parameters
-    ----------
-    network, augment, images, counts
-        See :func:`distill.distribution_matching.real_means`.
-    noise : float
-        Standard deviation of the noise on a sum.
-    generator : torch.Generator
-        For the noise, on the CPU. Its state must stay secret: with it, the noise can be removed.
+    Features have norm 1, so an image changes a class's sum by at most 1. Counts count as public.
+    The generator's state must stay secret: with it, the noise can be removed. See
+    :func:`distill.distribution_matching.real_means` for the other arguments.
     """
     return with_noise(real_means(network, augment, images, counts), counts, noise, generator)
 
@@ -134,24 +120,19 @@ def distill_dm_privately(
 ) -> VirtualData:
     """Distil by distribution matching with (epsilon, delta)-differentially private class means.
 
-    Protects each image. Does not protect which classes there are and how many images each has (an
-    image is removed without changing the count that its class's sum is divided by). Virtual images
-    start from noise.
-
-    The features of 20 networks have norm 1 each, so an image moves the sum of all of them side by
-    side by at most the root of 20, and the Gaussian noise is for that. Where virtual images hold
-    smaller ones of at least 8 pixels a side, networks see images in that size, as in
-    :func:`distill.distribution_matching.distill_dm`. The learning rate falls from 0.3 to 0.
+    Protects each image, but neither which classes there are nor how many images each has (an image
+    is removed without changing the count that its class's sum is divided by). Virtual images start
+    from noise. The features of 20 networks have norm 1 each, so an image moves the sum of all of
+    them side by side by at most the root of 20. Small images are matched as by `distill_dm`. The
+    learning rate falls from 0.3 to 0.
 
     Parameters
     ----------
-    images, labels, num_classes, per_class, device, progress, formation
+    images, labels, num_classes, per_class, steps, device, progress, formation
         See :func:`distill.distribution_matching.distill_dm`, also for errors.
     pixels : tuple of Tensor
         The least and the largest value that a pixel can have, (C, 1, 1) each. Must be known without
-        the images (see `task.datasets.DataSpec.pixels`): virtual pixels stay within them.
-    steps : int, optional (default: None)
-        None means 400, or 600 for small images in their own size.
+        the images (see `task.datasets.DataSpec.pixels`).
     generator : torch.Generator
         For networks, augmentations and start, on the CPU; need not be secret.
     noise_generator : torch.Generator
@@ -162,8 +143,7 @@ def distill_dm_privately(
     Returns
     -------
     VirtualData
-        Sorted by class. Its privacy card has the guarantee, and no comparison with real images,
-        which would leak information about them.
+        Its privacy card has the guarantee, and no comparison with real images, which would leak.
     """
     check_inputs(
         images,

@@ -36,23 +36,18 @@ class Distiller(Protocol):
     ) -> VirtualData:
         """Distil `images` into `per_class` virtual images of each class present.
 
-        A class with fewer real images than `per_class` also gets `per_class` virtual ones: starts
-        are drawn from noise, or repeat real images (`real`).
-
         Parameters
         ----------
-        images : Tensor
-            float32 (n, C, H, W), normalised.
-        labels : Tensor
-            int64 (n,), in [0, num_classes).
+        images, labels : Tensor
+            float32 (n, C, H, W), normalised; int64 (n,), in [0, num_classes).
         num_classes : int
             Classes of the task, present here or not.
         per_class : int
-            Virtual images per class present; at least 1.
+            Virtual images of each class present, even if it has fewer real ones.
         init : str (default: "class-stats")
-            Name of the start (see `distill.starts`).
+            Name of the start, see `distill.starts`.
         steps : int, optional (default: None)
-            Optimisation steps; None means the method's default.
+            None means the method's default.
         generator : torch.Generator
             Source of all random draws, on the CPU; the same state gives the same result.
         device : torch.device or str (default: "cpu")
@@ -71,7 +66,7 @@ class Distiller(Protocol):
         Raises
         ------
         DistillError
-            If an argument is unusable; names it and the remedy.
+            If an argument is unusable.
         """
         ...
 
@@ -82,13 +77,7 @@ _CAUTIONS: dict[str, str] = {}
 
 
 def register(name: str, *, caution: str = "") -> Callable[[D], D]:
-    """Decorate a distiller to register it under `name`.
-
-    Parameters
-    ----------
-    caution : str (default: "")
-        What attacks have found in its virtual data; see `caution_of`.
-    """
+    """Decorate a distiller to register it; `caution` is what attacks found in its data."""
 
     def add(method: D) -> D:
         _DISTILLERS[name] = method
@@ -109,12 +98,7 @@ def distiller_names() -> list[str]:
 
 
 def distiller(name: str) -> Distiller:
-    """Find a distiller by name.
-
-    Parameters
-    ----------
-    name : str
-        A registered name ("auto", "dm", "kip", "kip-negatives") or "package.module:function".
+    """Distiller of a registered name, of an installed plug-in, or as ``package.module:function``.
 
     Raises
     ------
@@ -145,12 +129,12 @@ def distiller(name: str) -> Distiller:
 
 
 def formation_arguments(name: str, formation: int) -> dict[str, Any]:
-    """The arguments with which a distiller makes images of that formation; 0 lets it choose.
+    """Arguments with which a distiller makes images of that formation; 0 lets it choose.
 
     Raises
     ------
     DistillError
-        If there is no such distiller, or it has no formation and more than 1 is asked for.
+        If there is no such distiller, or it has no formation and more than 1 is requested.
     """
     if "formation" in signature(distiller(name)).parameters:
         return {"formation": formation}

@@ -1,9 +1,8 @@
-"""Shadow nodes: what virtual data look like that are made from one half of some images or another.
+"""Shadow nodes: virtual data made from many random halves of the same images.
 
-The attacker is a strong one. It knows the images in question, the distiller, its settings and the
-seed of all its draws (a server does: it sends the run's seed), so that all sets have the same start
-and the same random networks, and differ by their real images alone. Many are then distilled
-together: the networks see each real image once, and a set's class means are a matrix product.
+The attacker is a strong one: it knows the images, the distiller, its settings and the seed of all
+draws (a server does), so that sets differ by their real images alone. Many are distilled in one
+batch: networks see each real image once, and a set's class means are a matrix product.
 """
 
 from collections.abc import Sequence
@@ -62,21 +61,12 @@ def with_canaries(
     generator: torch.Generator,
     others: Tensor | None = None,
 ) -> Canaries:
-    """Make some of the images the worst records that a node may have.
+    """Make some of the images (n, C, H, W) the worst records that a node may have.
 
-    Parameters
-    ----------
-    images, labels : Tensor
-        float32 (n, C, H, W) and int64 (n,).
-    each : int
-        How many become "mislabelled" (the label of another class that is present), "strange" (noise
-        of the images' mean and deviation), and "duplicated" (another image becomes their copy).
-    generator : torch.Generator
-        On the CPU.
-    others : Tensor, optional (default: None)
-        Images of other classes than those present, (m, C, H, W) with m >= each. The mislabelled
-        ones are then of these, with a label that is present. Of a single class there are none
-        without.
+    Of `each` kind: "mislabelled" (the label of another class that is present), "strange" (noise of
+    the images' mean and deviation), and "duplicated" (another image becomes their copy). With
+    `others`, images of other classes (m, C, H, W), m >= each, mislabelled ones are of these.
+    Without, a single class has none.
 
     Raises
     ------
@@ -145,19 +135,10 @@ def distil_subsets(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> list[VirtualData]:
-    """Distil each of the subsets with the same seed.
+    """Distil each of the subsets, `members` bool (sets, n), with the same seed.
 
-    Parameters
-    ----------
-    method : str
-        A distiller; "dm" shares its networks' passes between the subsets (`dm_of_subsets`), others
-        are called as they are.
-    images, labels : Tensor
-        See `distill.registry.Distiller`, also for other arguments.
-    members : ndarray
-        bool (sets, n).
-    seed : int (default: 0)
-        Of each set's draws.
+    "dm" shares its networks' passes between the subsets (`dm_of_subsets`). See
+    `distill.registry.Distiller` for the arguments.
     """
     if method == "dm":
         return dm_of_subsets(
@@ -205,17 +186,9 @@ def dm_of_subsets(
 ) -> list[VirtualData]:
     """Distil subsets by distribution matching, all with one bank of networks.
 
-    As :func:`distill.distribution_matching.distill_dm` does each, with its groups, rates and sizes,
-    but that the bank does not depend on the sizes of classes, and that pixels stay within the
-    values of all images instead of the subset's.
-
-    Parameters
-    ----------
-    network : Network, optional (default: None)
-        In place of the bank's random ones.
-    made : Sequence[VirtualData], optional (default: None)
-        What each subset has already, to continue from; with a network this refreshes it, as nodes
-        do (:func:`distill.distribution_matching.distill_dm`).
+    As :func:`distill.distribution_matching.distill_dm`, but the bank does not depend on the sizes
+    of classes, and pixels stay within the values of all images instead of the subset's. `network`
+    replaces random ones; `made` are each subset's virtual data to continue from, as in a refresh.
     """
     formation = formation or best_formation(images.shape)
     tiles = Formation.of(formation, images.shape)

@@ -64,7 +64,7 @@ def start(
     *,
     smooth: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Initialise virtual images.
+    """Initialise virtual images, on the CPU and sorted by class.
 
     Small images start like large ones, from real images that were shrunk first: their statistics
     say no more of these than the full-sized ones'.
@@ -73,13 +73,10 @@ def start(
     ----------
     init : str
         "class-stats" (one mean and deviation per class), "pixel-stats" (per pixel of the class;
-        reveals more about the data), "noise" (reveals nothing) or "real" (copies of random images
-        of the class, which **leave the node almost unchanged**, because distillation changes them
-        little; logs a warning).
-    images : Tensor
-        Real images, float32 (n, C, H, W).
-    labels : Tensor
-        int64 (n,).
+        reveals more about the data), "noise" (reveals nothing) or "real" (copies of random images,
+        which **leave the node almost unchanged**, since distillation changes them little).
+    images, labels : Tensor
+        Real images, float32 (n, C, H, W), and int64 (n,).
     per_class : int
         Virtual images per class present.
     generator : torch.Generator
@@ -92,8 +89,7 @@ def start(
     Returns
     -------
     tuple[Tensor, Tensor]
-        float32 images (classes present * per_class, C, H, W) and their int64 labels, sorted by
-        class, on the CPU.
+        float32 (classes present * per_class, C, H, W) and int64 labels.
 
     Raises
     ------

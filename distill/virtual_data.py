@@ -42,14 +42,8 @@ class VirtualData:
         float32 (n, C, H, W) in the task's normalised space, on the CPU; packed, as they are sent.
     labels : Tensor
         int64 (n,), each in [0, 32767].
-    method : str
-        Name of the distiller.
-    steps : int
-        Number of optimisation steps.
-    seed : int
-        Initial seed of the generator of all random draws.
-    init : str
-        How the images were initialised (see `distill.starts`).
+    method, steps, seed, init
+        Distiller, optimisation steps, initial seed of its generator, start (see `distill.starts`).
     soft_labels : Tensor, optional (default: None)
         float32 (n, num_classes), if the method learns labels too.
     card : PrivacyCard, optional (default: None)
@@ -107,10 +101,9 @@ class VirtualData:
         return len(self.labels)
 
     def decoded(self) -> "VirtualData":
-        """What networks are trained on: each small image enlarged to the size of a real one.
+        """Virtual data to train networks on: small images enlarged to the size of real ones.
 
-        Images, labels and soft labels are `formation` squared times as many, image by image; the
-        result's own formation is 1.
+        Images, labels and soft labels are `formation` squared times as many, image by image.
         """
         if self.formation == 1:
             return self
@@ -126,13 +119,7 @@ class VirtualData:
         )
 
     def validate(self, shape: Sequence[int], num_classes: int) -> None:
-        """Check that the data fits a task with image shape (C, H, W) and its classes.
-
-        Raises
-        ------
-        VirtualDataError
-            Names what does not fit.
-        """
+        """Raise `VirtualDataError` unless the data fits a task's shape (C, H, W) and classes."""
         got = tuple(self.images.shape[1:])
         require(got == tuple(shape), SHAPE_MISMATCH.format(got, tuple(shape)))
         high = int(self.labels.max())
@@ -160,23 +147,11 @@ class VirtualData:
         )
 
     def with_card(self, real: Tensor, held_back: Tensor) -> "VirtualData":
-        """Return a copy with the privacy card measured.
+        """Copy with the privacy card, measured against real and held-back images (m, C, H, W).
 
         It is measured on the decoded images, which are what can look like a person's. Real images
-        are made as coarse as these first: otherwise a real image shrunk into a tile, which shows
-        whom it shows, would not count as a copy. The packed image is like no real one.
-
-        Parameters
-        ----------
-        real : Tensor
-            Images that this data was made from, (m, C, H, W), m >= 1, on any device.
-        held_back : Tensor
-            Real images not used in making it, (k, C, H, W), k >= 0.
-
-        Raises
-        ------
-        DistillError
-            If shapes do not match.
+        are made as coarse first: otherwise a real image shrunk into a tile would not count as a
+        copy. Raises DistillError if shapes do not match.
         """
         decoded = self.decoded()
         images = decoded.images.to(real.device)
@@ -190,13 +165,7 @@ class VirtualData:
         return replace(self, card=card)
 
     def to_bytes(self, bits: int = MOST_BITS) -> bytes:
-        """Serialise as it is sent: the output of `to_safetensors`, packed without loss.
-
-        Parameters
-        ----------
-        bits : int (default: 8)
-            Of a pixel, 1 to 8 (HFLDD's B_2).
-        """
+        """The output of `to_safetensors`, packed; `bits` of a pixel, 1 to 8 (HFLDD's B_2)."""
         return packed(self.to_safetensors(bits))
 
     def to_safetensors(self, bits: int = MOST_BITS) -> bytes:
@@ -234,15 +203,10 @@ class VirtualData:
 
     @classmethod
     def received(cls, data: bytes, bounds: Bounds) -> "VirtualData":
-        """Read and validate what another node sent.
+        """Read and validate what another node sent; raise `VirtualDataError` if anything is wrong.
 
         Sizes are checked before any tensor is made, so that hostile bytes take no more memory than
         honest ones.
-
-        Raises
-        ------
-        VirtualDataError
-            If `data` is malformed, exceeds the bounds or does not fit the task.
         """
         require(
             len(data) <= bounds.num_bytes,
@@ -263,27 +227,14 @@ class VirtualData:
     def from_bytes(cls, data: bytes, most: int = LARGEST) -> "VirtualData":
         """Read the output of `to_bytes`; all of `data` is checked.
 
-        Parameters
-        ----------
-        most : int (default: 2**30)
-            Bytes that they may have unpacked; decoded, they take four times as many.
-
-        Raises
-        ------
-        VirtualDataError
-            If `data` is truncated or malformed in any way, or larger.
+        It may have `most` bytes unpacked (default: 2**30); decoded, they take four times as many.
+        Raises `VirtualDataError` if it is malformed in any way, or larger.
         """
         return cls.from_safetensors(unpacked(data, most))
 
     @classmethod
     def from_safetensors(cls, data: bytes) -> "VirtualData":
-        """Read the output of `to_safetensors`; all of `data` is checked.
-
-        Raises
-        ------
-        VirtualDataError
-            If `data` is truncated or malformed in any way.
-        """
+        """Read the output of `to_safetensors`; raise `VirtualDataError` if it is malformed."""
         try:
             header = read_header(data)
             about = read_about(header)

@@ -1,6 +1,6 @@
-"""The header of virtual data: how they were made, and the shapes of what follows.
+"""The header of virtual data (a packed safetensors file): how they were made, and their shapes.
 
-They are a safetensors file, packed. All of the header is checked: it comes from another node.
+All of the header is checked: it comes from another node.
 """
 
 import json
@@ -32,20 +32,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Bounds:
-    """The most that virtual data from another node may hold.
+    """The most that virtual data from another node may contain.
 
-    Parameters
-    ----------
-    shape : tuple of int
-        (C, H, W) of every image.
-    num_classes : int
-        Classes of the task.
-    images : int
-        Most images.
-    of_a_class : int
-        Most images of one class.
-    formation : int (default: 1)
-        Largest formation; an image is trained on as its square.
+    Images of shape (C, H, W), classes of the task, images in all and of one class, and the largest
+    formation (an image is trained on as its square).
     """
 
     shape: tuple[int, ...]

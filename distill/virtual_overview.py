@@ -40,18 +40,9 @@ class Overview:
     def of(cls, data: bytes, most: int = LARGEST) -> Self:
         """Read the output of `VirtualData.to_bytes` in a few MB of memory, however large it is.
 
-        All of `data` is checked but the soft labels' numbers, which any reader checks: nothing
-        that has no place in virtual data passes.
-
-        Parameters
-        ----------
-        most : int (default: 2**30)
-            Bytes that they may have unpacked.
-
-        Raises
-        ------
-        VirtualDataError
-            If `data` is truncated or malformed, or larger.
+        All of `data` is checked but the soft labels' numbers, which any reader checks: nothing that
+        has no place in virtual data passes. Raises `VirtualDataError` if it is malformed, or larger
+        than `most` bytes unpacked.
         """
         content = _Stream(unpacked_parts(data, most))
         size = content.read(8)

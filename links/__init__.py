@@ -1,8 +1,4 @@
-"""Links between nodes: sealed parcels, through the server or from node to node.
-
-To send, a handler calls :func:`send` with the route from its message and puts the result into its
-reply. To receive, it calls :func:`receive` with the delivery from its message.
-"""
+"""Links between nodes: sealed parcels, through the server or from node to node."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

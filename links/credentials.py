@@ -33,20 +33,9 @@ _FORMAT = "flwr-distill/key/2"
 
 @dataclass(frozen=True)
 class Credentials:
-    """With what a node shows who it is, and judges others.
+    """PEM files with which a node shows who it is, and judges others.
 
-    Parameters
-    ----------
-    authority : bytes
-        PEM file of the authority's certificate.
-    certificate : bytes
-        PEM file of the node's certificate.
-    key : bytes
-        PEM file of the node's private key.
-    revocations : bytes (default: b"")
-        PEM file of the authority's revocation list; empty for none.
-    names : frozenset[str] (default: frozenset())
-        Names of the nodes that this one talks to; empty for all of the authority's.
+    `revocations` is empty for no list, `names` for all nodes of the authority.
     """
 
     authority: bytes
@@ -94,10 +83,7 @@ class Credentials:
         return self.sign(_address_statement(address), run_id, node_id)
 
     def check_address(self, route: Route, run_id: int) -> None:
-        """Raise `LinkError` unless the receiver itself says that its mailbox is at the address.
-
-        Call `check_peer` before: it judges the certificate.
-        """
+        """Raise `LinkError` unless the receiver, checked by `check_peer`, has signed its address."""
         key = x509.load_pem_x509_certificate(route.peer_certificate).public_key()
         assert isinstance(key, ec.EllipticCurvePublicKey)
         about = _address_statement(route.address), run_id, route.receiver, route.peer_name
@@ -117,8 +103,8 @@ class Credentials:
     def check_peer(self, waybill: Peered, run_id: int, node_id: str) -> None:
         """Raise `LinkError` unless the peer's public key is that of a node to talk to.
 
-        It is signed with a certificate of the federation, which bears the waybill's name, is not
-        revoked, and is among `names` where there are any.
+        It must be signed with a certificate of the federation that has the waybill's name, is not
+        revoked, and is among `names`, if there are any.
         """
         try:
             certificate = x509.load_pem_x509_certificate(waybill.peer_certificate)
@@ -176,7 +162,7 @@ def is_signed(certificate: x509.Certificate, authorities: Sequence[x509.Certific
 
 
 def name_of(certificate: bytes) -> str:
-    """Name of the node in its certificate (PEM); '' if there is none that can be shown."""
+    """Name of the node in its certificate (PEM); '' if it has no printable one."""
     try:
         subject = x509.load_pem_x509_certificate(certificate).subject
     except (ValueError, x509.InvalidVersion):
@@ -186,10 +172,7 @@ def name_of(certificate: bytes) -> str:
 
 
 def key_of(introduction: Introduction, run_id: int, node_id: int) -> str:
-    """SHA-256 of the certificate's key that signed an introduction; '' if none did.
-
-    It is the node's own key, whichever authority the certificate is from.
-    """
+    """SHA-256 of the certificate's key that signed an introduction; '' if none did."""
     try:
         key = x509.load_pem_x509_certificate(introduction.certificate).public_key()
         if not isinstance(key, ec.EllipticCurvePublicKey):

@@ -1,11 +1,11 @@
 """Exact numbers in secure sums: any number as digits that are each within a sum's bound.
 
-A number is a whole count of units of 2^-512, of 768 bits with its sign, in digits of 8 bits. Digits
-of all nodes are summed one by one, and the sum of numbers follows without rounding. Such sums would
-say more than that: how much each digit carries to the next. Each node therefore moves random
-carries between its neighbouring digits, which do not change its number. Random ones are below 2^27,
-those of 100 nodes' digits below 100. So what digits say of two sets of numbers with one sum differs
-with a probability of at most 96 * 100 / 2^27, less than 1 in 10,000.
+A number is a count of units of 2^-512, of 768 bits with its sign, in digits of 8 bits. Sums of
+digits give the sum of numbers without rounding, but also show how much each digit carries to the
+next. Each node therefore moves random carries, below 2^27, between its neighbouring digits, which
+do not change its number; those of 100 nodes' digits are below 100. So what digits say of two sets
+of numbers with one sum differs with a probability of at most 96 * 100 / 2^27, less than 1 in
+10,000.
 
 Any float64 from 1e-60 to 1e38 has an exact square here: columns need no unit or bound of their own.
 """
@@ -21,20 +21,14 @@ from flwr_distill.links.masks import FRACTION_BITS
 NUM_DIGITS = 96
 """Digits of a number, the lowest first; the highest has the sign."""
 LARGEST_EXACT = 2.0**255
-"""Numbers are smaller than that."""
+"""Bound on numbers, exclusive."""
 _UNIT_BITS = 512
 _DIGIT_BITS = 8
 _CARRY_BITS = 27
 
 
 def digits_of(number: Fraction) -> NDArray[np.float64]:
-    """Digits of a number with random carries, (NUM_DIGITS,), as `links.masks.quantised` takes them.
-
-    Raises
-    ------
-    ValueError
-        If it is not smaller than ``LARGEST_EXACT``.
-    """
+    """Digits of a number with random carries, (NUM_DIGITS,), for `links.masks.quantised`."""
     if abs(number) >= LARGEST_EXACT:
         raise ValueError(f"a number is not smaller than {LARGEST_EXACT:.2g}")
     units = round(number * 2**_UNIT_BITS)

@@ -29,8 +29,8 @@ def deliver(
 ) -> None:
     """Put a sealed parcel into the mailbox of the route's receiver, within `timeout` seconds.
 
-    Credentials are for mutual TLS; without them, the mailbox must be on this machine. While the
-    mailbox is busy with others, it is asked again.
+    Credentials are for mutual TLS; without them, the mailbox must be on this machine. A busy
+    mailbox is retried.
     """
     deadline = time.monotonic() + timeout
     header = Header(

@@ -15,10 +15,10 @@ def is_loopback(address: str) -> bool:
 
 
 def is_local(address: str) -> bool:
-    """Whether ``host:port`` is of this machine or its link alone, in any way to write that.
+    """Whether ``host:port`` is of this machine or its link alone, however it is written.
 
-    A loopback, link-local or unspecified IP address, also one of IPv4 in IPv6, or localhost. What
-    names of the network's DNS lead to is not looked up.
+    A loopback, link-local or unspecified IP address, also IPv4 in IPv6, or localhost. No name is
+    looked up in DNS.
     """
     host = address.rpartition(":")[0].strip("[]").lower().rstrip(".")
     if host in ("", "localhost") or host.endswith(".localhost"):

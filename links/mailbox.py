@@ -1,11 +1,9 @@
-"""A node's mailbox: accepts other nodes' sealed parcels whatever the node's app is doing.
+"""A node's mailbox: accepts other nodes' sealed parcels, whatever the node's app is doing.
 
 If the node has a peer address, the mailbox is a process (`node.mailbox`) beside SuperNode and
-executor. It cannot open parcels. It accepts each parcel with the server's permit once, and keeps it
-on disk until the node's app takes it or it expires.
-
-Whoever connects may be hostile: a stream without a header, or too slow, is closed, and peers have
-limits (`links.streams`), so that nobody keeps others out.
+executor. It cannot open parcels. It accepts each parcel with the server's permit once, and stores
+it until the node's app takes it or it expires. Peers may be hostile: a stream without a header, or
+too slow, is closed, and peers have limits (`links.streams`).
 """
 
 from __future__ import annotations
@@ -127,8 +125,7 @@ def start_server(
     """Serve a mailbox; return the server and its port.
 
     With credentials in the node's config, only nodes with a certificate of the same authority can
-    connect; without, no TLS. A renewed certificate counts from the next connection on. Port 0
-    listens at a free port.
+    connect; without, no TLS. A renewed certificate counts from the next connection on.
     """
     credentials = Credentials.of(node_config)
     server = grpc.server(

@@ -1,8 +1,8 @@
 """Sums under masks: maths of Bonawitz et al. 2017, sections 4 and 6.2, on arrays and bytes.
 
-Each node adds to its numbers one mask for each other node, which cancels in the sum, and one of its
-own, which the sum's reader takes off. Shares of the keys of both kinds lie with all nodes. All
-numbers are integers modulo 2^64.
+Each node adds to its numbers one mask for each other node, which cancels in the sum, and one that
+the sum's reader subtracts. All nodes have shares of the keys of both kinds. All numbers are
+integers modulo 2^64.
 
 The masks are the key stream of AES-256 in counter mode. Flower's own generator of masks
 (`flwr.common.secure_aggregation.secaggplus_utils`) has a state of 32 bits, which can be searched.
@@ -38,7 +38,7 @@ MOST = 100
 
 
 def threshold(num_nodes: int) -> int:
-    """Shares that open a secret, and nodes that a sum is of at least: two thirds, rounded up.
+    """Shares that open a secret, and nodes that a sum needs: two thirds, rounded up.
 
     Each node gives one kind of share away. Two groups of so many nodes overlap by a third, so both
     secrets of a node are never opened, unless a third of the nodes break the rule.
@@ -49,17 +49,8 @@ def threshold(num_nodes: int) -> int:
 def quantised(values: NDArray[np.float64], weight: int) -> Masked:
     """Weighted numbers as integers modulo 2^64, in units of 2^-20.
 
-    Parameters
-    ----------
-    values : ndarray
-        Finite, of size 65,536 at most.
-    weight : int
-        From 1; all weights of a sum together are 2^26 at most.
-
-    Raises
-    ------
-    ValueError
-        If a value is larger or not finite.
+    All weights of a sum, each from 1, add up to 2^26 at most. Raises ValueError if a value is
+    larger than 65,536 or not finite.
     """
     if not (np.abs(values) <= LARGEST_VALUE).all():  # NaN too
         raise ValueError(f"a number is not finite, or larger than {LARGEST_VALUE:,.0f}")
@@ -80,25 +71,10 @@ def stream(seed: bytes, size: int) -> Masked:
 def pair_mask(
     own: int, other: int, key: X25519PrivateKey, other_key: bytes, context: bytes, size: int
 ) -> Masked:
-    """What node `own` adds so that it cancels what node `other` adds.
+    """What node `own` adds so that it cancels what node `other` adds; both are places in the sum.
 
-    Parameters
-    ----------
-    own, other : int
-        The nodes' places in the sum.
-    key : X25519PrivateKey
-        The own mask key, for this sum alone.
-    other_key : bytes
-        The other's public one.
-    context : bytes
-        What both must have seen alike; else the masks do not cancel.
-    size : int
-        Numbers.
-
-    Raises
-    ------
-    ValueError
-        If the other's key is unusable.
+    The own key is for this sum alone. Unless both nodes have the same `context`, masks do not
+    cancel. Raises ValueError if the other's key is unusable.
     """
     shared = key.exchange(X25519PublicKey.from_public_bytes(other_key))
     places = f" {min(own, other)} {max(own, other)}".encode()
@@ -112,18 +88,12 @@ def public_bytes(key: X25519PrivateKey) -> bytes:
 
 
 def digest(secret: bytes) -> bytes:
-    """SHA-256, by which a random secret is known again without being told."""
+    """SHA-256, by which a random secret is recognised without being sent."""
     return hashlib.sha256(secret).digest()
 
 
 def opened(shares: Iterable[bytes], num_needed: int) -> bytes:
-    """Put a secret together from shares; those beyond `num_needed` are not looked at.
-
-    Raises
-    ------
-    ValueError
-        If there are too few, or they are not of one secret.
-    """
+    """Combine shares of a secret; those beyond `num_needed` are ignored. ValueError if too few."""
     enough = list(shares)[:num_needed]
     if len(enough) < num_needed:
         raise ValueError(f"{len(enough)} of the {num_needed} shares that are needed")

@@ -1,8 +1,7 @@
 """Records with which one node sends to another: introduction, route, parcel, delivery.
 
-A node sends the server its introduction. The server sends the sender a route, the sender replies
-with a parcel, and from both the server makes the delivery for the receiver. Node ids are strings
-here: they are unsigned 64-bit integers, and a ConfigRecord holds signed ones.
+The server sends the sender a route, the sender replies with a parcel, and from both the server
+makes the delivery for the receiver. Node ids are strings: a ConfigRecord's integers are signed.
 """
 
 import hashlib
@@ -23,7 +22,9 @@ LARGEST_PARCEL = 2**30
 """Bytes of a sealed payload that no route permits more than."""
 
 LinkMode = Literal["relay", "direct", "auto"]
-"""How parcels travel: through the server, directly, or directly where that works."""
+"""How parcels travel: through the server, directly, or directly where the receiver has an address
+and the transfer works.
+"""
 
 
 def _printable(text: str) -> str:
@@ -49,7 +50,7 @@ NodeName = Annotated[NotAnId, Field(pattern=r"^\S(.*\S)?$", max_length=40)]
 
 
 class Waybill(Block):
-    """Sender, receiver (node ids), purpose and one-time token of a parcel, and its most bytes.
+    """Sender, receiver (node ids), purpose, one-time token and greatest size of a parcel.
 
     All of it is under the server's permit and under the seal, so that no node can raise `largest`.
     """
@@ -107,8 +108,7 @@ class Peered(Waybill):
 class Route(Peered):
     """What a sender needs for one parcel; the peer is the receiver.
 
-    `address` is the receiver's mailbox, `address_signature` its own signature of that, `permit` its
-    permit for this parcel; empty without mailbox.
+    `address`, `address_signature` and `permit` are of the receiver's mailbox; empty without one.
     """
 
     link: LinkMode

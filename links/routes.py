@@ -21,18 +21,10 @@ from flwr_distill.task.errors import SettingsError
 
 
 class Links:
-    """Routes from node to node.
+    """Routes from node to node, by nodes' introductions.
 
-    The sender's message holds a route. The receiver's holds a delivery, which :meth:`forward` makes
-    from the route and the sender's parcel. A route is good for one parcel.
-
-    Parameters
-    ----------
-    introductions : Mapping[int, Introduction]
-        Introductions by node id.
-    mode : str (default: "auto")
-        ``relay``: sealed parcels travel through the server. ``direct``: from node to node.
-        ``auto``: directly where the receiver has an address and the transfer works.
+    The sender's message contains a route. The receiver's contains a delivery, which :meth:`forward`
+    creates from the route and the sender's parcel. A route is for one parcel. See `LinkMode`.
     """
 
     def __init__(self, introductions: Mapping[int, Introduction], mode: LinkMode = "auto") -> None:
@@ -45,25 +37,15 @@ class Links:
     def route(
         self, sender: int, receiver: int, purpose: str, largest: int | None = None
     ) -> ConfigRecord:
-        """Make a route for one parcel, for the sender's message.
+        """Create a route for one parcel, for the sender's message.
 
-        Parameters
-        ----------
-        sender : int
-            Node id.
-        receiver : int
-            Node id.
-        purpose : str
-            What the parcel is for; the receiver opens it for this purpose only.
-        largest : int, optional (default: None)
-            Most bytes of the payload; None for any that a parcel may have.
+        The receiver opens it for this `purpose` only, and with a payload of `largest` bytes at
+        most.
 
         Raises
         ------
         SettingsError
             If links must be direct and the receiver has no address.
-        KeyError
-            If the receiver did not introduce itself.
         """
         introduction = self._introductions[receiver]
         if self.mode == "direct" and not introduction.address:
@@ -90,14 +72,7 @@ class Links:
         )
 
     def forward(self, route: ConfigRecord, parcel: ConfigRecord) -> ConfigRecord:
-        """Make the delivery for the receiver's message.
-
-        Parameters
-        ----------
-        route : ConfigRecord
-            From the sender's message.
-        parcel : ConfigRecord
-            From the sender's reply.
+        """Create the delivery for the receiver's message, from the sender's route and parcel.
 
         Raises
         ------

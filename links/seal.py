@@ -1,12 +1,11 @@
 """End-to-end encryption between two nodes: nobody between them can read or change a parcel.
 
 X25519 with both nodes' keys for the run, HKDF-SHA256, AES-256-GCM. Both keys make the shared
-secret, so only the holder of the sender's key can have sealed a parcel that opens. Run, sender,
-receiver, purpose, token and most bytes are authenticated and part of the key: a parcel opens
-nowhere else.
+secret, so only the owner of the sender's key can have sealed a parcel that opens. Run, sender,
+receiver, purpose, token and size bound are authenticated and part of the key.
 
-Virtual data are padded inside the seal, because their size tells how many classes a node has:
-sizes are 4, 5, 6 or 7 times a power of two. That of a model tells nothing.
+Virtual data are padded inside the seal, because their size tells how many classes a node has: sizes
+are 4, 5, 6 or 7 times a power of two. That of a model tells nothing.
 """
 
 import json
@@ -48,7 +47,7 @@ def seal(payload: bytes, waybill: Peered, run_id: int, key: X25519PrivateKey) ->
 def unseal(sealed: bytes, waybill: Peered, run_id: int, key: X25519PrivateKey) -> bytes:
     """Decrypt what :func:`seal` returned, with the receiver's key and the sender as peer.
 
-    Raises `LinkError` if a bit of payload, waybill, run or keys differs, or the padding is another.
+    Raises `LinkError` if a bit of payload, waybill, run, keys or padding differs.
     """
     context = _context(waybill, run_id)
     nonce, ciphertext = sealed[:_NONCE], sealed[_NONCE:]

@@ -2,7 +2,7 @@
 
 PyCryptodome shares 16 bytes; here a secret is padded (PKCS #7) and shared block by block. A share
 is the number of its holder, from 1, in four bytes (little-endian), and its part of each block, as
-Flower's own SecAgg+ writes shares.
+in Flower's SecAgg+.
 """
 
 from collections.abc import Sequence
@@ -15,22 +15,7 @@ _NUMBER = 4
 
 
 def create_shares(secret: bytes, threshold: int, count: int) -> list[bytes]:
-    """Share a secret among so many holders.
-
-    Parameters
-    ----------
-    secret : bytes
-        Of any length.
-    threshold : int
-        Shares that open it; fewer tell nothing but its length.
-    count : int
-        Holders, from `threshold` on.
-
-    Returns
-    -------
-    list[bytes]
-        A share for each holder.
-    """
+    """Share a secret among `count` nodes; fewer than `threshold` shares tell only its length."""
     padded = pad(secret, _BLOCK)
     shares = [holder.to_bytes(_NUMBER, "little") for holder in range(1, count + 1)]
     for start in range(0, len(padded), _BLOCK):
@@ -44,10 +29,7 @@ def create_shares(secret: bytes, threshold: int, count: int) -> list[bytes]:
 def combine_shares(shares: Sequence[bytes]) -> bytes:
     """Open a secret with `threshold` of its shares.
 
-    Raises
-    ------
-    ValueError
-        If they are not of one secret, or too few; 1 time in 255 that goes unnoticed.
+    Raises ValueError if they are too few or not of one secret; 1 time in 255 that is not noticed.
     """
     padded = b""
     for start in range(_NUMBER, len(shares[0]), _BLOCK):

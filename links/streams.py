@@ -56,10 +56,9 @@ class BusyError(LinkError):
 
 @dataclass(frozen=True)
 class Peer:
-    """Who sends: a certificate, or without TLS an address.
+    """A sender: its certificate, or without TLS its address.
 
-    Without TLS all peers are on this machine and share an address, so it may take all that there
-    is.
+    Without TLS all peers are on this machine and share an address, which has no limit.
     """
 
     name: str
@@ -67,15 +66,7 @@ class Peer:
 
 
 class Admission:
-    """Counts the streams into a node's mailboxes, and the bytes that lie there.
-
-    Parameters
-    ----------
-    state_dir : Path
-        The node's state directory.
-    capacity : int (default: CAPACITY)
-        Bytes of all parcels together, those on their way included.
-    """
+    """Counts the streams into a node's mailboxes, and the bytes stored and on their way."""
 
     def __init__(self, state_dir: Path, capacity: int = CAPACITY) -> None:
         self._state_dir = state_dir
@@ -87,13 +78,7 @@ class Admission:
 
     @contextmanager
     def stream(self, peer: Peer) -> Iterator[None]:
-        """Count a peer's stream while it is open.
-
-        Raises
-        ------
-        BusyError
-            If the peer has as many streams open as it may.
-        """
+        """Count a peer's stream while it is open; `BusyError` if it has too many."""
         limit = STREAMS_OF_A_CERTIFICATE if peer.certified else STREAMS
         with self._lock:
             if self._streams[peer] >= limit:
@@ -108,13 +93,10 @@ class Admission:
 
     @contextmanager
     def space(self, peer: Peer, size: int, target: Path) -> Iterator[None]:
-        """Keep `size` bytes free for a parcel that comes to lie at `target`.
+        """Reserve `size` bytes for a parcel at `target`.
 
-        Raises
-        ------
-        LinkError
-            If the mailbox, or the peer's part of it, would hold too much, or the same parcel is on
-            its way already.
+        Raises `LinkError` if the mailbox, or the peer's part of it, would exceed its limit, or the
+        same parcel is on its way already.
         """
         with self._lock:
             self._check_space(peer, size, target)

@@ -87,32 +87,19 @@ def send(
 ) -> ConfigRecord:
     """Send a payload to the route's receiver, sealed so that only that node can read it.
 
-    A receiver that does not answer is given up after :func:`links.streams.time_for` the payload,
-    and after half of the time that is left; the other half is for the relay and the reply.
-
-    Parameters
-    ----------
-    session : Endpoint
-        The sender's session.
-    route : ConfigRecord
-        The route from the server's message (:meth:`links.routes.Links.route`).
-    payload : bytes
-        Data that only the receiver may read.
-    deadline : float, optional (default: None)
-        When the reply to the message is due, by `time.monotonic`; None if it can wait.
+    An unresponsive receiver is given up after :func:`links.streams.time_for` the payload, and after
+    half of the time until `deadline` (of `time.monotonic`), the other half being for the relay.
 
     Returns
     -------
     ConfigRecord
-        A :class:`links.records.Parcel` for the reply to the server: the sealed payload, or the
-        receipt of a direct transfer.
+        A :class:`links.records.Parcel` for the reply to the server.
 
     Raises
     ------
     LinkError
-        If the route is malformed or another node's, the receiver's key is not signed with a
-        certificate (if this node has one), the payload is too large, or a link that must be direct
-        fails.
+        If the route is malformed or another node's, the receiver's key is not certified (if this
+        node has a certificate), the payload is too large, or a link that must be direct fails.
     """
     checked = _checked(Route, route, "route")
     if checked.sender != str(session.node_id):
@@ -139,11 +126,11 @@ def send(
 
 
 def _check_address(session: Endpoint, route: Route, credentials: Credentials | None) -> None:
-    """Raise `LinkError` unless a route's address is one that this node may connect to.
+    """Raise `LinkError` unless this node may connect to a route's address.
 
-    Else a lying server could have it try services of its own machine and network: an address must
-    be signed by the receiver, and may be of this machine only if this node's own is, too. gRPC also
-    takes addresses with a scheme, which could be of this machine in other words.
+    Otherwise a lying server could have it try services of its own machine and network: an address
+    must be signed by the receiver, and may be of this machine only if this node's own is, too. gRPC
+    also takes addresses with a scheme, which could be of this machine in other words.
     """
     if not _HOST_AND_PORT.fullmatch(route.address):
         raise LinkError(f"{route.address!r:.60} is no address as HOST:PORT")
@@ -157,21 +144,7 @@ def _check_address(session: Endpoint, route: Route, credentials: Credentials | N
 
 
 def receive(session: Endpoint, parcel: ConfigRecord, purpose: str) -> bytes:
-    """Open a parcel that another node sent to this one, once.
-
-    Parameters
-    ----------
-    session : Endpoint
-        The receiver's session.
-    parcel : ConfigRecord
-        The delivery from the server's message (:meth:`links.routes.Links.forward`).
-    purpose : str
-        The purpose that the sender must have named.
-
-    Returns
-    -------
-    bytes
-        The payload.
+    """Open a delivery from the server's message (:meth:`links.routes.Links.forward`), once.
 
     Raises
     ------

@@ -49,17 +49,9 @@ class NodeStore:
     """Named blobs in a node's state directory.
 
     Apps write there, and processes outside their sandbox read: links are not followed
-    (`storage.untrusted`).
-
-    Write a blob that changes every round with the store of that round (`at`). It keeps the previous
-    round's blob too, so a resumed run can take up the state at the end of its checkpoint's round.
-
-    Parameters
-    ----------
-    folder : Path
-        Folder of this node and run, created by the first write.
-    round : int, optional (default: None)
-        Round of the blobs written; None for blobs of no round.
+    (`storage.untrusted`). Write a blob that changes every round with the store of that round
+    (`at`). It keeps the previous round's blob too, so a resumed run has the state of its
+    checkpoint's round.
     """
 
     folder: Path
@@ -69,13 +61,8 @@ class NodeStore:
     def open(cls, state_dir: str | Path | None, run_id: int, node_id: int) -> "NodeStore":
         """Store of one node for one run.
 
-        A state directory of None is FLWR_DISTILL_STATE from the environment, else a folder of this
-        user in the system's temporary directory.
-
-        Raises
-        ------
-        SettingsError
-            If others could have made or can write that folder.
+        A state directory of None is FLWR_DISTILL_STATE from the environment, or a folder of this
+        user in the system's temporary directory (see `temporary_root`).
         """
         root = state_dir or os.environ.get("FLWR_DISTILL_STATE") or temporary_root()
         return cls(Path(root).resolve() / RUNS / str(run_id) / str(node_id))
@@ -119,13 +106,9 @@ class NodeStore:
     def take_over(self, run_id: str, node_id: str, server_round: int) -> int:
         """Copy the blobs that a node had at the end of a round of another run; return their number.
 
-        Files of links are not copied: they are valid for one run only.
-
-        Raises
-        ------
-        ValueError
-            If this run has spent of a privacy budget, or resumes another: its files would stay, and
-            what they have cost would no longer count.
+        Files of links are not copied: they are valid for one run only. Raises `ValueError` if this
+        run has spent of a privacy budget, or resumes another: its files would stay, and what they
+        have cost would no longer count.
         """
         other, plain = NodeStore(self.folder.parent.parent / run_id / node_id), self.at(None)
         resumed = f"{run_id}/{node_id}".encode()
@@ -148,21 +131,16 @@ class NodeStore:
         return count
 
     def place_secret(self, run_id: str | None = None) -> bytes:
-        """Bytes by which a server that resumes a run knows the state directory again.
+        """Bytes by which a server that resumes a run recognises the state directory.
 
-        Each run has its own: who knows that of one run can neither show it in another nor tell that
-        two are of one node.
-
-        Parameters
-        ----------
-        run_id : str, optional (default: None)
-            The run in which they are shown for the first time; None for this store's.
+        `run_id` is the run that first showed them (default: this store's). Each run has its own, so
+        that they neither work in another run nor tell that two runs are of one node.
         """
         run = self.folder.parent.name if run_id is None else run_id
         return hmac.digest(self.secret(), f"place {run}".encode(), hashlib.sha256)[:SECRET_BYTES]
 
     def keyed(self, content: bytes) -> bytes:
-        """Hash of something that the node has, for this run: without the secret nobody can guess.
+        """Hash of a content of the node, for this run: unguessable without the secret.
 
         In another run it differs, so that a server cannot tell what two runs have in common.
         """
@@ -170,7 +148,7 @@ class NodeStore:
         return hmac.digest(self.secret(), name + content, hashlib.sha256)[:SECRET_BYTES]
 
     def secret(self) -> bytes:
-        """Random bytes of the state directory, made when they are first asked for; never sent.
+        """Random bytes of the state directory, created on first use; never sent.
 
         Nodes that share the directory share them, even if they ask at the same time.
         """
@@ -197,7 +175,7 @@ class NodeStore:
     def origin(self) -> "NodeStore":
         """Store of the first run in the chain of runs that this one resumes.
 
-        It holds what concerns all of these runs together, such as the privacy budget.
+        It has what concerns all of these runs, such as the privacy budget.
         """
         *_, first = self._chain()
         return first
@@ -227,8 +205,7 @@ def _rounds(folder: int, name: str) -> list[str]:
 def remove_old_runs(state_dir: Path, age: float) -> None:
     """Remove runs' files if nothing has changed in them for `age` seconds, and old lasting ones.
 
-    What was spent of a privacy budget stays, with what leads to it from resumed runs: it must never
-    be spent again.
+    Files on spent privacy budgets stay, with the links to them from resumed runs.
     """
     oldest = time.time() - age
     with suppress(OSError), untrusted.folder(state_dir / LASTING) as lasting:
@@ -284,10 +261,7 @@ def _remove_old_nodes(runs: int, run: str, oldest: float) -> None:
 def temporary_root() -> Path:
     """Folder of this user in the system's temporary directory, where anyone may make it first.
 
-    Raises
-    ------
-    SettingsError
-        If it is a link or another user's, or if other users could write there.
+    Raises `SettingsError` if it is a link or another user's, or if other users could write there.
     """
     folder = Path(tempfile.gettempdir()) / f"flwr-distill-{os.getuid()}"
     with suppress(FileExistsError):

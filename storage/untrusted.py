@@ -1,8 +1,8 @@
 """Files in folders that a hostile process may write: below ``runs`` and ``lasting`` of a node.
 
 An app in its sandbox owns these folders, and processes outside read, write and clean them. So no
-link is followed at any part of a path, nothing is opened but regular files of this user, reads are
-bounded, and whatever lies there, a call takes bounded time, memory and file descriptors.
+link is followed at any part of a path, only regular files of this user are opened, reads are
+bounded, and a call takes bounded time, memory and file descriptors.
 """
 
 from __future__ import annotations
@@ -32,24 +32,10 @@ _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe that nobody write
 
 @contextmanager
 def folder(path: Path, *, create: bool = False) -> Iterator[int]:
-    """Open a folder, without following a link at any part of its path.
+    """Open a folder and yield its descriptor; OSError if any part of the path is a link.
 
-    Parameters
-    ----------
-    path : Path
-        Without links, as from `Path.resolve` for the part that is trusted.
-    create : bool (default: False)
-        Make missing folders, for this user alone.
-
-    Yields
-    ------
-    int
-        A file descriptor, for the functions below.
-
-    Raises
-    ------
-    OSError
-        If a part is missing, is a link, or is no folder.
+    Where part of the path is trusted and may have links, resolve that first. `create` makes missing
+    folders, for this user alone.
     """
     path = path.absolute()
     number = os.open(path.anchor, _PATH_ONLY | _FOLDER)
@@ -72,13 +58,7 @@ def _stepped(number: int, into: int) -> int:
 
 @contextmanager
 def subfolder(parent: int, name: str) -> Iterator[int]:
-    """Open a folder in a folder.
-
-    Raises
-    ------
-    OSError
-        If it is missing, is a link, or is no folder.
-    """
+    """Open a folder in a folder; OSError if it is missing, is a link, or is no folder."""
     number = os.open(name, os.O_RDONLY | _FOLDER, dir_fd=parent)
     try:
         yield number
@@ -105,13 +85,7 @@ def is_file(parent: int, name: str) -> bool:
 
 
 def size_and_change(parent: int, name: str) -> tuple[int, float]:
-    """Bytes of a name, and when it was changed; of a link its own.
-
-    Raises
-    ------
-    OSError
-        If it is gone.
-    """
+    """Bytes of a name, and when it was changed; of a link itself. OSError if it is gone."""
     status = _status(parent, name)
     return status.st_size, status.st_mtime
 
@@ -119,10 +93,7 @@ def size_and_change(parent: int, name: str) -> tuple[int, float]:
 def read(parent: int, name: str, most: int | None = None) -> bytes:
     """Read a regular file of this user, and of a larger one the first `most` bytes and one.
 
-    Raises
-    ------
-    OSError
-        If it is missing, is a link or no regular file, or belongs to another user.
+    Raises OSError if it is missing, is a link or no regular file, or belongs to another user.
     """
     number = os.open(name, os.O_RDONLY | _FILE, dir_fd=parent)
     with os.fdopen(number, "rb") as file:
@@ -133,13 +104,7 @@ def read(parent: int, name: str, most: int | None = None) -> bytes:
 
 
 def write(parent: int, name: str, data: bytes) -> None:
-    """Write a file for this user alone, atomically; it outlasts a power cut.
-
-    Raises
-    ------
-    OSError
-        If the disk is full, or `name` is a folder.
-    """
+    """Write a file for this user alone, atomically; it survives a power cut."""
     with new_file(parent, name) as (number, partial):
         with os.fdopen(os.dup(number), "wb") as file:
             file.write(data)
@@ -218,7 +183,7 @@ def remove(parent: int, name: str) -> None:
 def clear(parent: int, keep: Container[str] = ()) -> None:
     """Remove what is in a folder, but for some names; what cannot be removed stays.
 
-    Folders in it are moved up and emptied one after the other, so that no depth is too much.
+    Folders in it are moved up and emptied one after the other, so that any depth works.
     """
     left = MAX_ENTRIES
     while left > 0:
