@@ -1,7 +1,7 @@
 """Linear heads in closed form, from sums over samples of frozen features.
 
-Sums do not care which node holds which class: those of nodes, added up, are those of all samples,
-and so is the head. Everything is computed in float64.
+Added up over nodes, sums are those of all samples, whichever node has which class, and so is the
+head. Everything is computed in float64.
 """
 
 import math
@@ -170,7 +170,7 @@ def best_penalty(sums: Sums) -> float:
     """The penalty of `STRENGTHS` with the least generalised cross-validation error.
 
     That error is leave-one-out's, with the mean leverage in place of each sample's (Golub, Heath
-    and Wahba 1979), which is what sums can tell: ``n RSS / (n - degrees of freedom)^2``.
+    and Wahba 1979), which sums suffice for: ``n RSS / (n - degrees of freedom)^2``.
     """
     _, centred, moved = _centred(sums)
     values, vectors = np.linalg.eigh(centred)
@@ -182,7 +182,7 @@ def best_penalty(sums: Sums) -> float:
     shrunk = values + penalties[:, None]
     residual = label_squares + (moved_squares * (values / shrunk - 2) / shrunk).sum(1)
     left = n - 1 - (values / shrunk).sum(1)
-    # More features than samples: without a penalty nothing is left over, and 0 / 0 tells nothing.
+    # More features than samples: without a penalty nothing is left over, and 0 / 0 says nothing.
     errors = np.where(left > n * SLACK, residual / np.maximum(left, n * SLACK) ** 2, np.inf)
     return float(penalties[errors.argmin()])
 
@@ -198,8 +198,8 @@ def discriminant(sums: Sums, shrinkage: float) -> Head:
     shrunk = (1 - shrinkage) * covariance
     shrunk[np.diag_indices(d)] += max(shrinkage * np.trace(covariance) / d, LEAST_VARIANCE)
     mean = sums.by_class.sum(0) / sums.size
-    held = sums.counts[:, None] >= 1
-    means = np.where(held, sums.by_class / np.maximum(sums.counts, 1)[:, None], mean)
+    present = sums.counts[:, None] >= 1
+    means = np.where(present, sums.by_class / np.maximum(sums.counts, 1)[:, None], mean)
     weight = np.linalg.solve(shrunk, means.T).T.astype(np.float64)
     priors = np.maximum(sums.counts, 0.5) / sums.size
     return Head(weight, np.log(priors) - 0.5 * (weight * means).sum(1))
@@ -225,7 +225,7 @@ def solved(head: str, sums: Sums, strength: float) -> Head:
 def random_directions(d: int, k: int, seed: int) -> Floats:
     """Directions (d, k) of a Gaussian random projection, that keeps lengths on average."""
     if not 0 < k <= d:
-        raise DistillError(f"cannot project {d} features onto {k} directions")
+        raise DistillError(f"must be from 1 to the {d} features", where="directions", value=k)
     return np.random.default_rng(seed).standard_normal((d, k)) / math.sqrt(k)
 
 

@@ -85,7 +85,7 @@ class Attacked(NamedTuple):
 class Reconstruction(NamedTuple):
     """Share of virtual images that are nearer to an image of their set than to others.
 
-    Of small ones, where an image holds several, and among ordinary images: by pixels (root mean
+    Of small ones, where an image contains several, and among ordinary images: by pixels (root mean
     square), by features of random networks, and the share if virtual images tell nothing. Means
     over sets, 95 % intervals.
     """
@@ -142,12 +142,11 @@ def distilled_halves(
         If there are too few images, or an argument is unusable.
     """
     if len(networks) != setting.refreshes:
-        raise DistillError(
-            f"{setting.refreshes} refreshes need as many networks, got {len(networks)}"
-        )
+        problem = f"needs as many networks, got {len(networks)}"
+        raise DistillError(problem, where="refreshes", value=setting.refreshes)
     chosen = with_canaries(images, labels, canaries, torch.Generator().manual_seed(seed), others)
     members = draw_members(sets, chosen, np.random.default_rng(seed))
-    made = distil_subsets(
+    virtual = distil_subsets(
         setting.distiller,
         chosen.images,
         chosen.labels,
@@ -160,10 +159,10 @@ def distilled_halves(
         seed=seed,
         progress=progress,
     )
-    arrived = _sent(made)
+    arrived = _sent(virtual)
     versions = [_decoded(arrived)]
     for network in networks:
-        made = dm_of_subsets(
+        virtual = dm_of_subsets(
             chosen.images,
             chosen.labels,
             members,
@@ -172,9 +171,9 @@ def distilled_halves(
             formation=arrived[0].formation,
             seed=seed,
             network=network,
-            made=arrived,
+            previous=arrived,
         )
-        arrived = _sent(made)
+        arrived = _sent(virtual)
         versions.append(_decoded(arrived))
     return Halves(
         chosen.images,
@@ -187,9 +186,9 @@ def distilled_halves(
     )
 
 
-def _sent(made: Sequence[VirtualData]) -> list[VirtualData]:
+def _sent(virtual: Sequence[VirtualData]) -> list[VirtualData]:
     """Virtual data as they arrive."""
-    return [VirtualData.from_bytes(own.to_bytes(BITS)) for own in made]
+    return [VirtualData.from_bytes(own.to_bytes(BITS)) for own in virtual]
 
 
 def _decoded(arrived: Sequence[VirtualData]) -> Tensor:
@@ -276,14 +275,14 @@ def findings(attacked: Attacked, seed: int = 0) -> list[Finding]:
     ]
 
 
-def strongest(found: Sequence[Finding]) -> Finding:
+def strongest(results: Sequence[Finding]) -> Finding:
     """The most that any attack finds, number by number; named after that at 1 % accused.
 
     The best of several is a little above each where all of them guess.
     """
-    best = max(found, key=lambda own: own.curve.at_1pct)
-    measures = zip(*(own.curve for own in found), strict=True)
-    worst = {kind: max(own.worst[kind] for own in found) for kind in best.worst}
+    best = max(results, key=lambda own: own.curve.at_1pct)
+    measures = zip(*(own.curve for own in results), strict=True)
+    worst = {kind: max(own.worst[kind] for own in results) for kind in best.worst}
     return Finding(best.attack, Curve(*map(max, measures)), worst)
 
 

@@ -22,7 +22,7 @@ def contact_sheet(
 ) -> Image.Image:
     """Draw at most 20 images per class in rows, each headed by the class name.
 
-    Small images are enlarged by whole factors, and more so if they hold others.
+    Small images are enlarged by whole factors, and more so if they contain others.
 
     Parameters
     ----------

@@ -35,14 +35,14 @@ SMALLEST_SIDE = 8
 """Of small images that are matched in their own size; smaller ones are enlarged."""
 COARSE = 8
 REAL_PER_CLASS = 256
-FEWEST_IN_A_GROUP = 50
+MIN_GROUP = 50
 """Real images: the mean of so many shows no single one."""
 REAL_PER_GROUP = 64
 CHUNK_FLOATS = 2**20
 """Of the first layer's activations: 4 MB, for a CPU's cache."""
 GPU_CHUNK_FLOATS = 2**27
 """512 MB; a GPU has no such cache, and each chunk starts all kernels once more."""
-KEPT_FLOATS = 2**24
+GRADIENT_FLOATS = 2**24
 """Most of the first layer's activations that a CPU keeps for the way back: 64 MB."""
 
 Network = Callable[[Tensor], Tensor]
@@ -106,10 +106,12 @@ class Probe:
         def features(chunk: Tensor) -> Tensor:
             return self.network(self.augment(chunk))
 
-        chunks = torch.split(images, _chunk(self.network, images.shape, images.device, KEPT_FLOATS))
+        chunks = torch.split(
+            images, _chunk(self.network, images.shape, images.device, GRADIENT_FLOATS)
+        )
         if len(chunks) == 1:
             return features(images)
-        # The random state cannot be asked for while a CUDA graph is recorded, and nothing is drawn.
+        # A CUDA graph that is recorded has no random state to keep, and nothing is drawn.
         return torch.cat(
             [
                 checkpoint(features, chunk, use_reentrant=False, preserve_rng_state=False)
@@ -161,12 +163,12 @@ def distill_dm(
 ) -> VirtualData:
     """Distil by distribution matching (Zhao and Bilen 2023, eq. 5 and algorithm 1).
 
-    The real images of a large class are split into groups that look alike (`alike`), and virtual
+    The real images of a large class are split into groups of similar images (`alike`), and virtual
     images match the mean of a group each: with the class's mean alone they would all show much the
     same. A group has at least 50 images, and there are as many as the smallest class allows. Means
     use at most 256 images per class, or 64 per group if those are more, redrawn for each network.
 
-    Where virtual images hold smaller ones of at least 8 pixels a side, real images are shrunk to
+    Where virtual images contain smaller ones of at least 8 pixels a side, real images are shrunk to
     these. A step then costs a quarter with a formation of 2, and more steps are worth more than
     more pixels. Random networks give features of all depths, as the last ones are too few; the
     start is smooth, since matching removes little of the initial noise. The learning rate (of Adam,
@@ -190,13 +192,7 @@ def distill_dm(
     initial_images : Tensor, optional (default: None)
         Virtual images to continue from, (classes present * per_class, C, H, W), sorted by class.
     """
-    check_inputs(
-        images,
-        labels,
-        num_classes=num_classes,
-        per_class=per_class,
-        steps=1 if steps is None else steps,
-    )
+    check_inputs(images, labels, num_classes=num_classes, per_class=per_class, steps=steps)
     formation = formation or best_formation(images.shape)
     tiles = Formation.of(formation, images.shape, device)
     usual = own_effort(images.shape, formation, network)
@@ -204,15 +200,16 @@ def distill_dm(
     width = usual.width if width is None else width
     bank = usual.bank if bank is None else bank
     if min(width, bank) < 1:
-        raise DistillError(f"width and bank must be at least 1, got {width} and {bank}")
+        raise DistillError("must be at least 1", where="width and bank", value=(width, bank))
     start_images, virtual_labels = start(
         init, images, labels, per_class, generator, formation, smooth=usual.small
     )
     initial_images = start_images if initial_images is None else initial_images
     if initial_images.shape != start_images.shape:
         raise DistillError(
-            f"initial_images must have shape {tuple(start_images.shape)}, {per_class} per class, "
-            f"got {tuple(initial_images.shape)}"
+            f"must have shape {tuple(start_images.shape)}, {per_class} per class",
+            where="initial_images",
+            value=tuple(initial_images.shape),
         )
     classes = [(labels == c).nonzero()[:, 0].to(images.device) for c in torch.unique(labels)]
     each = own_groups(min(map(len, classes)), per_class)
@@ -222,29 +219,27 @@ def distill_dm(
     if usual.small:
         rates, within = falling(SMALL_LEARNING_RATE, steps), images.aminmax()
         real, tiles = tiles.shrunk(images), tiles.in_small()
-    probes = [
-        _draw_probe(
-            real,
-            groups,
-            max(REAL_PER_CLASS // each, REAL_PER_GROUP),
-            width,
-            generator,
-            torch.device(device),
-            network,
-            all_depths=usual.small,
-        )
-        for _ in range(min(bank, steps))
-    ]
+    most = max(REAL_PER_CLASS // each, REAL_PER_GROUP)
+
+    def draw_probe() -> Probe:
+        pair = draw_pair(real.shape, width, generator, device, network, all_depths=usual.small)
+        orders = [torch.randperm(len(own), generator=generator)[:most] for own in groups]
+        drawn = zip(groups, orders, strict=True)
+        places = torch.cat([own[x.to(own.device, non_blocking=True)] for own, x in drawn])
+        counts = [len(x) for x in orders]
+        return Probe(*pair, real_means(*pair, real, counts, places, torch.device(device)))
+
+    probes = [draw_probe() for _ in range(min(bank, steps))]
     virtual = initial_images.reshape(len(groups), per_class // each, *images.shape[1:])
     virtual = virtual.to(device, copy=True)
     match_means(virtual, probes, rates, tiles, progress, within=within)
     return VirtualData(
-        images=virtual.flatten(0, 1).cpu(),
-        labels=virtual_labels,
-        method="dm",
-        steps=steps,
-        seed=generator.initial_seed(),
-        init=init,
+        virtual.flatten(0, 1).cpu(),
+        virtual_labels,
+        "dm",
+        steps,
+        generator.initial_seed(),
+        init,
         initial_images=initial_images,
         formation=formation,
     )
@@ -313,39 +308,32 @@ def alike(images: Tensor, groups: int) -> list[Tensor]:
 
 def own_groups(smallest: int, per_class: int) -> int:
     """Groups of each class: as many as leave each enough real images, and as many virtual ones."""
-    most = max(1, smallest // FEWEST_IN_A_GROUP)
+    most = max(1, smallest // MIN_GROUP)
     return max(n for n in range(1, min(most, per_class) + 1) if per_class % n == 0)
 
 
-def _draw_probe(
-    images: Tensor,
-    groups: list[Tensor],
-    most: int,
+def draw_pair(
+    shape: Sequence[int],
     width: int,
     generator: torch.Generator,
-    device: torch.device,
-    network: Network | None,
+    device: torch.device | str = "cpu",
+    network: Network | None = None,
     *,
-    all_depths: bool,
-) -> Probe:
-    channels, height, across = images.shape[1:]
-    if are_vectors(images.shape):
-        network, augment = network or _numbers, Augmentation(_as_they_are, ())
-    else:
-        if network is None:
-            network = RandomConvNet.draw(
-                channels, min(height, across), width, generator, device, all_depths=all_depths
-            )
-        augment = draw_augmentation(height, across, generator).to(device)
-    orders = [torch.randperm(len(own), generator=generator)[:most] for own in groups]
-    places = torch.cat(
-        [own[x.to(own.device, non_blocking=True)] for own, x in zip(groups, orders, strict=True)]
-    )
-    means = real_means(network, augment, images, [len(x) for x in orders], places, device)
-    return Probe(network, augment, means)
+    all_depths: bool = False,
+) -> tuple[Network, Augmentation]:
+    """Draw a network, if none is given, and an augmentation for images of shape (..., C, H, W)."""
+    channels, height, across = shape[-3:]
+    if are_vectors(shape):
+        return network or _numbers, Augmentation(_unchanged, ())
+    if network is None:
+        side = min(height, across)
+        network = RandomConvNet.draw(
+            channels, side, width, generator, device, all_depths=all_depths
+        )
+    return network, draw_augmentation(height, across, generator).to(device)
 
 
-def _as_they_are(vectors: Tensor) -> Tensor:
+def _unchanged(vectors: Tensor) -> Tensor:
     return vectors
 
 

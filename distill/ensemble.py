@@ -14,7 +14,7 @@ from flwr_distill.task.evaluation import outputs
 Average = Literal["probabilities", "logits"]
 
 HELD_OUT = 0.1
-"""Share of the samples held out of training for early stopping."""
+"""Share of the samples that early stopping is judged by, not trained on."""
 TINY = 1e-12
 """Added to probabilities, which may be 0."""
 
@@ -124,8 +124,9 @@ def distil_ensemble(
     """
     if not len(inputs) or len(teacher) != len(inputs):
         raise DistillError(
-            f"distillation needs at least one sample and a teacher's output for each, "
-            f"got {len(inputs)} samples and {len(teacher)} outputs"
+            f"distillation needs samples and a teacher's output for each of {len(inputs)}",
+            where="teacher's outputs",
+            value=len(teacher),
         )
     order = torch.randperm(len(inputs), generator=generator)
     num_held_out = max(1, int(HELD_OUT * len(inputs)))
@@ -169,7 +170,9 @@ def _weighted_mean(outputs: Iterable[tuple[float, Tensor]]) -> Tensor:
 
 def _trimmed_mean(outputs: list[Tensor], cut: int) -> Tensor:
     if len(outputs) <= 2 * cut:
-        raise DistillError(f"an ensemble of {len(outputs)} cannot do without twice {cut}")
+        raise DistillError(
+            f"twice as many exceed an ensemble of {len(outputs)}", where="cut", value=cut
+        )
     return torch.stack(outputs).sort(dim=0).values[cut : len(outputs) - cut].mean(dim=0)
 
 

@@ -50,8 +50,10 @@ class RandomConvNet:
         """Draw He-normal filters, `width` per block, for a shorter side of at least 4 pixels."""
         if side < SMALLEST_SIDE:
             raise DistillError(
-                f"images must be at least {SMALLEST_SIDE} pixels a side for ConvNet features, "
-                f"got {side}; use distiller 'kip'"
+                f"must be at least {SMALLEST_SIDE} for ConvNet features",
+                where="pixels a side",
+                value=side,
+                remedy="use distiller 'kip'",
             )
         blocks = max(min(3, side.bit_length() - 2), round(math.log2(side / 4)))
         filters = []

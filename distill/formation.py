@@ -1,4 +1,4 @@
-"""Multi-formation (Kim et al. 2022): an image holds several smaller ones, enlarged where used."""
+"""Multi-formation (Kim et al. 2022): an image of several smaller ones, enlarged where used."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from flwr_distill.distill.errors import DistillError
 LARGEST = 4
 """Largest formation: images are trained on as 16 times as many."""
 SMALLEST_SIDE = 16
-"""Of images that distribution matching packs where it may choose; docs/design.md tells why."""
+"""Of images that distribution matching packs where it may choose; see docs/design.md."""
 
 
 def largest_formation(shape: Sequence[int]) -> int:
@@ -46,10 +46,8 @@ class Formation:
         """Formation of images of shape (..., H, W); DistillError if `factor` is out of range."""
         most = largest_formation(shape)
         if not 1 <= factor <= most:
-            height, width = shape[-2:]
-            raise DistillError(
-                f"formation must be from 1 to {most} for images of {height} x {width}, got {factor}"
-            )
+            problem = f"must be from 1 to {most} for images of {shape[-2]} x {shape[-1]}"
+            raise DistillError(problem, where="formation", value=factor)
         enlarge_rows, shrink_rows = _resizing(shape[-2], factor)
         enlarge_columns, shrink_columns = _resizing(shape[-1], factor)
         return cls(

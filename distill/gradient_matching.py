@@ -98,16 +98,20 @@ def _check_target(target: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -
     missing = sorted(weights.keys() - target.keys())
     if missing or not weights:
         raise DistillError(
-            f"target must have the model's weights of two or more dimensions, misses {missing}; "
-            "name the gradients as in model.named_parameters()"
+            f"must have the model's weights of two or more dimensions; missing: {missing}",
+            where="target",
+            remedy="name the gradients as in model.named_parameters()",
         )
     for name, weight in weights.items():
         if target[name].shape != weight.shape:
             raise DistillError(
-                f"target[{name!r}] must have the weight's shape {tuple(weight.shape)}, "
-                f"got {tuple(target[name].shape)}; is it from another model?"
+                f"must have the weight's shape {tuple(weight.shape)}; is it from another model?",
+                where=f"target[{name!r}]",
+                value=tuple(target[name].shape),
             )
         if not target[name].isfinite().all():
             raise DistillError(
-                f"target[{name!r}] holds NaN or infinity; leave out the update it came from"
+                "contains NaN or infinity",
+                where=f"target[{name!r}]",
+                remedy="exclude the update it came from",
             )

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from flwr_distill.distill.errors import DistillError
+from flwr_distill.distill.features import are_vectors
 from flwr_distill.distill.formation import Formation
 from flwr_distill.distill.inputs import check_inputs
-from flwr_distill.distill.negatives import negatives
 from flwr_distill.distill.ntk import Pullback, ntk
 from flwr_distill.distill.registry import Progress, register
 from flwr_distill.distill.starts import start
@@ -31,22 +31,17 @@ TARGETS_PER_STEP = 256
 SUPPORT_NEGATIVES = 100
 POOL_NEGATIVES = 300
 NEGATIVES_PER_STEP = 100
+GRID = 4
+"""Tiles along each side of an image that is cut up."""
 
 
 def distill_kip(
     images: Tensor,
     labels: Tensor,
     *,
-    num_classes: int,
-    per_class: int,
-    init: str = "class-stats",
-    steps: int | None = None,
     generator: torch.Generator,
-    device: torch.device | str = "cpu",
-    progress: Progress | None = None,
     formation: int = 1,
-    with_negatives: bool = False,
-    learning_rate: float = LEARNING_RATE,
+    **options: Any,
 ) -> VirtualData:
     """Distil by kernel inducing points (HFLDD eq. 1); see `distill.registry.Distiller`.
 
@@ -56,17 +51,7 @@ def distill_kip(
     virtual images; of 300 more, each step predicts 100. None of them leaves the node.
     """
     (virtual,) = distill_kip_many(
-        [(images, labels)],
-        num_classes=num_classes,
-        per_class=per_class,
-        init=init,
-        steps=steps,
-        generators=[generator],
-        device=device,
-        progress=progress,
-        formation=formation,
-        with_negatives=with_negatives,
-        learning_rate=learning_rate,
+        [(images, labels)], generators=[generator], formation=formation, **options
     )
     return virtual
 
@@ -131,17 +116,19 @@ def distill_kip_many(
 
     results: dict[int, VirtualData] = {}
     for problems in batches.values():
-        virtual = _optimised(
+        shape = problems[0].initial_images.shape
+        batch = _Batch(
             problems,
             num_classes,
             steps,
-            formation=Formation.of(formation, problems[0].initial_images.shape, device),
-            learning_rate=learning_rate,
-            progress=progress,
+            Formation.of(formation, shape, device),
+            learning_rate,
+            progress,
         )
-        for problem, made in zip(problems, virtual.cpu(), strict=True):
+        virtual = batch.optimised()
+        for problem, images in zip(problems, virtual.cpu(), strict=True):
             results[problem.place] = VirtualData(
-                images=made,
+                images=images,
                 labels=problem.labels,
                 method="kip-negatives" if with_negatives else "kip",
                 steps=steps,
@@ -177,7 +164,9 @@ def kip_gradient(
     regression = _Regression.of(virtual, real)
     if regression.failed.any():
         if virtual.dtype == torch.float64:
-            raise DistillError("the virtual images have diverged; use a lower learning rate")
+            raise DistillError(
+                "the virtual images have diverged", remedy="use a lower learning rate"
+            )
         arguments = (x.double() for x in (virtual, virtual_targets, real, real_targets))
         step = kip_gradient(*arguments)
         return step._replace(by_virtual=step.by_virtual.to(virtual.dtype))
@@ -278,95 +267,109 @@ class _Problem:
         )
 
 
-def _optimised(
-    problems: list[_Problem],
-    num_classes: int,
-    steps: int,
-    *,
-    formation: Formation,
-    learning_rate: float,
-    progress: Progress | None,
-) -> Tensor:
-    """Minimise eq. 1 for problems of one size; returns their virtual images (B, n, C, H, W).
+@dataclass(frozen=True, eq=False)
+class _Batch:
+    """Problems of one size."""
 
-    To learn that a step needs float64, the host would wait for a GPU each time. Instead, what fails
-    turns NaN and stays so; if that is seen at the end, which is rare, all steps are repeated with a
-    check of each. With `progress`, each step's loss shows it at once.
-    """
-    device = problems[0].real.points.device
-    unchecked = graphed(_unchecked_gradient, device)
+    problems: list[_Problem]
+    num_classes: int
+    steps: int
+    formation: Formation
+    learning_rate: float
+    progress: Progress | None
 
-    def checked(*arguments: Tensor) -> KipStep:
-        step = unchecked(*arguments)
-        step = step._replace(loss=step.loss.cpu())  # waits
-        return step if step.loss.isfinite().all() else kip_gradient(*arguments)
+    def optimised(self) -> Tensor:
+        """Minimise eq. 1; returns the virtual images (B, n, C, H, W).
 
-    descend = partial(
-        _descended,
-        problems,
-        num_classes,
-        steps,
-        formation=formation,
-        learning_rate=learning_rate,
-        progress=progress,
-    )
-    if device.type == "cpu":
-        return descend(kip_gradient)
-    if progress is not None:
-        return descend(checked)
-    states = [problem.generator.get_state() for problem in problems]
-    virtual = descend(unchecked)
-    if virtual.isfinite().all():
+        To learn that a step needs float64, the host would wait for a GPU each time. Instead, what
+        fails turns NaN and stays so; if that is seen at the end, which is rare, all steps are
+        repeated with a check of each. With `progress`, each step's loss shows it at once.
+        """
+        device = self.problems[0].real.points.device
+        unchecked = graphed(_unchecked_gradient, device)
+
+        def checked(*arguments: Tensor) -> KipStep:
+            step = unchecked(*arguments)
+            step = step._replace(loss=step.loss.cpu())  # waits
+            return step if step.loss.isfinite().all() else kip_gradient(*arguments)
+
+        if device.type == "cpu":
+            return self._descended(kip_gradient)
+        if self.progress is not None:
+            return self._descended(checked)
+        states = [problem.generator.get_state() for problem in self.problems]
+        virtual = self._descended(unchecked)
+        if virtual.isfinite().all():
+            return virtual
+        for problem, state in zip(self.problems, states, strict=True):
+            problem.generator.set_state(state)
+        return self._descended(checked)
+
+    def _descended(self, gradient_of: Callable[..., KipStep]) -> Tensor:
+        """Do the steps with a gradient as from `kip_gradient`."""
+        problems, formation = self.problems, self.formation
+        device = problems[0].real.points.device
+        virtual = torch.stack([p.initial_images for p in problems]).to(device)
+        targets = torch.stack([_targets(p.labels, self.num_classes) for p in problems]).to(device)
+        support, support_targets = (
+            torch.stack(x) for x in zip(*(p.support for p in problems), strict=True)
+        )
+        targets = torch.cat([targets.repeat_interleave(formation.factor**2, 1), support_targets], 1)
+        optimizer = torch.optim.Adam([virtual], lr=self.learning_rate)
+        # Clamp to the node's range of pixels: networks trained on images beyond it diverge.
+        lowest, highest = (
+            torch.stack([extreme(p.real.points) for p in problems]).reshape(-1, 1, 1, 1, 1)
+            for extreme in (torch.amin, torch.amax)
+        )
+        for step in range(self.steps):
+            points, point_targets = (
+                torch.stack(x) for x in zip(*(p.draw() for p in problems), strict=True)
+            )
+            decoded = formation.decode(virtual)
+            seen = torch.cat([decoded.flatten(2), support], 1)
+            gradient = gradient_of(seen, targets, points, point_targets)
+            by_decoded = gradient.by_virtual[:, : decoded.shape[1]].reshape(decoded.shape)
+            virtual.grad = formation.pullback(by_decoded)
+            optimizer.step()
+            virtual.clamp_(lowest, highest)
+            if self.progress is not None:
+                self.progress(step + 1, self.steps, float(gradient.loss.mean()))
         return virtual
-    for problem, state in zip(problems, states, strict=True):
-        problem.generator.set_state(state)
-    return descend(checked)
-
-
-def _descended(
-    problems: list[_Problem],
-    num_classes: int,
-    steps: int,
-    gradient_of: Callable[..., KipStep],
-    *,
-    formation: Formation,
-    learning_rate: float,
-    progress: Progress | None,
-) -> Tensor:
-    """Do the steps of `_optimised` with a gradient as from `kip_gradient`."""
-    device = problems[0].real.points.device
-    virtual = torch.stack([p.initial_images for p in problems]).to(device)
-    targets = torch.stack([_targets(p.labels, num_classes) for p in problems]).to(device)
-    support, support_targets = (
-        torch.stack(x) for x in zip(*(p.support for p in problems), strict=True)
-    )
-    targets = torch.cat([targets.repeat_interleave(formation.factor**2, 1), support_targets], 1)
-    optimizer = torch.optim.Adam([virtual], lr=learning_rate)
-    # Clamp to the node's range of pixels: networks trained on images beyond it diverge.
-    lowest, highest = (
-        torch.stack([extreme(p.real.points) for p in problems]).reshape(-1, 1, 1, 1, 1)
-        for extreme in (torch.amin, torch.amax)
-    )
-    for step in range(steps):
-        points, point_targets = (
-            torch.stack(x) for x in zip(*(p.draw() for p in problems), strict=True)
-        )
-        decoded = formation.decode(virtual)
-        count = decoded.shape[1]
-        gradient = gradient_of(
-            torch.cat([decoded.flatten(2), support], 1),
-            targets,
-            points,
-            point_targets,
-        )
-        by_decoded = gradient.by_virtual[:, :count].reshape(decoded.shape)
-        virtual.grad = formation.pullback(by_decoded)
-        optimizer.step()
-        virtual.clamp_(lowest, highest)
-        if progress is not None:
-            progress(step + 1, steps, float(gradient.loss.mean()))
-    return virtual
 
 
 def _targets(labels: Tensor, num_classes: int) -> Tensor:
     return functional.one_hot(labels, num_classes).float() - 1 / num_classes
+
+
+def negatives(images: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Make images of no class from real ones: mirrored, transposed, or cut up and shuffled.
+
+    They have the real images' strokes and textures in other places, and stay on the node. Vectors
+    have no parts to move: DistillError.
+    """
+    if count and are_vectors(images.shape):
+        raise DistillError(
+            "kip-negatives cuts up images, and samples are vectors",
+            where="distiller",
+            value="kip-negatives",
+            remedy="take dm",
+        )
+    chosen = images[torch.randint(len(images), (count,), generator=generator).to(images.device)]
+    kinds = torch.randint(3, (count,), generator=generator).to(images.device)
+    turned = chosen.mT if images.shape[-1] == images.shape[-2] else chosen.flip(-1, -2)
+    moved = torch.where((kinds == 0)[:, None, None, None], chosen.flip(-1), turned)
+    return torch.where((kinds == 2)[:, None, None, None], shuffled(chosen, generator), moved)
+
+
+def shuffled(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Cut each image into 4x4 tiles and shuffle them; remaining pixels stay in place."""
+    count, channels, height, width = images.shape
+    rows, columns = height // GRID, width // GRID
+    inner = images[..., : GRID * rows, : GRID * columns]
+    tiles = inner.reshape(count, channels, GRID, rows, GRID, columns).permute(0, 2, 4, 1, 3, 5)
+    order = torch.rand(count, GRID * GRID, generator=generator).argsort(1).to(images.device)
+    permuted = tiles.flatten(1, 2)[torch.arange(count, device=images.device)[:, None], order]
+    together = permuted.reshape(count, GRID, GRID, *permuted.shape[2:]).permute(0, 3, 1, 4, 2, 5)
+    result = images.clone()
+    result[..., : GRID * rows, : GRID * columns] = together.reshape(inner.shape)
+    return result

@@ -9,7 +9,7 @@ from torch import Tensor
 from flwr_distill.distill.auto import resolved
 from flwr_distill.distill.distribution_matching import Network
 from flwr_distill.distill.kip import VARIANTS, distill_kip_many
-from flwr_distill.distill.registry import Progress, distiller, formation_arguments
+from flwr_distill.distill.registry import distiller, formation_arguments
 from flwr_distill.distill.virtual_data import VirtualData
 
 
@@ -18,14 +18,10 @@ def distill_many(
     sets: Sequence[tuple[Tensor, Tensor]],
     *,
     num_classes: int,
-    per_class: int,
-    init: str = "class-stats",
-    steps: int | None = None,
     generators: Sequence[torch.Generator],
-    device: torch.device | str = "cpu",
-    progress: Progress | None = None,
     formation: int = 1,
     network: Network | None = None,
+    **options: Any,
 ) -> list[VirtualData]:
     """Distil each set (images and labels of a node) as the distiller would alone.
 
@@ -36,14 +32,7 @@ def distill_many(
     results: dict[int, VirtualData] = {}
     for method in dict.fromkeys(names):
         places = [place for place, own in enumerate(names) if own == method]
-        arguments: dict[str, Any] = {
-            "num_classes": num_classes,
-            "per_class": per_class,
-            "init": init,
-            "steps": steps,
-            "device": device,
-            "progress": progress,
-        }
+        arguments = {"num_classes": num_classes, **options}
         arguments |= formation_arguments(method, formation)
         arguments |= {"network": network} if network is not None else {}
         if method in VARIANTS:

@@ -81,7 +81,7 @@ class Curve(NamedTuple):
 def curve(members: Flags, scores: Floats, generator: np.random.Generator) -> Curve:
     """The ROC curve of all models and samples, (models, n), with intervals by the bootstrap.
 
-    Samples are drawn anew, each with its scores by all models, because these depend on each other.
+    Samples are drawn again, each with its scores by all models, because these depend on each other.
     Values are those of `auc` and `true_positives_at`.
     """
     n = members.shape[1]
@@ -106,11 +106,11 @@ def curve(members: Flags, scores: Floats, generator: np.random.Generator) -> Cur
     return Curve(*(Interval(*each) for each in values))
 
 
-def share_bounds(found: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Two-sided bounds of a share by Clopper and Pearson (1934); hold for any share."""
+def share_bounds(hits: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Two-sided bounds of a share by Clopper and Pearson (1934), for any share."""
     tail = (1 - confidence) / 2
-    low = float(beta.ppf(tail, found, trials - found + 1)) if found else 0.0
-    high = float(beta.ppf(1 - tail, found + 1, trials - found)) if found < trials else 1.0
+    low = float(beta.ppf(tail, hits, trials - hits + 1)) if hits else 0.0
+    high = float(beta.ppf(1 - tail, hits + 1, trials - hits)) if hits < trials else 1.0
     return low, high
 
 

@@ -27,15 +27,11 @@ class OwnNetwork:
         try:
             features: Tensor = self.module(images.float()).to(images.dtype)
         except Exception as error:  # whatever another package's code does
-            raise DistillError(
-                f"network {self.name!r} fails on images of shape {tuple(images.shape[1:])}: "
-                f"{located(error, self.name)}"
-            ) from error
+            problem = f"fails on images of shape {tuple(images.shape[1:])}"
+            raise _refused(self.name, f"{problem}: {located(error, self.name)}") from error
         if features.shape[:1] != images.shape[:1]:
-            raise DistillError(
-                f"network {self.name!r} must give a row for each of {len(images)} images, "
-                f"got shape {tuple(features.shape)}"
-            )
+            problem = f"must give a row for each of {len(images)} images"
+            raise _refused(self.name, f"{problem}, got shape {tuple(features.shape)}")
         return features.flatten(1)
 
 
@@ -60,20 +56,17 @@ def own_network(name: str, weights: str = "", device: torch.device | str = "cpu"
     try:
         factory = import_object(name)
     except PluginError as error:
-        raise DistillError(
-            f"network {name!r} cannot be imported ({error}); "
-            "is its package installed on this machine?"
-        ) from error
+        raise _refused(name, f"unusable: {error}") from error
     if not callable(factory):
-        raise DistillError(f"network {name!r} must be a class, got {type(factory).__name__}")
+        raise _refused(name, f"must be a class, got {type(factory).__name__}")
     try:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
             module = factory()
     except Exception as error:  # whatever another package's code does
-        raise DistillError(f"network {name!r} cannot be made: {located(error, name)}") from error
+        raise _refused(name, f"cannot be created: {located(error, name)}") from error
     if not isinstance(module, nn.Module):
-        raise DistillError(f"network {name!r} must give an nn.Module, got {type(module).__name__}")
+        raise _refused(name, f"must give an nn.Module, got {type(module).__name__}")
     if weights:
         _load(module, name, Path(weights))
     return OwnNetwork(name, module.eval().requires_grad_(False).to(device))
@@ -96,10 +89,10 @@ def network_arguments(
     """
     if not name:
         if weights:
-            raise DistillError(f"weights {weights!r}, but no network is named (name one)")
+            raise DistillError("no network is named", where="weights", value=weights)
         return {}
     if not takes_network(method):
-        raise DistillError(f"network {name!r}, but distiller {method!r} takes none (take dm)")
+        raise _refused(name, f"distiller {method!r} takes none", "take dm")
     return {"network": own_network(name, weights, device)}
 
 
@@ -108,11 +101,15 @@ def _load(module: nn.Module, name: str, weights: Path) -> None:
         module.load_state_dict(load_file(weights))
     except (OSError, SafetensorError) as error:
         raise DistillError(
-            f"weights of network {name!r} cannot be read from {weights} ({error}); "
-            "give a safetensors file on this machine"
+            f"unreadable: {error}",
+            where="weights",
+            value=str(weights),
+            remedy="give a safetensors file on this machine",
         ) from error
     except RuntimeError as error:
-        raise DistillError(
-            f"weights in {weights} are not those of network {name!r}: "
-            f"{' '.join(str(error).split())}"
-        ) from error
+        problem = f"not those of network {name!r}: {' '.join(str(error).split())}"
+        raise DistillError(problem, where="weights", value=str(weights)) from error
+
+
+def _refused(name: str, problem: str, remedy: str = "") -> DistillError:
+    return DistillError(problem, where="network", value=name, remedy=remedy)

@@ -1,5 +1,6 @@
 """Lossless packing of what nodes send, undone only up to a size that is known beforehand."""
 
+import io
 import lzma
 from collections.abc import Iterator
 
@@ -18,13 +19,12 @@ _FILTERS = [
         "depth": 0,
     }
 ]
-
 _PART = 2**20
-"""Bytes that are packed or unpacked at a time."""
+"""Bytes that are unpacked at a time."""
 
 
 def packed(data: bytes) -> bytes:
-    """Pack with LZMA2, without a header of its own; equal data give equal bytes."""
+    """Pack with LZMA2, without a header; equal data give equal bytes."""
     return lzma.compress(data, lzma.FORMAT_RAW, filters=_FILTERS)
 
 
@@ -34,34 +34,29 @@ def most_packed(size: int) -> int:
 
 
 def unpacked(data: bytes, most: int) -> bytes:
-    """Undo `packed`, in at most `most` bytes of memory and 1 MB; VirtualDataError if malformed."""
-    decompressor = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=_FILTERS)
-    try:
-        content = decompressor.decompress(data, most + 1)
-    except lzma.LZMAError as error:
-        raise VirtualDataError(f"not virtual data ({len(data)} bytes): {error}") from error
-    require(len(content) <= most, f"virtual data of more than {most} bytes when unpacked")
-    whole = decompressor.eof and not decompressor.unused_data
-    require(whole, f"not virtual data ({len(data)} bytes): they end too early or too late")
-    return content
+    """Undo `packed`; raise VirtualDataError if `data` is malformed or exceeds `most` bytes."""
+    content = io.BytesIO()
+    for part in unpacked_parts(data, most):
+        content.write(part)
+    return content.getvalue()
 
 
 def unpacked_parts(data: bytes, most: int) -> Iterator[bytes]:
-    """Undo `packed`, at most 1 MiB at a time; takes a few MB, however large the content is."""
+    """Undo `packed`, at most 1 MiB at a time, in a few MB of memory; see `unpacked`."""
     decompressor = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=_FILTERS)
     rest, size = memoryview(data), 0
     while not decompressor.eof:
-        given = rest[:_PART] if decompressor.needs_input else b""
-        ends = decompressor.needs_input and not given
-        require(not ends, f"not virtual data ({len(data)} bytes): they end too early")
-        rest = rest[len(given) :]
+        piece = rest[:_PART] if decompressor.needs_input else b""
+        require(bool(piece) or not decompressor.needs_input, "ends too early")
+        rest = rest[len(piece) :]
         try:
-            part = decompressor.decompress(given, _PART)
+            part = decompressor.decompress(piece, _PART)
         except lzma.LZMAError as error:
-            raise VirtualDataError(f"not virtual data ({len(data)} bytes): {error}") from error
+            raise VirtualDataError(
+                f"not packed by LZMA2 ({error})", where="virtual data"
+            ) from error
         size += len(part)
-        require(size <= most, f"virtual data of more than {most} bytes when unpacked")
+        require(size <= most, f"exceeds {most} bytes when unpacked")
         if part:
             yield part
-    whole = not rest and not decompressor.unused_data
-    require(whole, f"not virtual data ({len(data)} bytes): they end too late")
+    require(not rest and not decompressor.unused_data, "ends too late")

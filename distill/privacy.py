@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch.nn import functional
 from flwr_distill.distill.errors import DistillError, VirtualDataError, require
 from flwr_distill.distill.formation import Formation
 
+P = TypeVar("P")
 CHUNK_FLOATS = 2**24
 """Largest tensor in a comparison, 64 MB, unless the virtual images alone are larger."""
 
@@ -30,14 +31,10 @@ class Closeness:
 
     def __post_init__(self) -> None:
         _require_numbers(self)
-        require(
-            0 <= self.least_distance <= self.median_distance,
-            f"distances must be ordered and >= 0, got {self}",
-        )
-        require(
-            -1 <= self.median_cosine <= self.highest_cosine <= 1,
-            f"cosines must be ordered and lie in [-1, 1], got {self}",
-        )
+        ordered = 0 <= self.least_distance <= self.median_distance
+        require(ordered, "must be ordered and >= 0", where="distances", value=self)
+        ordered = -1 <= self.median_cosine <= self.highest_cosine <= 1
+        require(ordered, "must be ordered and lie in [-1, 1]", where="cosines", value=self)
 
 
 @dataclass(frozen=True)
@@ -54,12 +51,11 @@ class Yardstick:
     by_chance: float
 
     def __post_init__(self) -> None:
+        require(isinstance(self.held_back, Closeness), "must be there", where="held_back")
         for name in ("nearer_to_own", "by_chance"):
             share = getattr(self, name)
-            require(
-                isinstance(share, float) and 0 <= share <= 1,
-                f"{name} must lie in [0, 1], got {share!r}",
-            )
+            within = isinstance(share, float) and 0 <= share <= 1
+            require(within, "must lie in [0, 1]", where=name, value=share)
 
 
 @dataclass(frozen=True)
@@ -71,10 +67,8 @@ class Guarantee:
 
     def __post_init__(self) -> None:
         _require_numbers(self)
-        require(
-            self.epsilon > 0 and 0 < self.delta < 1,
-            f"epsilon must be > 0 and delta lie between 0 and 1, got {self}",
-        )
+        require(self.epsilon > 0, "must be > 0", where="epsilon", value=self.epsilon)
+        require(0 < self.delta < 1, "must be between 0 and 1", where="delta", value=self.delta)
 
 
 @dataclass(frozen=True)
@@ -106,10 +100,8 @@ class PrivacyCard:
     guarantee: Guarantee | None = None
 
     def __post_init__(self) -> None:
-        require(
-            (self.own is None) != (self.guarantee is None),
-            f"a card has either likeness (own) or a guarantee, got {self}",
-        )
+        either = (self.own is None) != (self.guarantee is None)
+        require(either, "must have either closeness or a guarantee", where="card", value=self)
 
     def numbers(self) -> dict[str, float]:
         """What the card says of the real images, for a reply's metrics."""
@@ -130,18 +122,17 @@ class PrivacyCard:
     def from_dict(cls, content: object) -> "PrivacyCard":
         """Read the output of `dataclasses.asdict`; malformed content is a VirtualDataError."""
         try:
-            own, start, yardstick, guarantee = _values(content, cls)
-            if yardstick is not None:
-                held_back, *shares = _values(yardstick, Yardstick)
-                yardstick = Yardstick(Closeness(*_values(held_back, Closeness)), *shares)
-            return cls(
-                own=None if own is None else Closeness(*_values(own, Closeness)),
-                start=None if start is None else Closeness(*_values(start, Closeness)),
-                yardstick=yardstick,
-                guarantee=None if guarantee is None else Guarantee(*_values(guarantee, Guarantee)),
-            )
+            return _read(cls, content)
         except TypeError as error:
-            raise VirtualDataError(f"malformed privacy card: {error!r}") from error
+            raise VirtualDataError(f"malformed: {error}", where="privacy card") from error
+
+
+_PARTS: dict[str, type] = {
+    **dict.fromkeys(("own", "start", "held_back"), Closeness),
+    "yardstick": Yardstick,
+    "guarantee": Guarantee,
+}
+"""Types of a card's parts, by name."""
 
 
 @torch.no_grad()
@@ -175,13 +166,13 @@ def privacy_card(
     for name, other in [("real", real), ("start", start), ("held_back", held_back)]:
         if other is not None and other.shape[1:] != virtual.shape[1:]:
             raise DistillError(
-                f"{name} images have shape {tuple(other.shape[1:])}, "
-                f"virtual ones {tuple(virtual.shape[1:])}; compare images of one kind"
+                f"virtual images have {tuple(virtual.shape[1:])}; compare images of one kind",
+                where=f"shape of {name} images",
+                value=tuple(other.shape[1:]),
             )
     if start is not None and len(start) != len(virtual):
-        raise DistillError(
-            f"start has {len(start)} images for {len(virtual)} virtual ones; need one each"
-        )
+        problem = f"must be {len(virtual)}, one for each virtual image"
+        raise DistillError(problem, where="start images", value=len(start))
     distance, cosine = nearest(virtual, real, formation)
     return PrivacyCard(
         own=_closeness(distance, cosine),
@@ -268,18 +259,17 @@ def _yardstick(
     )
 
 
-def _values(content: object, kind: type) -> list[Any]:
-    """Values of a dataclass's fields, from a mapping with exactly these keys."""
-    names = [field.name for field in fields(kind)]
+def _read(kind: type[P], content: object) -> P:
+    """A dataclass, and its parts, from a mapping with exactly its keys."""
+    names = [field.name for field in fields(cast(Any, kind))]
     if not isinstance(content, dict) or set(content) != set(names):
-        raise TypeError(f"a {kind.__name__} has {', '.join(names)}; found {content!r:.200}")
-    return [content[name] for name in names]
+        raise TypeError(f"a {kind.__name__} has {', '.join(names)}; got {content!r:.200}")
+    parts = {name: part for name, part in content.items() if name in _PARTS and part is not None}
+    return kind(**content | {name: _read(_PARTS[name], part) for name, part in parts.items()})
 
 
 def _require_numbers(measured: Closeness | Guarantee) -> None:
     for field in fields(measured):
         value = getattr(measured, field.name)
-        require(
-            isinstance(value, float) and math.isfinite(value),
-            f"{field.name} must be a finite number, got {value!r}",
-        )
+        finite = isinstance(value, float) and math.isfinite(value)
+        require(finite, "must be a finite number", where=field.name, value=value)

@@ -64,17 +64,13 @@ def noise_for(epsilon: float, delta: float) -> float:
     from opacus.accountants.utils import get_noise_multiplier  # slow to import
 
     try:
-        return float(
-            get_noise_multiplier(
-                target_epsilon=epsilon,
-                target_delta=delta,
-                sample_rate=1.0,
-                steps=1,
-                accountant="rdp",
-            )
+        noise = get_noise_multiplier(
+            target_epsilon=epsilon, target_delta=delta, sample_rate=1.0, steps=1, accountant="rdp"
         )
+        return float(noise)
     except ValueError as error:
-        raise DistillError(f"epsilon = {epsilon} at delta = {delta}: {error}; raise it") from error
+        problem = f"out of reach at delta = {delta}: {error}"
+        raise DistillError(problem, where="epsilon", value=epsilon, remedy="raise it") from error
 
 
 def noisy_means(
@@ -145,13 +141,7 @@ def distill_dm_privately(
     VirtualData
         Its privacy card has the guarantee, and no comparison with real images, which would leak.
     """
-    check_inputs(
-        images,
-        labels,
-        num_classes=num_classes,
-        per_class=per_class,
-        steps=1 if steps is None else steps,
-    )
+    check_inputs(images, labels, num_classes=num_classes, per_class=per_class, steps=steps)
     formation = formation or best_formation(images.shape)
     usual = own_effort(images.shape, formation, None)
     steps = usual.steps if steps is None else steps
@@ -170,12 +160,12 @@ def distill_dm_privately(
     rates = falling(LEARNING_RATE, steps)
     match_means(virtual, probes, rates, tiles, progress, within=pixels)
     return VirtualData(
-        images=virtual.flatten(0, 1).cpu(),
-        labels=virtual_labels,
-        method="dm-private",
-        steps=steps,
-        seed=generator.initial_seed(),
-        init="noise",
+        virtual.flatten(0, 1).cpu(),
+        virtual_labels,
+        "dm-private",
+        steps,
+        generator.initial_seed(),
+        "noise",
         card=PrivacyCard(guarantee=Guarantee(epsilon, delta)),
         formation=formation,
     )

@@ -109,22 +109,20 @@ def distiller(name: str) -> Distiller:
         return _DISTILLERS[name]
     try:
         path = name if ":" in name else plugged_in("distillers", name)
+        method = None if path is None else import_object(path)
     except PluginError as error:
-        raise DistillError(str(error)) from error
-    if path is None:
+        raise DistillError(f"unusable: {error}", where="distiller", value=name) from error
+    if method is None:
         raise DistillError(
-            f"distiller {name!r} is unknown here; choose one of {', '.join(distiller_names())}, "
-            "give your own as 'package.module:function', or install the package that brings it"
+            "unknown here",
+            where="distiller",
+            value=name,
+            remedy=f"choose one of {', '.join(distiller_names())}, give your own as "
+            "'package.module:function', or install the package that provides it",
         )
-    try:
-        method = import_object(path)
-    except PluginError as error:
-        raise DistillError(
-            f"distiller {name!r} cannot be imported ({error}); "
-            "is its package installed on this machine?"
-        ) from error
     if not callable(method):
-        raise DistillError(f"distiller {name!r} must be a function, got {type(method).__name__}")
+        problem = f"must be a function, got {type(method).__name__}"
+        raise DistillError(problem, where="distiller", value=name)
     return cast(Distiller, method)
 
 
@@ -139,7 +137,6 @@ def formation_arguments(name: str, formation: int) -> dict[str, Any]:
     if "formation" in signature(distiller(name)).parameters:
         return {"formation": formation}
     if formation > 1:
-        raise DistillError(
-            f"formation = {formation}, but distiller {name!r} makes one image of each (set it to 1)"
-        )
+        problem = f"distiller {name!r} makes one image of each"
+        raise DistillError(problem, where="formation", value=formation, remedy="set it to 1")
     return {}

@@ -6,14 +6,14 @@ batch: networks see each real image once, and a set's class means are a matrix p
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flwr_distill.distill.augmentation import Augmentation, draw_augmentation
+from flwr_distill.distill.augmentation import Augmentation
 from flwr_distill.distill.distribution_matching import (
     LEARNING_RATE,
     REAL_PER_CLASS,
@@ -24,13 +24,13 @@ from flwr_distill.distill.distribution_matching import (
     Network,
     Probe,
     alike,
+    draw_pair,
     falling,
     match_means,
     own_effort,
     own_groups,
 )
 from flwr_distill.distill.errors import DistillError
-from flwr_distill.distill.features import RandomConvNet
 from flwr_distill.distill.formation import Formation, best_formation
 from flwr_distill.distill.many import distill_many
 from flwr_distill.distill.membership import Flags
@@ -76,9 +76,11 @@ def with_canaries(
     classes = torch.unique(labels)
     if 8 * each > len(images) or (others is not None and each > len(others)):
         raise DistillError(
-            f"{each} canaries of each kind need {8 * each} images at least, and {each} of other "
-            f"classes if any, got {len(images)} and {len(images if others is None else others)}; "
-            "take fewer canaries or more images"
+            f"need {8 * each} images at least, and {each} of other classes if any, "
+            f"got {len(images)} and {len(images if others is None else others)}",
+            where="canaries",
+            value=each,
+            remedy="take fewer canaries or more images",
         )
     images, labels = images.clone(), labels.clone()
     kinds = np.full(len(images), "usual", dtype="<U11")
@@ -118,7 +120,9 @@ def draw_members(sets: int, canaries: Canaries, generator: np.random.Generator) 
             rows.append(row)
         if len(rows) == sets:
             return np.stack(rows)
-    raise DistillError("a class has too few images to draw halves of it; give at least 10 of each")
+    raise DistillError(
+        "a class has too few images to draw halves of it", remedy="give at least 10 of each"
+    )
 
 
 def distil_subsets(
@@ -128,12 +132,9 @@ def distil_subsets(
     members: Flags,
     *,
     num_classes: int,
-    per_class: int,
-    init: str = "class-stats",
-    steps: int | None = None,
-    formation: int = 1,
     seed: int = 0,
     progress: Progress | None = None,
+    **options: Any,
 ) -> list[VirtualData]:
     """Distil each of the subsets, `members` bool (sets, n), with the same seed.
 
@@ -141,33 +142,20 @@ def distil_subsets(
     `distill.registry.Distiller` for the arguments.
     """
     if method == "dm":
-        return dm_of_subsets(
-            images,
-            labels,
-            members,
-            per_class=per_class,
-            init=init,
-            steps=steps,
-            formation=formation,
-            seed=seed,
-            progress=progress,
-        )
-    made: list[VirtualData] = []
+        return dm_of_subsets(images, labels, members, seed=seed, progress=progress, **options)
+    distilled: list[VirtualData] = []
     for rows in np.array_split(members, -(-len(members) // SETS_AT_ONCE)):
         own = [torch.from_numpy(row) for row in rows]
-        made += distill_many(
+        distilled += distill_many(
             method,
             [(images[row], labels[row]) for row in own],
             num_classes=num_classes,
-            per_class=per_class,
-            init=init,
-            steps=steps,
-            formation=formation,
-            generators=[torch.Generator().manual_seed(seed) for _ in rows],
+            generators=[_seeded(seed) for _ in rows],
+            **options,
         )
         if progress is not None:
-            progress(len(made), len(members), 0.0)
-    return made
+            progress(len(distilled), len(members), 0.0)
+    return distilled
 
 
 def dm_of_subsets(
@@ -182,41 +170,33 @@ def dm_of_subsets(
     seed: int = 0,
     progress: Progress | None = None,
     network: Network | None = None,
-    made: Sequence[VirtualData] | None = None,
+    previous: Sequence[VirtualData] | None = None,
 ) -> list[VirtualData]:
     """Distil subsets by distribution matching, all with one bank of networks.
 
     As :func:`distill.distribution_matching.distill_dm`, but the bank does not depend on the sizes
     of classes, and pixels stay within the values of all images instead of the subset's. `network`
-    replaces random ones; `made` are each subset's virtual data to continue from, as in a refresh.
+    replaces random ones; `previous` virtual data of each subset are refreshed.
     """
     formation = formation or best_formation(images.shape)
     tiles = Formation.of(formation, images.shape)
     usual = own_effort(images.shape, formation, network)
-    steps = usual.steps if steps is None else steps
+    steps, small = usual.steps if steps is None else steps, usual.small
     real, rates, within = images, [LEARNING_RATE] * steps, None
-    if usual.small:
+    if small:
         rates, within = falling(SMALL_LEARNING_RATE, steps), images.aminmax()
         real, tiles = tiles.shrunk(images), tiles.in_small()
     owns = [torch.from_numpy(row).nonzero()[:, 0] for row in members]
     classes = [[own[labels[own] == c] for c in torch.unique(labels)] for own in owns]
     each = own_groups(min(len(c) for own in classes for c in own), per_class)
     groups = [c[g] for own in classes for c in own for g in alike(images[c], each)]
-    if made is None:
+    if previous is None:
         starts = [
-            start(
-                init,
-                images[own],
-                labels[own],
-                per_class,
-                _seeded(seed),
-                formation,
-                smooth=usual.small,
-            )
+            start(init, images[own], labels[own], per_class, _seeded(seed), formation, smooth=small)
             for own in owns
         ]
     else:
-        starts = [(own.images, own.labels) for own in made]
+        starts = [(own.images, own.labels) for own in previous]
     generator = _seeded(seed)
     most = max(REAL_PER_CLASS // each, REAL_PER_GROUP)
     size = min(REFINE_BANK if network else usual.bank, steps)
@@ -240,20 +220,9 @@ def bank(
     shape: Sequence[int], effort: Effort, size: int, seed: int, network: Network | None = None
 ) -> list[tuple[Network, Augmentation]]:
     """Networks, or the one, and augmentations for images of shape (..., C, H, W), from the seed."""
-    channels, height, width = shape[-3:]
     generator = _seeded(seed)
     return [
-        (
-            network
-            or RandomConvNet.draw(
-                channels,
-                min(height, width),
-                effort.width,
-                generator,
-                all_depths=effort.small,
-            ),
-            draw_augmentation(height, width, generator),
-        )
+        draw_pair(shape, effort.width, generator, network=network, all_depths=effort.small)
         for _ in range(size)
     ]
 

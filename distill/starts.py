@@ -98,7 +98,7 @@ def start(
     """
     if init != REAL and init not in STARTS:
         choices = ", ".join([*STARTS, REAL])
-        raise DistillError(f"init {init!r} is unknown; choose one of {choices}")
+        raise DistillError("unknown", where="init", value=init, remedy=f"choose one of {choices}")
     classes = torch.unique(labels).cpu()
     by_class = (images[labels == c].cpu() for c in classes)  # one copy at a time
     tiles = Formation.of(formation, images.shape)

@@ -17,18 +17,17 @@ from flwr_distill.distill.virtual_header import (
     FORMAT,
     LARGEST,
     MAX_LABEL,
-    SHAPE_MISMATCH,
+    SAME_DATASET,
     Bounds,
-    Making,
-    check_announced,
-    read_about,
-    read_header,
+    Header,
+    require_columns,
     require_formation,
+    require_shape,
 )
 
 LARGEST_VALUE = 20.0
 """Largest pixel size accepted; normalised pixels lie within a few units of 0."""
-MOST_BITS = 8
+MAX_BITS = 8
 _CHUNK = 2**20
 
 
@@ -75,25 +74,27 @@ class VirtualData:
         n = len(self.images) if self.images.ndim else 0
         require(
             self.images.ndim == 4 and self.images.numel() > 0,
-            f"images must have a shape (n, C, H, W) without zeros, got {tuple(self.images.shape)}",
+            "must have a shape (n, C, H, W) without zeros",
+            where="images",
+            value=tuple(self.images.shape),
         )
         _require_finite_float32("images", self.images)
         require_formation(self.formation, self.images.shape)
         require(
             self.labels.shape == (n,) and self.labels.dtype == torch.int64,
-            f"labels must be int64 of shape ({n},) to match the images, "
-            f"got {self.labels.dtype} of shape {tuple(self.labels.shape)}",
+            f"must be int64 of shape ({n},) to match the images",
+            where="labels",
+            value=(self.labels.dtype, tuple(self.labels.shape)),
         )
         low, high = int(self.labels.min()), int(self.labels.max())
-        require(
-            low >= 0 and high <= MAX_LABEL,
-            f"labels must lie in [0, {MAX_LABEL}], got {low} to {high}",
-        )
+        within = low >= 0 and high <= MAX_LABEL
+        require(within, f"must lie in [0, {MAX_LABEL}]", where="labels", value=(low, high))
         if self.soft_labels is not None:
             require(
                 self.soft_labels.ndim == 2 and len(self.soft_labels) == n,
-                f"soft_labels must have a shape ({n}, num_classes), "
-                f"got {tuple(self.soft_labels.shape)}",
+                f"must have a shape ({n}, num_classes)",
+                where="soft_labels",
+                value=tuple(self.soft_labels.shape),
             )
             _require_finite_float32("soft_labels", self.soft_labels)
 
@@ -120,30 +121,29 @@ class VirtualData:
 
     def validate(self, shape: Sequence[int], num_classes: int) -> None:
         """Raise `VirtualDataError` unless the data fits a task's shape (C, H, W) and classes."""
-        got = tuple(self.images.shape[1:])
-        require(got == tuple(shape), SHAPE_MISMATCH.format(got, tuple(shape)))
-        high = int(self.labels.max())
+        require_shape(self.images.shape[1:], shape)
         require(
-            high < num_classes,
-            f"virtual label {high} is outside the task's classes 0..{num_classes - 1}; "
-            "use the same dataset setting on every node",
+            int(self.labels.max()) < num_classes,
+            f"outside the task's classes 0..{num_classes - 1}",
+            where="virtual label",
+            value=int(self.labels.max()),
+            remedy=SAME_DATASET,
         )
         largest = max(abs(float(extreme)) for extreme in self.images.aminmax())
         require(
             largest <= LARGEST_VALUE,
-            f"virtual images have a value of size {largest:.3g}, above {LARGEST_VALUE:g}; "
-            "normalised pixels lie near 0",
+            f"must be at most {LARGEST_VALUE:g}; normalised pixels lie near 0",
+            where="largest value of virtual images",
+            value=largest,
         )
         if self.soft_labels is None:
             return
-        require(
-            self.soft_labels.shape[1] == num_classes,
-            f"soft_labels must have {num_classes} columns, one for each class of the task",
-        )
+        require_columns(self.soft_labels.shape[1], num_classes)
         sums = self.soft_labels.sum(dim=1)
         require(
             bool((self.soft_labels >= 0).all()) and torch.allclose(sums, torch.ones(()), atol=1e-3),
-            "soft_labels must be distributions over the classes",
+            "must be distributions over the classes",
+            where="soft_labels",
         )
 
     def with_card(self, real: Tensor, held_back: Tensor) -> "VirtualData":
@@ -164,18 +164,19 @@ class VirtualData:
         )
         return replace(self, card=card)
 
-    def to_bytes(self, bits: int = MOST_BITS) -> bytes:
+    def to_bytes(self, bits: int = MAX_BITS) -> bytes:
         """The output of `to_safetensors`, packed; `bits` of a pixel, 1 to 8 (HFLDD's B_2)."""
         return packed(self.to_safetensors(bits))
 
-    def to_safetensors(self, bits: int = MOST_BITS) -> bytes:
+    def to_safetensors(self, bits: int = MAX_BITS) -> bytes:
         """Serialise to safetensors, a byte a pixel, of which only the lower `bits` are used.
 
         Pixels have 2^bits evenly spaced levels from the least to the largest value, so each is
         restored to within (max - min) / 2 / (2^bits - 1). The packing leaves about `bits` bits of
         them, or fewer. Labels are int16; soft labels stay float32. Equal data give equal bytes.
         """
-        require(1 <= bits <= MOST_BITS, f"bits must be from 1 to {MOST_BITS}, got {bits}")
+        within = 1 <= bits <= MAX_BITS
+        require(within, f"must be from 1 to {MAX_BITS}", where="bits", value=bits)
         low, high = float(self.images.min()), float(self.images.max())
         most = 2**bits - 1
         scale = (high - low) / most
@@ -208,19 +209,15 @@ class VirtualData:
         Sizes are checked before any tensor is made, so that hostile bytes take no more memory than
         honest ones.
         """
-        require(
-            len(data) <= bounds.num_bytes,
-            f"{len(data)} bytes of virtual data, more than the {bounds.num_bytes} allowed",
-        )
+        size, most = len(data), bounds.num_bytes
+        require(size <= most, f"more than {most}", where="bytes of virtual data", value=size)
         content = unpacked(data, bounds.unpacked_bytes)
-        check_announced(content, bounds)
+        Header.read(content).check(bounds)
         virtual = cls.from_safetensors(content)
         virtual.validate(bounds.shape, bounds.num_classes)
-        of_a_class = int(virtual.labels.bincount().max())
-        require(
-            of_a_class <= bounds.of_a_class,
-            f"{of_a_class} virtual images of one class, more than the {bounds.of_a_class} allowed",
-        )
+        largest, most = int(virtual.labels.bincount().max()), bounds.of_a_class
+        of_a_class = "virtual images of one class"
+        require(largest <= most, f"more than {most}", where=of_a_class, value=largest)
         return virtual
 
     @classmethod
@@ -235,38 +232,31 @@ class VirtualData:
     @classmethod
     def from_safetensors(cls, data: bytes) -> "VirtualData":
         """Read the output of `to_safetensors`; raise `VirtualDataError` if it is malformed."""
+        header = Header.read(data)
         try:
-            header = read_header(data)
-            about = read_about(header)
             tensors = load(data)
-            pixels, labels = tensors["pixels"], tensors["labels"]
-            soft_labels = tensors.get("soft_labels")
-        except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise VirtualDataError(f"not virtual data ({len(data)} bytes): {error!r}") from error
-        made = Making.of(header, about)
-        require(pixels.dtype == torch.uint8, f"pixels must be uint8, got {pixels.dtype}")
-        require(labels.dtype == torch.int16, f"labels must be int16, got {labels.dtype}")
+        except SafetensorError as error:
+            raise VirtualDataError(f"malformed: {error}", where="virtual data") from error
         return cls(
-            images=_decoded(pixels, made.scale, made.offset),
-            labels=labels.long(),
-            method=made.method,
-            steps=made.steps,
-            seed=made.seed,
-            init=made.init,
-            soft_labels=soft_labels,
-            card=made.card,
-            formation=made.formation,
+            images=_decoded(tensors["pixels"], header.scale, header.offset),
+            labels=tensors["labels"].long(),
+            method=header.method,
+            steps=header.steps,
+            seed=header.seed,
+            init=header.init,
+            soft_labels=tensors.get("soft_labels"),
+            card=header.card,
+            formation=header.formation,
         )
 
 
 def _require_finite_float32(name: str, tensor: Tensor) -> None:
-    require(
-        tensor.dtype == torch.float32 and tensor.device.type == "cpu",
-        f"{name} must be float32 on the CPU, got {tensor.dtype} on {tensor.device}",
-    )
+    right = tensor.dtype == torch.float32 and tensor.device.type == "cpu"
+    kind = f"{tensor.dtype} on {tensor.device}"
+    require(right, "must be float32 on the CPU", where=name, value=kind)
     # Minimum and maximum, unlike isfinite, need no memory of the tensor's size; NaN is in both.
     extremes = torch.stack(tensor.aminmax()) if tensor.numel() else tensor
-    require(bool(extremes.isfinite().all()), f"{name} must be finite, found NaN or infinity")
+    require(bool(extremes.isfinite().all()), "must be finite", where=name)
 
 
 def _decoded(pixels: Tensor, scale: float, offset: float) -> Tensor:

@@ -19,14 +19,12 @@ LARGEST = 2**30
 """Most bytes of virtual data, unpacked, where nothing smaller is known."""
 LARGEST_HEADER = 2**16
 MAX_LABEL = 2**15 - 1
-SHAPE_MISMATCH = (
-    "virtual images have shape {}, the task has {}; use the same dataset setting on every node"
-)
-_LONGEST_NAME = 200
+SAME_DATASET = "use the same dataset setting on every node"
+_MAX_NAME = 200
 _TENSORS = {"pixels": ("U8", 1), "labels": ("I16", 2), "soft_labels": ("F32", 4)}
 """Types of the tensors, as safetensors calls them, and bytes of a number."""
 _ABOUT = {"format", "scale", "offset", "method", "steps", "seed", "init", "card", "formation"}
-"""Whatever else there is, nobody reads: it would be a way out of a node."""
+"""All other keys are refused: nobody reads them, so they would be a way out of a node."""
 T = TypeVar("T")
 
 
@@ -56,9 +54,16 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class Making:
-    """How virtual data were made, as their header says; all of it is checked."""
+class Header:
+    """How virtual data were made, and their tensors.
 
+    `shape` is (n, C, H, W), `columns` those of soft labels, if any; `spans` are names and bytes of
+    the tensors in their order, which cover all after the header.
+    """
+
+    shape: tuple[int, ...]
+    columns: int | None
+    spans: list[tuple[str, int]]
     scale: float
     offset: float
     method: str
@@ -69,22 +74,37 @@ class Making:
     formation: int
 
     @classmethod
-    def of(cls, header: dict[str, Any], about: dict[str, Any]) -> Self:
-        """Check a header and what it says of how the data were made; raise VirtualDataError."""
+    def read(cls, data: bytes) -> Self:
+        """Read the header that `data` begins with: its length in 8 bytes, then JSON."""
+        length = int.from_bytes(data[:8], "little")
+        text = data[8 : 8 + length]
+        try:
+            if length > LARGEST_HEADER:
+                raise ValueError(f"a header of {length} bytes, more than {LARGEST_HEADER}")
+            header = _object(text)
+            about = _object(header["__metadata__"]["about"])
+            tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+            shape, columns, spans = _layout(tensors)
+        except (LookupError, TypeError, ValueError, RecursionError) as error:
+            raise VirtualDataError(f"malformed: {error!r:.200}", where="virtual data") from error
         version = about.get("format")
-        require(version == FORMAT, f"format must be {FORMAT!r}, found {version!r:.50}")
-        odd = [*(header.keys() - _TENSORS.keys() - {"__metadata__"}), *(about.keys() - _ABOUT)]
-        odd += header["__metadata__"].keys() - {"about"}
-        require(not odd, f"{odd[:1]!r:.50} has no place in virtual data")
+        require(version == FORMAT, f"must be {FORMAT!r}", where="format", value=version)
+        odd = [*(about.keys() - _ABOUT), *(header["__metadata__"].keys() - {"about"})]
+        require(not odd, "has no place in virtual data", where="header", value=odd[:1])
+        written = json.dumps(header, separators=(",", ":")).encode()
         canonical = json.dumps(about) == header["__metadata__"]["about"]
-        require(canonical, "the record of how it was made is not as it is written")
+        canonical &= text == written.ljust(-(-len(written) // 8) * 8)
+        require(canonical, "must be as safetensors and json write it", where="header")
         scale, offset = _field(about, "scale", float), _field(about, "offset", float)
+        require(math.isfinite(scale) and scale >= 0, "must be >= 0", where="scale", value=scale)
+        require(math.isfinite(offset), "must be finite", where="offset", value=offset)
+        formation = _field(about, "formation", int) if "formation" in about else 1
+        require_formation(formation, shape)
         card = about.get("card")
-        require(
-            math.isfinite(scale) and scale >= 0 and math.isfinite(offset),
-            f"scale must be finite and >= 0, offset finite; got {scale} and {offset}",
-        )
         return cls(
+            shape=shape,
+            columns=columns,
+            spans=spans,
             scale=scale,
             offset=offset,
             method=_name(about, "method"),
@@ -92,102 +112,86 @@ class Making:
             seed=_integer(about, "seed"),
             init=_name(about, "init"),
             card=None if card is None else PrivacyCard.from_dict(card),
-            formation=_formation(about),
+            formation=formation,
         )
 
+    def check(self, bounds: Bounds) -> None:
+        """Check number, formation and shapes, which safetensors enforces on the tensors."""
+        n, *shape = self.shape
+        require(n <= bounds.images, f"more than {bounds.images}", where="virtual images", value=n)
+        within = self.formation <= bounds.formation
+        most = f"must be from 1 to {bounds.formation}"
+        require(within, most, where="formation", value=self.formation)
+        require_shape(shape, bounds.shape)
+        if self.columns is not None:
+            require_columns(self.columns, bounds.num_classes)
 
-def check_announced(data: bytes, bounds: Bounds) -> None:
-    """Check formation and shapes in the header, which safetensors holds the tensors to."""
-    try:
-        header = read_header(data)
-        shapes = {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
-        n, *shape = shapes.pop("pixels")
-        about = read_about(header)
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise VirtualDataError(f"not virtual data ({len(data)} bytes): {error!r:.200}") from error
+
+def require_formation(formation: int, shape: Sequence[int]) -> None:
+    """Check that images (..., H, W) can be of a formation."""
+    most = largest_formation(shape)
+    within = 1 <= formation <= most
+    require(within, f"must be from 1 to {most}", where="formation", value=formation)
+
+
+def require_shape(shape: Sequence[int], expected: Sequence[int]) -> None:
+    """Check that virtual images have the task's shape (C, H, W)."""
     require(
-        isinstance(n, int) and n <= bounds.images,
-        f"{n!r:.20} virtual images, more than the {bounds.images} allowed",
+        tuple(shape) == tuple(expected),
+        f"the task has {tuple(expected)}",
+        where="shape of virtual images",
+        value=tuple(shape),
+        remedy=SAME_DATASET,
     )
-    formation = _formation(about)
-    require(
-        1 <= formation <= bounds.formation,
-        f"virtual images have the formation {formation!r:.20}, not 1 to {bounds.formation}",
-    )
-    require(shape == [*bounds.shape], SHAPE_MISMATCH.format(f"{tuple(shape)}"[:50], bounds.shape))
-    fitting = {"labels": [n], "soft_labels": [n, bounds.num_classes]}
-    for name, own in shapes.items():
-        require(
-            fitting.get(name) == own,
-            f"{name[:50]} of shape {f'{own}'[:50]} beside {n} virtual images",
-        )
 
 
-def read_header(data: bytes) -> dict[str, Any]:
-    """The header of safetensors: its length as 8 little-endian bytes, then JSON."""
-    length = int.from_bytes(data[:8], "little")
-    if length > LARGEST_HEADER:
-        raise ValueError(f"a header of {length} bytes, more than {LARGEST_HEADER}")
-    header = json.loads(data[8 : 8 + length])
-    if not isinstance(header, dict):
-        raise TypeError("the header is no object")
-    return header
+def require_columns(columns: int, num_classes: int) -> None:
+    """Check that soft labels have a column for each class of the task."""
+    problem = f"must be {num_classes}, one for each class of the task"
+    require(columns == num_classes, problem, where="columns of soft_labels", value=columns)
 
 
-def read_about(header: dict[str, Any]) -> dict[str, Any]:
-    """What the header says of how the data were made."""
-    about = json.loads(header["__metadata__"]["about"])
-    if not isinstance(about, dict):
-        raise TypeError("the record of how it was made must be an object")
-    return about
+def _object(text: str | bytes) -> dict[str, Any]:
+    content = json.loads(text)
+    if not isinstance(content, dict):
+        raise TypeError("no JSON object")
+    return content
 
 
-def spans(header: dict[str, Any]) -> list[tuple[str, int]]:
-    """Names of the tensors and their bytes, in their order, which cover all after the header."""
-    tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
-    if missing := {"pixels", "labels"} - tensors.keys():
-        raise KeyError(min(missing))
+def _layout(tensors: dict[str, Any]) -> tuple[tuple[int, ...], int | None, list[tuple[str, int]]]:
+    """Shape of the images, columns of the soft labels, and spans; see `Header`."""
     n, *shape = tensors["pixels"]["shape"]
-    columns = tensors.get("soft_labels", {"shape": [n, 1]})["shape"][-1]
+    columns = tensors["soft_labels"]["shape"][-1] if "soft_labels" in tensors else None
     shapes = {"pixels": [n, *shape], "labels": [n], "soft_labels": [n, columns]}
-    if len(shape) != 3 or not all(type(d) is int and d > 0 for d in (n, *shape, columns)):
+    if len(shape) != 3 or not all(type(d) is int and d > 0 for d in (n, *shape, columns or 1)):
         raise ValueError("images must have a shape (n, C, H, W) without zeros")
+    tensors["labels"]  # must be there
     spans, begin = [], 0
     for name, entry in sorted(tensors.items(), key=lambda item: item[1]["data_offsets"]):
         dtype, num_bytes = _TENSORS[name]
         size = num_bytes * math.prod(shapes[name])
         offsets = [begin, begin + size]
         if entry != {"dtype": dtype, "shape": shapes[name], "data_offsets": offsets}:
-            raise ValueError(f"{name} is not a tensor {dtype} of shape {shapes[name]}")
+            raise ValueError(f"{name} must be a tensor {dtype} of shape {shapes[name]}")
         spans.append((name, size))
         begin += size
-    return spans
-
-
-def require_formation(formation: int, shape: Sequence[int]) -> None:
-    """Check that images (C, H, W) can be of a formation."""
-    most = largest_formation(shape)
-    require(1 <= formation <= most, f"formation must be from 1 to {most}, got {formation!r:.20}")
-
-
-def _formation(about: dict[str, Any]) -> int:
-    return _field(about, "formation", int) if "formation" in about else 1
+    return (n, *shape), columns, spans
 
 
 def _name(about: dict[str, Any], name: str) -> str:
     value = _field(about, name, str)
-    require(len(value) <= _LONGEST_NAME, f"{name} is longer than {_LONGEST_NAME} characters")
+    require(len(value) <= _MAX_NAME, f"longer than {_MAX_NAME}", where=name, value=value)
     return value
 
 
 def _integer(about: dict[str, Any], name: str) -> int:
     value = _field(about, name, int)
-    require(abs(value) < 2**64, f"{name} must be of 64 bits")
+    require(abs(value) < 2**64, "must be of 64 bits", where=name, value=value)
     return value
 
 
 def _field(about: dict[str, Any], name: str, kind: type[T]) -> T:
     value = about.get(name)
     if type(value) is not kind:
-        raise VirtualDataError(f"{name} must be of type {kind.__name__}, got {value!r:.50}")
+        raise VirtualDataError(f"must be of type {kind.__name__}", where=name, value=value)
     return value

@@ -63,17 +63,19 @@ class Credentials:
                 frozenset(filter(None, names)),
             )
         except (KeyError, OSError) as error:
-            raise LinkError(f"the node's peer credentials cannot be read: {error}") from error
+            raise LinkError(f"unreadable: {error}", where="peer credentials") from error
 
     def sign(self, public_key: bytes, run_id: int, node_id: int) -> bytes:
         """Sign this node's public key for a run."""
         try:
             key = serialization.load_pem_private_key(self.key, password=None)
         except (ValueError, TypeError) as error:
-            raise LinkError(f"peer-key is not a private key in PEM: {error}") from error
+            raise LinkError(f"not a private key in PEM: {error}", where="peer-key") from error
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise LinkError(
-                "peer-key must be an elliptic-curve key (openssl ecparam -name prime256v1 -genkey)"
+                "must be an elliptic-curve key",
+                where="peer-key",
+                remedy="openssl ecparam -name prime256v1 -genkey",
             )
         statement = _statement(public_key, run_id, str(node_id), name_of(self.certificate))
         return key.sign(statement, ec.ECDSA(SHA256()))
@@ -83,7 +85,7 @@ class Credentials:
         return self.sign(_address_statement(address), run_id, node_id)
 
     def check_address(self, route: Route, run_id: int) -> None:
-        """Raise `LinkError` unless the receiver, checked by `check_peer`, has signed its address."""
+        """Raise `LinkError` unless the receiver, judged by `check_peer`, signed its address."""
         key = x509.load_pem_x509_certificate(route.peer_certificate).public_key()
         assert isinstance(key, ec.EllipticCurvePublicKey)
         about = _address_statement(route.address), run_id, route.receiver, route.peer_name
@@ -91,8 +93,9 @@ class Credentials:
             key.verify(route.address_signature, _statement(*about), ec.ECDSA(SHA256()))
         except InvalidSignature:
             raise LinkError(
-                f"node {route.receiver} has not signed the address {route.address:.60}: the server "
-                "may have made it up (or the node has an earlier version)"
+                f"node {route.receiver} has not signed the address; is it the server's?",
+                where="address",
+                value=route.address,
             ) from None
 
     def days_left(self) -> float:
@@ -127,15 +130,19 @@ class Credentials:
         except (ValueError, x509.InvalidVersion, VerificationError, InvalidSignature) as error:
             reason = str(error) or "wrong signature"
             raise LinkError(
-                f"node {node_id}'s key is not signed with a certificate of the federation "
-                f"(start it with --peer-certificate and --peer-key): {reason}"
+                f"its key is not signed with a certificate of the federation: {reason}",
+                where=f"node {node_id}",
+                remedy="start it with --peer-certificate and --peer-key",
             ) from None
+        problem = ""
         if name != waybill.peer_name:
-            raise LinkError(f"node {node_id} is {name}, and the server says {waybill.peer_name!r}")
-        if self.names and name not in self.names:
-            raise LinkError(f"node {node_id} is {name}, which is not among peer-names")
-        if certificate.serial_number in self._revoked(authorities):
-            raise LinkError(f"node {node_id} is {name}, whose certificate is revoked")
+            problem = f"is {name}, and the server says {waybill.peer_name!r}"
+        elif self.names and name not in self.names:
+            problem = f"is {name}, which is not among peer-names"
+        elif certificate.serial_number in self._revoked(authorities):
+            problem = f"is {name}, whose certificate is revoked"
+        if problem:
+            raise LinkError(problem, where=f"node {node_id}")
 
     def _revoked(self, authorities: list[x509.Certificate]) -> set[int]:
         if not self.revocations:
@@ -143,10 +150,11 @@ class Credentials:
         try:
             revoked = x509.load_pem_x509_crl(self.revocations)
         except ValueError as error:
-            raise LinkError(f"peer-revocations is no revocation list in PEM: {error}") from None
+            problem = f"peer-revocations is no revocation list in PEM: {error}"
+            raise LinkError(problem, where="peer-revocations") from None
         keys = (authority.public_key() for authority in authorities)
         if not any(revoked.is_signature_valid(key) for key in keys):  # type: ignore[arg-type]
-            raise LinkError("peer-revocations is not signed by the nodes' authority")
+            raise LinkError("not signed by the nodes' authority", where="peer-revocations")
         return {each.serial_number for each in revoked}
 
 

@@ -47,15 +47,16 @@ def deliver(
                 return
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
-                    raise LinkError(f"{route.address} refused it: {error.details()}") from None
+                    problem = f"refused it: {error.details()}"
+                    raise LinkError(problem, where=route.address) from None
                 if error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED:
                     raise LinkError(
-                        f"no transfer to {route.address}: {error.details()} (is it up and "
-                        "reachable from here, and do both sides' certificates come from one "
-                        "authority?)"
+                        f"no transfer to it: {error.details()}",
+                        where=route.address,
+                        remedy="is it up, reachable, and certified by the same authority?",
                     ) from None
             time.sleep(random.uniform(0.1, 0.5))
-    raise LinkError(f"no transfer to {route.address}: no time is left for it")
+    raise LinkError("no transfer to it: no time is left", where=route.address)
 
 
 def _parts(header: Header, sealed: bytes) -> Iterator[Part]:
@@ -72,7 +73,8 @@ def _open_channel(address: str, credentials: Credentials | None) -> grpc.Channel
         return grpc.secure_channel(address, tls, options=_OPTIONS)
     if not is_loopback(address):
         raise LinkError(
-            f"{address} is another machine, and this node has no certificate for it "
-            "(start it with --peer-certificate and --peer-key)"
+            "is another machine, and this node has no certificate for it",
+            where=address,
+            remedy="start it with --peer-certificate and --peer-key",
         )
     return grpc.insecure_channel(address, options=_OPTIONS)

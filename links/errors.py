@@ -1,5 +1,7 @@
 """The error of links."""
 
+from flwr_distill.task.errors import ReportedError
 
-class LinkError(ValueError):
+
+class LinkError(ReportedError, ValueError):
     """A parcel could not be sent, or was rejected."""

@@ -143,9 +143,8 @@ def start_server(
             )
             port = server.add_secure_port(address, tls)
     except (RuntimeError, ValueError) as error:
-        raise LinkError(
-            f"peer-address={address}: the mailbox cannot listen there: {error}"
-        ) from error
+        problem = f"the mailbox cannot listen there: {error}"
+        raise LinkError(problem, where="peer-address", value=address) from error
     server.start()
     return server, port
 

@@ -35,7 +35,7 @@ def _printable(text: str) -> str:
 
 def _without_id(name: str) -> str:
     if re.search(r"\d{15}", name):
-        raise ValueError("must not have 15 digits in a row: it would look like a node's id")
+        raise ValueError("must not have 15 digits in a row: it would resemble a node's id")
     return name
 
 
@@ -69,7 +69,7 @@ class Waybill(Block):
     def check_size(self, size: int) -> None:
         """Raise `LinkError` if a sealed payload of this size is too large."""
         if size > self.largest:
-            raise LinkError(f"{size} bytes are more than the {self.largest} allowed")
+            raise LinkError(f"more than the {self.largest} allowed", where="bytes", value=size)
 
     def permit_from(self, permit_key: bytes) -> str:
         """HMAC-SHA256 that shows the receiver's mailbox that the server permits this parcel."""

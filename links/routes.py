@@ -50,8 +50,10 @@ class Links:
         introduction = self._introductions[receiver]
         if self.mode == "direct" and not introduction.address:
             raise SettingsError(
-                f'links = "direct", but node {receiver} has no address (start it with '
-                '--peer-address HOST:PORT, or set links to "auto")'
+                f"node {receiver} has no address",
+                where="links",
+                value="direct",
+                remedy='start it with --peer-address HOST:PORT, or set links to "auto"',
             )
         waybill = Waybill(
             sender=str(sender),

@@ -80,7 +80,7 @@ def _unpadded(content: bytes, purpose: str) -> bytes:
         return content
     payload = content.rstrip(b"\0").removesuffix(_END)
     if _padded(payload, purpose) != content:
-        raise LinkError("it opens, but is not padded as it must be")
+        raise LinkError("it opens, but its padding is invalid")
     return payload
 
 

@@ -82,7 +82,7 @@ class Admission:
         limit = STREAMS_OF_A_CERTIFICATE if peer.certified else STREAMS
         with self._lock:
             if self._streams[peer] >= limit:
-                raise BusyError(f"{limit} streams are open from here: retry later")
+                raise BusyError(f"{limit} streams are open from here", remedy="retry later")
             self._streams[peer] += 1
         try:
             yield
@@ -117,6 +117,7 @@ class Admission:
         own = sum(lying[path] for path, sender in self._senders.items() if sender == peer)
         own += sum(size for sender, size in self._coming.values() if sender == peer)
         part = self._capacity // CERTIFICATES_PART if peer.certified else self._capacity
-        for held, limit in ((own, part), (total, self._capacity)):
-            if held + size > limit:
-                raise LinkError(f"{held} bytes lie in the mailbox, of {limit} allowed")
+        for stored, limit in ((own, part), (total, self._capacity)):
+            if stored + size > limit:
+                problem = f"of {limit} allowed are stored"
+                raise LinkError(problem, where="bytes in the mailbox", value=stored)

@@ -103,7 +103,9 @@ def send(
     """
     checked = _checked(Route, route, "route")
     if checked.sender != str(session.node_id):
-        raise LinkError(f"the route is for node {checked.sender}, this is node {session.node_id}")
+        raise LinkError(
+            f"is for node {checked.sender}, this is node {session.node_id}", where="route"
+        )
     credentials = Credentials.of(session.node_config)
     if credentials is not None:
         credentials.check_peer(checked, session.run_id, checked.receiver)
@@ -133,11 +135,12 @@ def _check_address(session: Endpoint, route: Route, credentials: Credentials | N
     also takes addresses with a scheme, which could be of this machine in other words.
     """
     if not _HOST_AND_PORT.fullmatch(route.address):
-        raise LinkError(f"{route.address!r:.60} is no address as HOST:PORT")
+        raise LinkError("must be HOST:PORT", where="address", value=route.address)
     if is_local(route.address) and not is_local(str(session.node_config.get("peer-address", ""))):
         raise LinkError(
-            f"{route.address:.60} is an address of this machine or its link, and this node's "
-            "peer-address is none"
+            "is an address of this machine or its link, and this node's peer-address is not",
+            where="address",
+            value=route.address,
         )
     if credentials is not None:
         credentials.check_address(route, session.run_id)
@@ -154,10 +157,11 @@ def receive(session: Endpoint, parcel: ConfigRecord, purpose: str) -> bytes:
     """
     delivery = _checked(Delivery, parcel, "delivery")
     sender = delivery.sender
+    parcel_from = f"parcel from node {sender}"
     if delivery.receiver != str(session.node_id):
-        raise LinkError(f"the parcel from node {sender} is for node {delivery.receiver}")
+        raise LinkError(f"is for node {delivery.receiver}", where=parcel_from)
     if delivery.purpose != purpose:
-        raise LinkError(f"the parcel from node {sender} is {delivery.purpose}, not {purpose}")
+        raise LinkError(f"is {delivery.purpose}, not {purpose}", where=parcel_from)
     credentials = Credentials.of(session.node_config)
     if credentials is not None:
         credentials.check_peer(delivery, session.run_id, sender)
@@ -169,7 +173,7 @@ def receive(session: Endpoint, parcel: ConfigRecord, purpose: str) -> bytes:
         payload = unseal(sealed, delivery, session.run_id, folder.private_key())
         folder.spend(delivery.token)
     except LinkError as error:
-        raise LinkError(f"the parcel from node {sender}: {error}") from None
+        raise LinkError(str(error), where=parcel_from) from None
     return payload
 
 

@@ -114,7 +114,7 @@ class NodeStore:
         resumed = f"{run_id}/{node_id}".encode()
         if plain.read(CONTINUES) != resumed:
             if {CONTINUES, SPENT} & set(plain.names()):
-                raise ValueError(f"run {run_id} cannot be resumed: this one has begun")
+                raise ValueError(f"run {run_id} cannot be resumed: this one has started")
             chain = list(other._chain())
             if plain in chain or len(chain) > _MAX_CHAIN:
                 raise ValueError(f"run {run_id} cannot be resumed: it resumes this one or too many")
@@ -223,16 +223,16 @@ def _remove_old_files(lasting: int, oldest: float) -> None:
             if untrusted.last_change(lasting, name) <= oldest:
                 untrusted.remove(lasting, name)
             continue
-        made = untrusted.size_and_change(lasting, name)[1]
+        changed = untrusted.size_and_change(lasting, name)[1]
         with suppress(OSError), untrusted.subfolder(lasting, name) as files:
             for file in untrusted.names(files):
                 if untrusted.last_change(files, file) <= oldest:
                     untrusted.remove(files, file)
-        _remove_empty(lasting, name, made, oldest)
+        _remove_empty(lasting, name, changed, oldest)
 
 
 def _remove_empty(parent: int, name: str, changed: float, oldest: float) -> None:
-    """Remove an empty folder, but not one that a sandbox has had made for it a moment ago."""
+    """Remove an empty folder, but not one just created for a sandbox."""
     if changed <= oldest:
         with suppress(OSError):
             os.rmdir(name, dir_fd=parent)
@@ -240,7 +240,7 @@ def _remove_empty(parent: int, name: str, changed: float, oldest: float) -> None
 
 def _remove_old_nodes(runs: int, run: str, oldest: float) -> None:
     """Remove old folders in a run's, and the run's if it is old and empty then."""
-    if not untrusted.is_folder(runs, run):  # no store made it
+    if not untrusted.is_folder(runs, run):  # not created by a store
         if untrusted.last_change(runs, run) <= oldest:
             untrusted.remove(runs, run)
         return
@@ -266,15 +266,17 @@ def temporary_root() -> Path:
     folder = Path(tempfile.gettempdir()) / f"flwr-distill-{os.getuid()}"
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    status = folder.lstat()
+    status, problem = folder.lstat(), ""
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        problem = "not a folder of this user: someone else may have created it"
+    elif status.st_mode & 0o022:
+        problem = "other users can write there"
+    if problem:
         raise SettingsError(
-            f"{folder} is not a folder of this user: someone else may have made it (remove it, or "
-            "set state-dir or FLWR_DISTILL_STATE)"
-        )
-    if status.st_mode & 0o022:
-        raise SettingsError(
-            f"other users can write in {folder} (remove it, or set state-dir or FLWR_DISTILL_STATE)"
+            problem,
+            where="state-dir",
+            value=str(folder),
+            remedy="remove it, or set state-dir or FLWR_DISTILL_STATE",
         )
     folder.chmod(0o700)  # earlier versions let others read
     return folder

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from flwr_distill.distill.attacks import (
     ATTACKS,
@@ -25,17 +24,17 @@ from flwr_distill.distill.audit import (
 from flwr_distill.distill.membership import Curve, Interval, auc
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
+def drawn(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def halves_of(sets: int, n: int) -> Tensor:
+def halves_of(sets, n):
     halves = torch.rand(sets, n, generator=torch.Generator().manual_seed(1)) < 0.5
     halves[:, 0] |= ~halves.any(1)
     return halves
 
 
-def test_shares_are_those_of_ridge_regression_in_the_space_of_features() -> None:
+def test_shares_are_those_of_ridge_regression_in_the_space_of_features():
     real, means = drawn(6, 9), drawn(4, 9, seed=2)
     ridge = INVERSION_RIDGE * real.square().sum(1).mean()
     wide = torch.cat([real.mT, ridge**0.5 * torch.eye(6, dtype=torch.float64)])
@@ -44,7 +43,7 @@ def test_shares_are_those_of_ridge_regression_in_the_space_of_features() -> None
     torch.testing.assert_close(shares_by_least_squares(real, means), expected)
 
 
-def test_shares_by_shadows_are_the_posterior_mean_by_the_errors_of_other_folds() -> None:
+def test_shares_by_shadows_are_the_posterior_mean_by_the_errors_of_other_folds():
     sets, n, d = 24, 6, 9
     real, members = drawn(n, d), halves_of(sets, n)
     true = members.double() @ real / members.sum(1, keepdim=True)
@@ -60,7 +59,7 @@ def test_shares_by_shadows_are_the_posterior_mean_by_the_errors_of_other_folds()
         torch.testing.assert_close(shares[tested], expected)
 
 
-def test_nothing_learned_of_a_set_depends_on_its_own_membership() -> None:
+def test_nothing_learned_of_a_set_depends_on_its_own_membership():
     real, means, members = drawn(6, 9), drawn(16, 9, seed=2), halves_of(16, 6)
     others = members.clone()
     others[3] = ~others[3]
@@ -72,18 +71,18 @@ def test_nothing_learned_of_a_set_depends_on_its_own_membership() -> None:
         assert not torch.equal(learn(members)[4], learn(others)[4])
 
 
-def pixels(images: Tensor) -> Tensor:
+def pixels(images):
     return images.flatten(1)
 
 
-def test_of_two_versions_inversion_finds_more_than_of_one() -> None:
+def test_of_two_versions_inversion_finds_more_than_of_one():
     """Each has the members' mean, and an error of its own."""
     images, labels = drawn(60, 1, 8, 8).float(), torch.zeros(60, dtype=torch.int64)
     members = halves_of(48, 60)
     mean = members.float() @ images.flatten(1) / members.sum(1, keepdim=True)
     versions = mean.reshape(1, 48, 1, 1, 8, 8) + 0.05 * drawn(3, 48, 1, 1, 8, 8, seed=3).float()
 
-    def found(versions: Tensor) -> float:
+    def found(versions):
         networks = [pixels] * (len(versions) - 1)
         scores = attack_scores(
             images, labels, members.numpy(), versions, labels[:1], num_classes=2, networks=networks
@@ -94,7 +93,7 @@ def test_of_two_versions_inversion_finds_more_than_of_one() -> None:
     assert found(versions) > found(versions[:1]) + 0.05
 
 
-def test_where_virtual_data_tell_nothing_each_attack_guesses() -> None:
+def test_where_virtual_data_tell_nothing_each_attack_guesses():
     images, labels = drawn(40, 1, 8, 8).float(), torch.arange(40) % 2
     members = halves_of(64, 40).numpy()
     virtual = drawn(2, 64, 4, 1, 8, 8, seed=3).float()
@@ -105,7 +104,7 @@ def test_where_virtual_data_tell_nothing_each_attack_guesses() -> None:
         assert auc(members.ravel(), own.ravel()) == pytest.approx(0.5, abs=0.04), name
 
 
-def test_of_few_images_inversion_finds_what_nearness_does_not() -> None:
+def test_of_few_images_inversion_finds_what_nearness_does_not():
     """Means of features tell the images that they are of: the attack that the table once missed."""
     images, labels = drawn(80, 1, 8, 8).float(), torch.arange(80) % 2
     setting = Setting("dm", "class-stats", 8, steps=120)
@@ -117,8 +116,8 @@ def test_of_few_images_inversion_finds_what_nearness_does_not() -> None:
     assert found["inversion by shadows"].curve.auc.value > 0.97
 
 
-def test_the_audit_is_the_strongest_attack_in_each_number() -> None:
-    def one(name: str, values: tuple[float, float, float], worst: float) -> Finding:
+def test_the_audit_is_the_strongest_attack_in_each_number():
+    def one(name, values, worst):
         return Finding(
             name, Curve(*(Interval(x, x, x) for x in values)), {"strange": Interval(worst, 0, 1)}
         )

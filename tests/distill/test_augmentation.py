@@ -12,12 +12,12 @@ from flwr_distill.distill.augmentation import draw_augmentation
 SEEDS = range(40)
 
 
-def images(n: int, seed: int = 0) -> torch.Tensor:
+def images(n, seed=0):
     return torch.randn(n, 3, 9, 7, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_one_draw_treats_every_image_alike_and_keeps_the_shape(seed: int) -> None:
+def test_one_draw_treats_every_image_alike_and_keeps_the_shape(seed):
     augment = draw_augmentation(9, 7, torch.Generator().manual_seed(seed))
     batch = images(4)
     together = augment(batch)
@@ -27,7 +27,7 @@ def test_one_draw_treats_every_image_alike_and_keeps_the_shape(seed: int) -> Non
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_gradient_reaches_the_pixels(seed: int) -> None:
+def test_gradient_reaches_the_pixels(seed):
     augment = draw_augmentation(9, 7, torch.Generator().manual_seed(seed))
     leaf = images(2).double().requires_grad_()
     direction = images(2, seed=1).double()
@@ -39,9 +39,7 @@ def test_gradient_reaches_the_pixels(seed: int) -> None:
 
 
 @pytest.mark.parametrize(("place", "kind"), [(0.7, "scale"), (0.9, "rotation")])
-def test_scale_and_rotation_interpolate_about_the_centre(
-    place: float, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scale_and_rotation_interpolate_about_the_centre(place, kind, monkeypatch):
     """Against SciPy's interpolation, with corner pixels at 1."""
     numbers = iter([place, 0.2, 0.6])
     monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.tensor(next(numbers)))
@@ -62,10 +60,10 @@ def test_scale_and_rotation_interpolate_about_the_centre(
     np.testing.assert_allclose(augment(image[None, None])[0, 0], expected, atol=1e-5)
 
 
-def test_draws_come_from_the_generator_and_differ() -> None:
+def test_draws_come_from_the_generator_and_differ():
     batch = images(1)
 
-    def draws() -> list[torch.Tensor]:
+    def draws():
         generator = torch.Generator().manual_seed(3)
         return [draw_augmentation(9, 7, generator)(batch) for _ in SEEDS]
 

@@ -7,7 +7,7 @@ import torch
 from flwr_distill.distill.contact_sheet import contact_sheet
 
 
-def test_rows_are_classes_and_columns_their_images() -> None:
+def test_rows_are_classes_and_columns_their_images():
     images = torch.zeros(5, 1, 8, 8)
     images[[1, 3]] = 1.0  # class 1 is bright
     sheet = np.asarray(contact_sheet(images, torch.tensor([0, 1, 0, 1, 0]), ["a", "b"]))
@@ -20,7 +20,7 @@ def test_rows_are_classes_and_columns_their_images() -> None:
     assert (sheet[75, width - 75] == 255).all()
 
 
-def test_colours_are_kept() -> None:
+def test_colours_are_kept():
     images = torch.zeros(1, 3, 8, 8)
     images[:, 1] = 1.0
     sheet = np.asarray(contact_sheet(images, torch.tensor([0]), ["green"]))
@@ -28,7 +28,7 @@ def test_colours_are_kept() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 20), (2, 5, 5), (1, 200, 300)])
-def test_images_of_any_shape_fit_with_at_most_twenty_columns(shape: tuple[int, int, int]) -> None:
+def test_images_of_any_shape_fit_with_at_most_twenty_columns(shape):
     images = torch.randn(30, *shape, generator=torch.Generator().manual_seed(0))
     names = ["class", "name"]
     full = contact_sheet(images, torch.zeros(30).long(), names)
@@ -39,5 +39,5 @@ def test_images_of_any_shape_fit_with_at_most_twenty_columns(shape: tuple[int, i
     assert full.width >= 20 * (factor * shape[2] + 2)
 
 
-def test_constant_images_are_drawn() -> None:
+def test_constant_images_are_drawn():
     assert contact_sheet(torch.full((2, 1, 4, 4), 7.0), torch.tensor([0, 1]), ["a", "b"]).size

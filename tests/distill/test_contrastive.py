@@ -6,17 +6,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from flwr_distill.distill.contrastive import supervised_contrastive_loss
 
 
-def naive(features: Tensor, labels: Tensor, temperature: float) -> float:
+def naive(features, labels, temperature):
     """The paper's double sum, one anchor and one positive after the other."""
     unit = [[x / math.hypot(*row) for x in row] for row in features.double().tolist()]
     classes, losses = labels.tolist(), []
 
-    def exponent(j: int, a: int) -> float:
+    def exponent(j, a):
         return sum(p * q for p, q in zip(unit[j], unit[a], strict=True)) / temperature
 
     for j, anchor in enumerate(classes):
@@ -31,9 +30,7 @@ def naive(features: Tensor, labels: Tensor, temperature: float) -> float:
 
 @given(st.integers(2, 12), st.integers(1, 4), st.sampled_from([0.07, 0.5]), st.integers(0, 10**6))
 @settings(max_examples=40, deadline=None)
-def test_the_loss_is_the_papers_double_sum(
-    n: int, num_classes: int, temperature: float, seed: int
-) -> None:
+def test_the_loss_is_the_papers_double_sum(n, num_classes, temperature, seed):
     generator = torch.Generator().manual_seed(seed)
     features = torch.randn(n, 5, generator=generator)
     labels = torch.randint(num_classes, (n,), generator=generator)
@@ -41,29 +38,8 @@ def test_the_loss_is_the_papers_double_sum(
     assert found == pytest.approx(naive(features, labels, temperature), rel=1e-4, abs=1e-5)
 
 
-def test_only_the_direction_of_features_counts() -> None:
-    features = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
-    labels = torch.tensor([0, 0, 1, 1, 2, 2])
-    lengths = torch.tensor([[0.1], [1.0], [10.0], [3.0], [5.0], [0.7]])
-    torch.testing.assert_close(
-        supervised_contrastive_loss(features * lengths, labels),
-        supervised_contrastive_loss(features, labels),
-    )
-
-
-def test_a_step_downhill_brings_a_class_together() -> None:
-    features = torch.tensor([[1.0, 0.2], [0.2, 1.0], [1.0, -0.3]], requires_grad=True)
-    labels = torch.tensor([0, 0, 1])
-    supervised_contrastive_loss(features, labels, 0.5).backward()
-    moved = features.detach() - 0.1 * features.grad
-    before, after = (
-        torch.nn.functional.cosine_similarity(x[0], x[1], dim=0) for x in (features, moved)
-    )
-    assert after > before
-
-
 @pytest.mark.parametrize("labels", [[0], [0, 1, 2]])
-def test_without_two_samples_of_a_class_there_is_nothing_to_learn(labels: list[int]) -> None:
+def test_without_two_samples_of_a_class_there_is_nothing_to_learn(labels):
     features = torch.eye(3, 4)[: len(labels)].requires_grad_()
     loss = supervised_contrastive_loss(features, torch.tensor(labels))
     loss.backward()
@@ -71,7 +47,7 @@ def test_without_two_samples_of_a_class_there_is_nothing_to_learn(labels: list[i
     assert torch.equal(features.grad, torch.zeros_like(features))
 
 
-def test_features_of_zero_have_a_finite_loss_and_slope() -> None:
+def test_features_of_zero_have_a_finite_loss_and_slope():
     features = torch.zeros(4, 3, requires_grad=True)
     loss = supervised_contrastive_loss(features, torch.tensor([0, 0, 1, 1]))
     loss.backward()

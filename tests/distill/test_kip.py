@@ -2,15 +2,14 @@
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional
 
-from flwr_distill.distill import DistillError, distill_kip
-from flwr_distill.distill.kip import VARIANTS, kip_gradient
+from flwr_distill.distill import DistillError, distill_kip, distiller
+from flwr_distill.distill.kip import VARIANTS, kip_gradient, negatives, shuffled
 from flwr_distill.distill.many import distill_many
 
 
-def naive_ntk(x: Tensor, z: Tensor, depth: int, same: bool) -> Tensor:
+def naive_ntk(x, z, depth, same):
     """Arc-cosine recursion for autograd; a point with itself has the angle 0."""
     d = x.shape[-1]
     s = 2 * x @ z.T / d + 0.01
@@ -27,16 +26,16 @@ def naive_ntk(x: Tensor, z: Tensor, depth: int, same: bool) -> Tensor:
     return t
 
 
-def naive_loss(virtual: Tensor, y_s: Tensor, real: Tensor, y_t: Tensor, depth: int) -> Tensor:
+def naive_loss(virtual, y_s, real, y_t, depth):
     """HFLDD's eq. 1, divided by the number of targets."""
     K_ss = naive_ntk(virtual, virtual, depth, same=True)
     ridge = 1e-6 * K_ss.diagonal().mean() * torch.eye(len(virtual), dtype=virtual.dtype)
-    weights: Tensor = torch.linalg.solve(K_ss + ridge, y_s)
+    weights = torch.linalg.solve(K_ss + ridge, y_s)
     predicted = naive_ntk(real, virtual, depth, same=False) @ weights
     return 0.5 * (y_t - predicted).square().sum() / len(real)
 
 
-def problem(n: int, m: int, d: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def problem(n, m, d, seed=0):
     generator = torch.Generator().manual_seed(seed)
     shapes = [(n, d), (n, 3), (m, d), (m, 3)]
     virtual, y_s, real, y_t = (
@@ -47,9 +46,7 @@ def problem(n: int, m: int, d: int, seed: int = 0) -> tuple[Tensor, Tensor, Tens
 
 @pytest.mark.parametrize(("n", "m", "d"), [(1, 5, 4), (12, 30, 20), (20, 10, 100)])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
-def test_gradient_equals_autograd(
-    n: int, m: int, d: int, dtype: torch.dtype, tolerance: float
-) -> None:
+def test_gradient_equals_autograd(n, m, d, dtype, tolerance):
     virtual, y_s, real, y_t = problem(n, m, d)
     virtual.requires_grad_()
     expected_loss = naive_loss(virtual, y_s, real, y_t, depth=3)
@@ -59,7 +56,7 @@ def test_gradient_equals_autograd(
     assert float((gradient - expected).norm() / expected.norm()) < tolerance
 
 
-def test_leading_dimensions_are_separate_problems() -> None:
+def test_leading_dimensions_are_separate_problems():
     singles = [problem(6, 15, 10, seed) for seed in range(3)]
     losses, gradients = kip_gradient(*(torch.stack(x) for x in zip(*singles, strict=True)))
     for i, single in enumerate(singles):
@@ -68,7 +65,7 @@ def test_leading_dimensions_are_separate_problems() -> None:
         torch.testing.assert_close(gradients[i], gradient)
 
 
-def test_nearly_coinciding_points_are_handled_in_float64() -> None:
+def test_nearly_coinciding_points_are_handled_in_float64():
     virtual, y_s, real, y_t = (x.float() for x in problem(60, 50, 30))
     virtual = virtual[:1] + 1e-5 * virtual
     loss, gradient = kip_gradient(virtual, y_s, real, y_t)
@@ -78,13 +75,13 @@ def test_nearly_coinciding_points_are_handled_in_float64() -> None:
     assert torch.equal(gradient, expected.by_virtual.float())
 
 
-def test_divergence_is_an_error_with_the_remedy() -> None:
+def test_divergence_is_an_error_with_the_remedy():
     virtual, y_s, real, y_t = problem(3, 3, 3)
     with pytest.raises(DistillError, match="lower learning rate"):
         kip_gradient(virtual * torch.nan, y_s, real, y_t)
 
 
-def blobs(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def blobs(generator):
     """Three classes of 6x6 images around smooth prototypes."""
     prototypes = torch.randn(3, 1, 3, 3, generator=generator)
     prototypes = functional.interpolate(prototypes, size=6, mode="bilinear")
@@ -92,10 +89,10 @@ def blobs(generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return prototypes[labels] + 0.5 * torch.randn(120, 1, 6, 6, generator=generator), labels
 
 
-def test_regression_from_the_virtual_images_beats_their_start() -> None:
+def test_regression_from_the_virtual_images_beats_their_start():
     generator = torch.Generator().manual_seed(0)
     images, labels = blobs(generator)
-    losses: list[float] = []
+    losses = []
     data = distill_kip(
         images,
         labels,
@@ -111,10 +108,10 @@ def test_regression_from_the_virtual_images_beats_their_start() -> None:
     assert losses[-1] < 0.25 * losses[0]
 
 
-def test_a_float32_step_agrees_with_eq_1_in_the_first_loss() -> None:
+def test_a_float32_step_agrees_with_eq_1_in_the_first_loss():
     """The targets are one-hot less 1 / num_classes, over all the task's classes."""
     images, labels = blobs(torch.Generator().manual_seed(1))
-    losses: list[float] = []
+    losses = []
     start = distill_kip(
         images,
         labels,
@@ -126,7 +123,7 @@ def test_a_float32_step_agrees_with_eq_1_in_the_first_loss() -> None:
         learning_rate=0.0,
     )
 
-    def targets(y: Tensor) -> Tensor:
+    def targets(y):
         return torch.eye(4, dtype=torch.float64)[y] - 0.25
 
     expected = naive_loss(
@@ -140,7 +137,7 @@ def test_a_float32_step_agrees_with_eq_1_in_the_first_loss() -> None:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_virtual_images_stay_within_the_pixel_values_of_their_own_node(name: str) -> None:
+def test_virtual_images_stay_within_the_pixel_values_of_their_own_node(name):
     """Two nodes of one size, which share the steps, but not a range."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(30) % 3
@@ -162,3 +159,94 @@ def test_virtual_images_stay_within_the_pixel_values_of_their_own_node(name: str
         assert virtual.initial_images.max() > images.max()
         assert float(virtual.images.min()) == float(images.min())
         assert float(virtual.images.max()) == float(images.max())
+
+
+def test_negatives_keep_the_pixels_and_move_them():
+    images = torch.randn(3, 2, 9, 9, generator=torch.Generator().manual_seed(0))
+    made = negatives(images, 50, torch.Generator().manual_seed(1))
+    assert made.shape == (50, 2, 9, 9)
+    values = {tuple(image.flatten().sort().values.tolist()) for image in images}
+    assert {tuple(image.flatten().sort().values.tolist()) for image in made} <= values
+    same = [bool((image == images).flatten(1).all(1).any()) for image in made]
+    assert not any(same)
+
+
+def test_tiles_are_shuffled_and_a_remainder_stays():
+    image = torch.arange(100.0).reshape(1, 1, 10, 10)
+    cut = shuffled(image, torch.Generator().manual_seed(0))
+    assert torch.equal(cut[..., 8:, :], image[..., 8:, :])
+    tiles = {
+        tuple(t.flatten().tolist())
+        for t in image[0, 0, :8, :8].unfold(0, 2, 2).unfold(1, 2, 2).flatten(0, 1)
+    }
+    after = {
+        tuple(t.flatten().tolist())
+        for t in cut[0, 0, :8, :8].unfold(0, 2, 2).unfold(1, 2, 2).flatten(0, 1)
+    }
+    assert tiles == after
+
+
+def test_images_that_are_not_square_are_turned_by_half():
+    made = negatives(torch.randn(2, 1, 8, 12), 20, torch.Generator().manual_seed(0))
+    assert made.shape == (20, 1, 8, 12)
+
+
+def test_with_negatives_kip_learns_what_a_single_class_looks_like():
+    """Plain KIP is degenerate on one class; with negatives the images come near the class mean."""
+    generator = torch.Generator().manual_seed(0)
+    prototype = torch.nn.functional.interpolate(
+        torch.randn(1, 1, 3, 3, generator=generator), size=8, mode="bilinear"
+    )
+    images = 2 * prototype + 0.3 * torch.randn(80, 1, 8, 8, generator=generator)
+    likeness = {}
+    for name in ("kip", "kip-negatives"):
+        data = distiller(name)(
+            images,
+            torch.zeros(80, dtype=torch.int64),
+            num_classes=5,
+            per_class=4,
+            steps=80,
+            generator=torch.Generator().manual_seed(1),
+        )
+        likeness[name] = torch.cosine_similarity(
+            data.images.mean(0).flatten(), images.mean(0).flatten(), dim=0
+        )
+    assert likeness["kip-negatives"] > likeness["kip"] + 0.15
+
+
+def node(seed, classes, size):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(size) % classes
+    return torch.randn(size, 1, 8, 8, generator=generator) + labels[:, None, None, None], labels
+
+
+SETS = [node(0, 3, 30), node(1, 1, 30), node(2, 3, 30), node(3, 3, 12), node(4, 1, 300)]
+
+
+@pytest.mark.parametrize("formation", [1, 2])
+@pytest.mark.parametrize("name", ["kip", "kip-negatives", "dm", "auto"])
+def test_many_nodes_at_once_get_what_each_would_alone(name, formation):
+    asked = {"num_classes": 4, "per_class": 2, "steps": 4, "formation": formation}
+    together = distill_many(
+        name, SETS, generators=[torch.Generator().manual_seed(i) for i in range(5)], **asked
+    )
+    for i, (images, labels) in enumerate(SETS):
+        alone = distiller(name)(images, labels, generator=torch.Generator().manual_seed(i), **asked)
+        assert (together[i].method, together[i].seed) == (alone.method, i)
+        assert together[i].formation == formation
+        torch.testing.assert_close(together[i].images, alone.images, rtol=1e-3, atol=1e-3)
+        assert torch.equal(together[i].labels, alone.labels)
+
+
+def test_nodes_of_one_size_share_the_steps():
+    steps = []
+    distill_many(
+        "kip",
+        SETS[:3],
+        generators=[torch.Generator().manual_seed(i) for i in range(3)],
+        num_classes=4,
+        per_class=2,
+        steps=3,
+        progress=lambda step, total, loss: steps.append(step),
+    )
+    assert steps == [1, 2, 3] * 2  # the two nodes of three classes together, and the other

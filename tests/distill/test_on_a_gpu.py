@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from torch import Tensor
 
-from flwr_distill.distill import DistillError, VirtualData, distiller, kip
+from flwr_distill.distill import DistillError, distiller, kip
 from flwr_distill.distill.kip import distill_kip, kip_gradient
 from tests.task import cpu_graphs
 
@@ -21,7 +20,7 @@ def gpus(virtual_device):
         yield gpus
 
 
-def run(name, device, n=30, **changes) -> VirtualData:
+def run(name, device, n=30, **changes):
     images, labels = torch.randn(n, 1, 8, 8, generator=generator()), torch.arange(n) % 3
     asked = {"num_classes": 4, "per_class": 2, "steps": 6, "generator": generator(5)} | changes
     return distiller(name)(images, labels, device=device, **asked)
@@ -63,7 +62,7 @@ def test_steps_that_need_float64_get_it_though_no_step_asks(gpus, asked, monkeyp
     factorised = []
     cholesky = torch.linalg.cholesky_ex
 
-    def noting(system: Tensor):
+    def noting(system):
         factor, info = cholesky(system)
         factorised.append(not info.any())
         return factor, info
@@ -80,7 +79,7 @@ def test_steps_that_need_float64_get_it_though_no_step_asks(gpus, asked, monkeyp
 def test_divergence_is_an_error_though_cuda_does_not_tell_of_nan(gpus, asked, monkeypatch):
     cholesky = torch.linalg.cholesky_ex
 
-    def as_on_cuda(system: Tensor):
+    def as_on_cuda(system):
         factor, info = cholesky(system)
         broken = system.isnan().any(-1).any(-1)
         return factor.masked_fill(broken[..., None, None], torch.nan), info.masked_fill(broken, 0)
@@ -88,7 +87,7 @@ def test_divergence_is_an_error_though_cuda_does_not_tell_of_nan(gpus, asked, mo
     monkeypatch.setattr(torch.linalg, "cholesky_ex", as_on_cuda)
     kernel = kip.ntk
 
-    def diverged(virtual: Tensor, real: Tensor | None = None):
+    def diverged(virtual, real=None):
         return kernel(virtual * torch.nan, real)
 
     monkeypatch.setattr(kip, "ntk", diverged)

@@ -2,18 +2,16 @@
 
 import sys
 import textwrap
-from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
-from flwr_distill.distill import DistillError, VirtualData, distiller
+from flwr_distill.distill import DistillError, distiller
 from flwr_distill.distill.many import distill_many
 from flwr_distill.distill.own_network import network_arguments, own_network
+from tests.errors import at
 
 NETS = """
 import torch
@@ -46,27 +44,27 @@ constant = 3
 
 
 @pytest.fixture(autouse=True)
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def package(tmp_path, monkeypatch):
     (tmp_path / "nets_of_ours.py").write_text(textwrap.dedent(NETS))
     monkeypatch.syspath_prepend(tmp_path)
     yield
     sys.modules.pop("nets_of_ours", None)
 
 
-def real() -> tuple[Tensor, Tensor]:
+def real():
     generator = torch.Generator().manual_seed(1)
     images, labels = torch.randn(24, 1, 8, 8, generator=generator), torch.arange(24) % 2
     return images + labels[:, None, None, None] * torch.linspace(-1, 1, 8), labels
 
 
-def distilled(method: str, steps: int = 40, **network: object) -> VirtualData:
+def distilled(method, steps=40, **network):
     return distiller(method)(
         *real(), num_classes=2, per_class=2, steps=steps, formation=1,
-        generator=torch.Generator().manual_seed(0), **network,  # type: ignore[arg-type]
+        generator=torch.Generator().manual_seed(0), **network,
     )  # fmt: skip
 
 
-def test_weights_come_from_the_file_and_the_network_stays_as_it_is(tmp_path: Path) -> None:
+def test_weights_come_from_the_file_and_the_network_stays_as_it_is(tmp_path):
     made = own_network("nets_of_ours:Encoder")
     assert isinstance(made.module, nn.Module)
     state = {name: torch.ones_like(value) for name, value in made.module.state_dict().items()}
@@ -81,7 +79,7 @@ def test_weights_come_from_the_file_and_the_network_stays_as_it_is(tmp_path: Pat
     assert loaded(images).shape == (24, 3 * 6 * 6)
 
 
-def test_without_a_file_every_node_has_the_same_network() -> None:
+def test_without_a_file_every_node_has_the_same_network():
     torch.manual_seed(7)
     before = torch.random.get_rng_state()
     first = own_network("nets_of_ours:Encoder")
@@ -92,22 +90,7 @@ def test_without_a_file_every_node_has_the_same_network() -> None:
     assert torch.equal(first(images), second(images))
 
 
-def test_distribution_matching_matches_the_own_network_s_class_means() -> None:
-    (network,) = network_arguments("dm", "nets_of_ours:Encoder").values()
-    images, labels = real()
-
-    def distance(virtual: Tensor) -> float:
-        with torch.no_grad():
-            means = [network(images[labels == c]).mean(0) for c in (0, 1)]
-            made = network(virtual).reshape(2, 2, -1).mean(1)
-        return float(sum((m - own).square().sum() for m, own in zip(made, means, strict=True)))
-
-    made = distilled("dm", steps=200, network=network)
-    assert made.initial_images is not None
-    assert distance(made.images) < 0.5 * distance(made.initial_images)
-
-
-def test_several_nodes_data_are_distilled_as_each_alone() -> None:
+def test_several_nodes_data_are_distilled_as_each_alone():
     network = network_arguments("dm", "nets_of_ours:Encoder")
     together = distill_many(
         "dm",
@@ -127,28 +110,26 @@ def test_several_nodes_data_are_distilled_as_each_alone() -> None:
     [
         ("no_such_package.nets:Encoder", "'no_such_package.nets' cannot be imported.*its package"),
         ("nets_of_ours:Missing", "no attribute 'Missing'"),
-        ("nets_of_ours:constant", "must be a class, got int"),
-        ("nets_of_ours:number", "must give an nn.Module, got int"),
-        ("nets_of_ours:broken", r"cannot be made: KeyError.*nets_of_ours.py, line \d+"),
+        ("nets_of_ours:constant", "a class, got int"),
+        ("nets_of_ours:number", "an nn.Module, got int"),
+        ("nets_of_ours:broken", r"KeyError.*nets_of_ours.py, line \d+"),
     ],
 )
-def test_what_is_no_network_is_refused_by_name(name: str, complaint: str) -> None:
-    with pytest.raises(DistillError, match=complaint) as refusal:
+def test_what_is_no_network_is_refused_by_name(name, complaint):
+    with pytest.raises(DistillError, match=complaint, check=at("network", value=name)):
         own_network(name)
-    assert name in str(refusal.value)
 
 
-def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_are_refused(tmp_path):
     file = tmp_path / "encoder.safetensors"
-    load = partial(own_network, "nets_of_ours:Encoder", str(file))
-    with pytest.raises(DistillError, match="cannot be read from"):
-        load()
-    file.write_bytes(b"a pickle, say")
-    with pytest.raises(DistillError, match="cannot be read from"):
-        load()
-    save_file({"other": torch.zeros(2)}, file)
-    with pytest.raises(DistillError, match="not those of network 'nets_of_ours:Encoder'"):
-        load()
+    for write, problem in (
+        (lambda: None, "unreadable"),
+        (lambda: file.write_bytes(b"a pickle, say"), "unreadable"),
+        (lambda: save_file({"other": torch.zeros(2)}, file), "network 'nets_of_ours:Encoder'"),
+    ):
+        write()
+        with pytest.raises(DistillError, match=problem, check=at("weights", value=str(file))):
+            own_network("nets_of_ours:Encoder", str(file))
 
 
 @pytest.mark.parametrize(
@@ -158,15 +139,15 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         ("nets_of_ours:Mean", r"must give a row for each of \d+ images"),
     ],
 )
-def test_a_network_that_does_not_fit_the_images_is_refused(name: str, complaint: str) -> None:
+def test_a_network_that_does_not_fit_the_images_is_refused(name, complaint):
     with pytest.raises(DistillError, match=complaint):
         distilled("dm", network=own_network(name))
 
 
 @pytest.mark.parametrize("method", ["kip", "kip-negatives", "auto"])
-def test_a_distiller_that_takes_no_network_says_so(method: str) -> None:
-    with pytest.raises(DistillError, match=r"takes none \(take dm\)"):
+def test_a_distiller_that_takes_no_network_says_so(method):
+    with pytest.raises(DistillError, check=at("network", remedy="take dm")):
         network_arguments(method, "nets_of_ours:Encoder")
-    with pytest.raises(DistillError, match="no network is named"):
+    with pytest.raises(DistillError, check=at("weights", value="weights.safetensors")):
         network_arguments("dm", "", "weights.safetensors")
     assert network_arguments(method, "") == {}

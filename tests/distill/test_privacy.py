@@ -3,25 +3,24 @@
 import json
 import math
 from dataclasses import asdict, replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 import flwr_distill.distill.privacy
 from flwr_distill.distill import DistillError, VirtualDataError
 from flwr_distill.distill.privacy import PrivacyCard, nearer_to_own, privacy_card
+from tests.errors import at
 
 
-def draw(n: int, seed: int = 0, shape: tuple[int, ...] = (2, 5, 3)) -> torch.Tensor:
+def draw(n, seed=0, shape=(2, 5, 3)):
     return torch.randn(n, *shape, generator=torch.Generator().manual_seed(seed))
 
 
-def naive(virtual: torch.Tensor, others: torch.Tensor) -> tuple[NDArray[Any], NDArray[Any]]:
+def naive(virtual, others):
     """Least distance and highest cosine of each image, by loops in float64."""
     distances, cosines = [], []
     for v in virtual.double().flatten(1).numpy():
@@ -39,9 +38,7 @@ def naive(virtual: torch.Tensor, others: torch.Tensor) -> tuple[NDArray[Any], ND
     chunk=st.sampled_from([1, 90, 2**24]),
     seed=st.integers(0, 1000),
 )
-def test_card_equals_naive_loops_whatever_the_chunks(
-    n: int, m: int, k: int, chunk: int, seed: int
-) -> None:
+def test_card_equals_naive_loops_whatever_the_chunks(n, m, k, chunk, seed):
     virtual, real, held_back = draw(n, seed), draw(m, seed + 1), draw(k, seed + 2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flwr_distill.distill.privacy, "CHUNK_FLOATS", chunk)
@@ -58,14 +55,14 @@ def test_card_equals_naive_loops_whatever_the_chunks(
     assert card.yardstick.by_chance == m / (m + k)
 
 
-def test_a_copy_has_distance_zero_and_cosine_one() -> None:
+def test_a_copy_has_distance_zero_and_cosine_one():
     real = 100 + 1e-2 * draw(50)  # differences are small against the images
     card = privacy_card(real[17:18].clone(), real)
     assert card.own.least_distance == 0
     assert card.own.highest_cosine == pytest.approx(1, abs=1e-6)
 
 
-def test_yardstick_tells_copies_from_images_of_the_same_kind() -> None:
+def test_yardstick_tells_copies_from_images_of_the_same_kind():
     real, held_back = draw(300, 1), draw(100, 2)
     fresh = privacy_card(draw(400, 3), real, held_back=held_back).yardstick
     copied = privacy_card(real + 0.1 * draw(300, 3), real, held_back=held_back).yardstick
@@ -75,21 +72,21 @@ def test_yardstick_tells_copies_from_images_of_the_same_kind() -> None:
     assert copied.nearer_to_own == 1
 
 
-def test_equal_distances_count_one_half() -> None:
+def test_equal_distances_count_one_half():
     real = draw(5)
     yardstick = privacy_card(draw(4, 1), real, held_back=real.clone()).yardstick
     assert yardstick is not None
     assert yardstick.nearer_to_own == 0.5
 
 
-def test_who_is_alone_is_the_nearest() -> None:
+def test_who_is_alone_is_the_nearest():
     virtual, real = torch.randn(3, 1, 4, 4), torch.randn(5, 1, 4, 4)
     assert nearer_to_own(virtual, real, real[:0]) == 1
     assert nearer_to_own(virtual, real[:0], real) == 0
     assert nearer_to_own(virtual, real, real) == 0.5
 
 
-def test_start_is_compared_image_by_image() -> None:
+def test_start_is_compared_image_by_image():
     begin = draw(3)
     virtual = begin.clone()
     virtual[1] += 1
@@ -101,12 +98,12 @@ def test_start_is_compared_image_by_image() -> None:
     assert closeness.highest_cosine == pytest.approx(1)
 
 
-def test_nothing_held_back_gives_no_yardstick() -> None:
+def test_nothing_held_back_gives_no_yardstick():
     assert privacy_card(draw(2), draw(3)).yardstick is None
     assert privacy_card(draw(2), draw(3), held_back=draw(0)).yardstick is None
 
 
-def test_black_images_have_a_card() -> None:
+def test_black_images_have_a_card():
     card = privacy_card(torch.zeros(2, 1, 4, 4), torch.zeros(3, 1, 4, 4))
     assert asdict(card.own) == {
         "least_distance": 0,
@@ -116,12 +113,10 @@ def test_black_images_have_a_card() -> None:
     }
 
 
-def test_images_of_other_shapes_are_refused() -> None:
-    with pytest.raises(
-        DistillError, match=r"real images have shape \(2, 5, 3\), virtual ones \(1,"
-    ):
+def test_images_of_other_shapes_are_refused():
+    with pytest.raises(DistillError, check=at("shape of real images", value=(2, 5, 3))):
         privacy_card(draw(2, shape=(1, 5, 3)), draw(3))
-    with pytest.raises(DistillError, match="start has 3 images for 2 virtual ones"):
+    with pytest.raises(DistillError, check=at("start images", value=3)):
         privacy_card(draw(2), draw(4), start=draw(3))
 
 
@@ -131,11 +126,11 @@ CARD = privacy_card(draw(4), draw(9, 1), start=draw(4, 2), held_back=draw(9, 3))
 @pytest.mark.parametrize(
     "card", [CARD, replace(CARD, start=None), replace(CARD, start=None, yardstick=None)]
 )
-def test_card_survives_json(card: PrivacyCard) -> None:
+def test_card_survives_json(card):
     assert PrivacyCard.from_dict(json.loads(json.dumps(asdict(card)))) == card
 
 
-def changed(path: str, value: object) -> dict[str, Any]:
+def changed(path, value):
     content = asdict(CARD)
     *parents, last = path.split(".")
     part = content
@@ -146,27 +141,27 @@ def changed(path: str, value: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("content", "complaint"),
+    ("content", "where"),
     [
-        (7, "a PrivacyCard has own, start, yardstick, guarantee; found 7"),
-        ({}, "malformed privacy card"),
-        (changed("own", None), "either likeness"),
-        (changed("own.extra", 1.0), "a Closeness has"),
-        (changed("own.least_distance", "0"), "least_distance must be a finite number"),
-        (changed("own.least_distance", True), "least_distance must be a finite number"),
-        (changed("own.least_distance", float("nan")), "least_distance must be a finite number"),
-        (changed("own.least_distance", -1.0), "distances must be ordered"),
-        (changed("own.median_distance", 0.0), "distances must be ordered"),
-        (changed("start.highest_cosine", 1.5), "cosines must be ordered"),
-        (changed("start.median_cosine", -1.5), "cosines must be ordered"),
-        (changed("yardstick.nearer_to_own", 1.1), "nearer_to_own must lie in"),
-        (changed("yardstick.nearer_to_own", float("nan")), "nearer_to_own must lie in"),
-        (changed("yardstick.nearer_to_own", None), "nearer_to_own must lie in"),
-        (changed("yardstick.by_chance", -0.1), "by_chance must lie in"),
-        (changed("yardstick.held_back.median_cosine", None), "median_cosine must be a finite"),
-        (changed("yardstick", []), "a Yardstick has"),
+        (7, "privacy card"),
+        ({}, "privacy card"),
+        (changed("own", None), "card"),
+        (changed("own.extra", 1.0), "privacy card"),
+        (changed("own.least_distance", "0"), "least_distance"),
+        (changed("own.least_distance", True), "least_distance"),
+        (changed("own.least_distance", float("nan")), "least_distance"),
+        (changed("own.least_distance", -1.0), "distances"),
+        (changed("own.median_distance", 0.0), "distances"),
+        (changed("start.highest_cosine", 1.5), "cosines"),
+        (changed("start.median_cosine", -1.5), "cosines"),
+        (changed("yardstick.nearer_to_own", 1.1), "nearer_to_own"),
+        (changed("yardstick.nearer_to_own", float("nan")), "nearer_to_own"),
+        (changed("yardstick.nearer_to_own", None), "nearer_to_own"),
+        (changed("yardstick.by_chance", -0.1), "by_chance"),
+        (changed("yardstick.held_back.median_cosine", None), "median_cosine"),
+        (changed("yardstick", []), "privacy card"),
     ],
 )
-def test_malformed_cards_are_refused_by_name(content: object, complaint: str) -> None:
-    with pytest.raises(VirtualDataError, match=complaint):
+def test_malformed_cards_are_refused_by_name(content, where):
+    with pytest.raises(VirtualDataError, check=at(where)):
         PrivacyCard.from_dict(content)

@@ -12,7 +12,7 @@ from flwr_distill.distill.gradient_matching import match_gradient
 from flwr_distill.distill.kip import kip_gradient
 
 
-def test_kip_reference_is_the_same_step() -> None:
+def test_kip_reference_is_the_same_step():
     generator = torch.Generator().manual_seed(0)
     shapes = [(20, 30), (20, 4), (25, 30), (25, 4)]
     virtual, y_s, real, y_t = (
@@ -24,7 +24,7 @@ def test_kip_reference_is_the_same_step() -> None:
     torch.testing.assert_close(gradient, reference, rtol=1e-3, atol=1e-6)
 
 
-def test_dm_reference_is_the_same_step() -> None:
+def test_dm_reference_is_the_same_step():
     generator = torch.Generator().manual_seed(0)
     real = [torch.randn(n, 3, 16, 16, generator=generator) for n in (5, 3)]
     virtual = torch.randn(2, 4, 3, 16, 16, generator=generator)
@@ -41,7 +41,7 @@ def test_dm_reference_is_the_same_step() -> None:
     torch.testing.assert_close(gradient, torch.stack(reference), rtol=1e-4, atol=1e-5)
 
 
-def test_gradient_matching_reference_is_the_same_step() -> None:
+def test_gradient_matching_reference_is_the_same_step():
     generator = torch.Generator().manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(4, 4), nn.ReLU(), nn.Flatten(),
@@ -55,7 +55,7 @@ def test_gradient_matching_reference_is_the_same_step() -> None:
         name: torch.randn(weight.shape, generator=generator)
         for name, weight in model.named_parameters()
     }
-    distances: list[float] = []
+    distances = []
     ours = match_gradient(
         images, labels, target, model, steps=3, learning_rate=0.01,
         progress=lambda step, steps, distance: distances.append(distance),

@@ -3,7 +3,6 @@
 import json
 import sys
 import tracemalloc
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,20 +12,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
-from torch import Tensor
 
 from flwr_distill.distill import VirtualData, VirtualDataError, virtual_data
 from flwr_distill.distill.packing import most_packed, packed, unpacked
 from flwr_distill.distill.privacy import privacy_card
-from flwr_distill.distill.virtual_header import FORMAT, Bounds, check_announced
+from flwr_distill.distill.virtual_header import FORMAT, Bounds, Header
 from flwr_distill.distill.virtual_overview import Overview
+from tests.errors import at
 
 
-def virtual(images: Tensor, labels: Tensor, soft_labels: Tensor | None = None) -> VirtualData:
+def virtual(images, labels, soft_labels=None):
     return VirtualData(images, labels, "dm", 7, 2**40, "noise", soft_labels)
 
 
-def example(n: int = 4, soft: bool = False) -> VirtualData:
+def example(n=4, soft=False):
     generator = torch.Generator().manual_seed(n)
     images = torch.randn(n, 3, 5, 4, generator=generator)
     soft_labels = torch.rand(n, 6, generator=generator).softmax(dim=1) if soft else None
@@ -43,8 +42,8 @@ def example(n: int = 4, soft: bool = False) -> VirtualData:
     bits=st.integers(1, 8),
 )
 def test_wire_keeps_everything_but_pixels_below_half_a_level(
-    shape: tuple[int, int, int, int], scale: float, offset: float, seed: int, soft: bool, bits: int
-) -> None:
+    shape, scale, offset, seed, soft, bits
+):
     rng = np.random.default_rng(seed)
     images = torch.from_numpy((scale * rng.standard_normal(shape) + offset).astype(np.float32))
     labels = torch.from_numpy(rng.integers(0, 32768, shape[0]))
@@ -70,11 +69,11 @@ def test_wire_keeps_everything_but_pixels_below_half_a_level(
         assert torch.equal(received.soft_labels, soft_labels)
 
 
-def test_equal_data_has_equal_bytes() -> None:
+def test_equal_data_has_equal_bytes():
     assert len({example(soft=True).to_bytes() for _ in range(10)}) == 1
 
 
-def test_wire_keeps_the_privacy_card() -> None:
+def test_wire_keeps_the_privacy_card():
     sent = example().with_card(torch.ones(3, 3, 5, 4), torch.zeros(2, 3, 5, 4))
     assert sent.card is not None
     assert sent.card.yardstick is not None
@@ -82,7 +81,7 @@ def test_wire_keeps_the_privacy_card() -> None:
     assert VirtualData.from_bytes(example().to_bytes()).card is None
 
 
-def test_the_card_tells_how_far_the_images_moved_and_where_they_began_stays_here() -> None:
+def test_the_card_tells_how_far_the_images_moved_and_where_they_began_stays_here():
     data, real = example(), torch.ones(3, 3, 5, 4)
     moved = replace(data, initial_images=data.images).with_card(real, torch.zeros(2, 3, 5, 4))
     assert moved.card == privacy_card(
@@ -91,15 +90,15 @@ def test_the_card_tells_how_far_the_images_moved_and_where_they_began_stays_here
     assert moved.to_bytes() == replace(moved, initial_images=None).to_bytes()
 
 
-def test_constant_images_come_back_exactly() -> None:
+def test_constant_images_come_back_exactly():
     images = torch.full((2, 1, 3, 3), -0.4242)
     received = VirtualData.from_bytes(virtual(images, torch.tensor([0, 1])).to_bytes())
     assert torch.equal(received.images, images)
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
-def test_noise_takes_no_more_than_its_bits_and_less_where_levels_are_rare(bits: int) -> None:
-    def per_pixel(images: Tensor) -> float:
+def test_noise_takes_no_more_than_its_bits_and_less_where_levels_are_rare(bits):
+    def per_pixel(images):
         data = virtual(images, torch.arange(400) % 10)
         return 8 * len(data.to_bytes(bits)) / images.numel()
 
@@ -110,14 +109,14 @@ def test_noise_takes_no_more_than_its_bits_and_less_where_levels_are_rare(bits: 
 
 
 @pytest.mark.parametrize("bits", [0, 9])
-def test_bits_beyond_a_byte_are_refused(bits: int) -> None:
-    with pytest.raises(VirtualDataError, match=f"bits must be from 1 to 8, got {bits}"):
+def test_bits_beyond_a_byte_are_refused(bits):
+    with pytest.raises(VirtualDataError, check=at("bits", value=bits)):
         example().to_bytes(bits)
 
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
-def test_damaged_bytes_are_refused_or_read_as_valid_data(data: st.DataObject) -> None:
+def test_damaged_bytes_are_refused_or_read_as_valid_data(data):
     wire = data.draw(st.booleans())
     original = example(soft=True).to_bytes() if wire else example(soft=True).to_safetensors()
     damaged = bytearray(original)
@@ -134,15 +133,13 @@ def test_damaged_bytes_are_refused_or_read_as_valid_data(data: st.DataObject) ->
 
 
 @pytest.mark.parametrize("length", [0, 1, 7, 8, 100, -1])
-def test_truncated_bytes_are_refused(length: int) -> None:
-    with pytest.raises(VirtualDataError, match="not virtual data"):
+def test_truncated_bytes_are_refused(length):
+    with pytest.raises(VirtualDataError, check=at("virtual data")):
         VirtualData.from_bytes(example().to_bytes()[:length])
 
 
-def tampered(
-    tensors: dict[str, Tensor] | None = None, about: dict[str, object] | None = None
-) -> bytes:
-    """Pack a valid example with some tensors or fields replaced."""
+def tampered(tensors=None, about=None):
+    """A valid example with some tensors or fields replaced, not packed."""
     fields = {"scale": 0.1, "offset": 0.0, "method": "dm", "steps": 1, "seed": 0, "init": "noise"}
     return save(
         load(example().to_safetensors()) | (tensors or {}),
@@ -150,100 +147,126 @@ def tampered(
     )
 
 
+READERS = {
+    "data": VirtualData.from_safetensors,
+    "overview": lambda content: Overview.of(packed(content)),
+}
+both_readers = pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+NO_CARD = {"own": {}, "start": None, "yardstick": None, "guarantee": None}
+
+
+@both_readers
 @pytest.mark.parametrize(
-    ("tensors", "about", "complaint"),
+    ("tensors", "about", "where"),
     [
-        ({}, {"scale": float("nan")}, "scale must be finite"),
-        ({}, {"scale": -1.0}, "scale must be finite"),
-        ({}, {"scale": 1e308}, "images must be finite"),
-        ({}, {"offset": float("inf")}, "offset finite"),
-        ({}, {"offset": "0"}, "offset must be of type float"),
-        ({}, {"steps": True}, "steps must be of type int"),
-        ({}, {"method": None}, "method must be of type str"),
-        ({"labels": torch.tensor([0, 1, 2, -1], dtype=torch.int16)}, {}, "labels must lie in"),
-        ({"labels": torch.zeros(4)}, {}, "labels must be int16"),
-        ({"labels": torch.zeros(3, dtype=torch.int16)}, {}, r"labels must be int64 of shape \(4,"),
-        ({"pixels": torch.zeros(4, 3, 5, 4)}, {}, "pixels must be uint8"),
-        ({"pixels": torch.zeros(4, 60, dtype=torch.uint8)}, {}, "images must have a shape"),
-        ({"pixels": torch.zeros(4, 0, 5, 4, dtype=torch.uint8)}, {}, "images must have a shape"),
-        ({}, {"formation": "2"}, "formation must be of type int"),
-        ({}, {"formation": True}, "formation must be of type int"),
-        ({}, {"formation": None}, "formation must be of type int"),
-        ({}, {"formation": 10**6}, "formation must be from 1 to 4, got 1000000"),
-        ({}, {"card": 1}, "a PrivacyCard has own, start, yardstick"),
-        (
-            {},
-            {"card": {"own": {}, "start": None, "yardstick": None, "guarantee": None}},
-            "a Closeness has",
-        ),
-        ({"samples": torch.zeros(9)}, {}, "'samples'.* has no place"),
-        ({}, {"note": "a record"}, "'note'.* has no place"),
-        ({}, {"method": "x" * 300}, "method is longer than 200"),
-        ({}, {"seed": 10**30}, "seed must be of 64 bits"),
-        ({"soft_labels": torch.full((4, 2), torch.nan)}, {}, "soft_labels must be finite"),
-        ({"soft_labels": torch.zeros(3, 2)}, {}, "soft_labels must have a shape"),
+        ({}, {"scale": float("nan")}, "scale"),
+        ({}, {"scale": -1.0}, "scale"),
+        ({}, {"offset": float("inf")}, "offset"),
+        ({}, {"offset": "0"}, "offset"),
+        ({}, {"steps": True}, "steps"),
+        ({}, {"method": None}, "method"),
+        ({}, {"method": "x" * 300}, "method"),
+        ({}, {"seed": 10**30}, "seed"),
+        ({}, {"format": "else"}, "format"),
+        ({}, {"formation": "2"}, "formation"),
+        ({}, {"formation": True}, "formation"),
+        ({}, {"formation": None}, "formation"),
+        ({}, {"formation": 10**6}, "formation"),
+        ({}, {"card": 1}, "privacy card"),
+        ({}, {"card": NO_CARD}, "privacy card"),
+        ({}, {"note": "a record"}, "header"),
+        ({"labels": torch.tensor([0, 1, 2, -1], dtype=torch.int16)}, {}, "labels"),
+        ({"labels": torch.zeros(4)}, {}, "virtual data"),
+        ({"labels": torch.zeros(3, dtype=torch.int16)}, {}, "virtual data"),
+        ({"pixels": torch.zeros(4, 3, 5, 4)}, {}, "virtual data"),
+        ({"pixels": torch.zeros(4, 60, dtype=torch.uint8)}, {}, "virtual data"),
+        ({"pixels": torch.zeros(4, 0, 5, 4, dtype=torch.uint8)}, {}, "virtual data"),
+        ({"soft_labels": torch.zeros(3, 2)}, {}, "virtual data"),
+        ({"samples": torch.zeros(9)}, {}, "virtual data"),
     ],
 )
-def test_tampered_content_is_refused_by_name(
-    tensors: dict[str, Tensor], about: dict[str, object], complaint: str
-) -> None:
-    with pytest.raises(VirtualDataError, match=complaint):
+def test_tampered_content_is_refused_by_name(read, tensors, about, where):
+    read(tampered())
+    with pytest.raises(VirtualDataError, check=at(where)):
+        read(tampered(tensors, about))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "about", "where"),
+    [
+        ({}, {"scale": 1e308}, "images"),
+        ({"soft_labels": torch.full((4, 2), torch.nan)}, {}, "soft_labels"),
+    ],
+)
+def test_numbers_that_are_not_finite_are_refused(tensors, about, where):
+    with pytest.raises(VirtualDataError, check=at(where)):
         VirtualData.from_safetensors(tampered(tensors, about))
 
 
-def test_nothing_rides_along_in_the_header() -> None:
-    """Nobody reads it, so it would be a way out of a node that lets virtual data leave."""
-    tensors = load(example().to_safetensors())
-    about = {"format": FORMAT, "scale": 0.1, "offset": 0.0, "method": "dm", "steps": 1}
-    text = json.dumps({**about, "seed": 0, "init": "noise"})
-    VirtualData.from_safetensors(save(tensors, metadata={"about": text}))
-    with pytest.raises(VirtualDataError, match="not as it is written"):
-        VirtualData.from_safetensors(save(tensors, metadata={"about": text.replace(" ", "  ")}))
-    with pytest.raises(VirtualDataError, match=r"'more'.* has no place"):
-        VirtualData.from_safetensors(save(tensors, metadata={"about": text, "more": "a record"}))
+def headers():
+    """Headers of another kind, or in which something hides."""
+    content = tampered()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    about = header["__metadata__"]["about"]
+    yield from (b"[]", b"{}", b'{"pixels": 1}', b'{"pixels": {"shape": [[]]}}', b"[" * 10_000)
+    for other in ('"formation"', "[]", "2", "null", about.replace(" ", "  ")):
+        yield {**header, "__metadata__": {"about": other}}
+    yield {**header, "__metadata__": {"about": about, "more": "a record"}}
+    yield {**header, "more": {}}
+    yield json.dumps(header).encode()  # with spaces
+    yield b"{" + b" " * 500 + b"}"
 
 
-def test_other_safetensors_are_refused() -> None:
-    with pytest.raises(VirtualDataError, match="not virtual data"):
-        VirtualData.from_safetensors(save({"w": torch.zeros(2)}))
-    with pytest.raises(VirtualDataError, match="format must be"):
-        VirtualData.from_safetensors(
-            save(load(example().to_safetensors()), metadata={"about": '{"format": "else"}'})
-        )
-    with pytest.raises(VirtualDataError, match="must be an object"):
-        VirtualData.from_safetensors(
-            save(load(example().to_safetensors()), metadata={"about": "[]"})
-        )
+@both_readers
+@pytest.mark.parametrize("header", list(headers()))
+def test_nothing_but_the_header_that_we_write_is_read(read, header):
+    """Nobody reads more, so it would be a way out of a node that lets virtual data leave."""
+    content = tampered()
+    end = 8 + int.from_bytes(content[:8], "little")
+    text = header if isinstance(header, bytes) else json.dumps(header, separators=(",", ":"))
+    text = text.encode() if isinstance(text, str) else text
+    text = text.ljust(-(-len(text) // 8) * 8)
+    with pytest.raises(VirtualDataError):
+        read(len(text).to_bytes(8, "little") + text + content[end:])
+
+
+@both_readers
+def test_other_safetensors_are_refused(read):
+    with pytest.raises(VirtualDataError, check=at("virtual data")):
+        read(save({"w": torch.zeros(2)}))
 
 
 @pytest.mark.parametrize(
-    ("make", "complaint"),
+    ("make", "where"),
     [
-        (lambda: virtual(torch.zeros(2, 3, 4), torch.zeros(2).long()), "images must have a shape"),
-        (lambda: virtual(torch.zeros(2, 1, 2, 2).double(), torch.zeros(2).long()), "float32"),
-        (lambda: virtual(torch.full((1, 1, 2, 2), torch.nan), torch.zeros(1).long()), "finite"),
-        (lambda: virtual(torch.zeros(2, 1, 2, 2), torch.zeros(2)), "labels must be int64"),
-        (lambda: virtual(torch.zeros(1, 1, 2, 2), torch.tensor([40_000])), "must lie in"),
+        (lambda: virtual(torch.zeros(2, 3, 4), torch.zeros(2).long()), "images"),
+        (lambda: virtual(torch.zeros(2, 1, 2, 2).double(), torch.zeros(2).long()), "images"),
+        (lambda: virtual(torch.full((1, 1, 2, 2), torch.nan), torch.zeros(1).long()), "images"),
+        (lambda: virtual(torch.zeros(2, 1, 2, 2), torch.zeros(2)), "labels"),
+        (lambda: virtual(torch.zeros(1, 1, 2, 2), torch.tensor([40_000])), "labels"),
+        (lambda: replace(example(), formation=0), "formation"),
+        (lambda: replace(example(), formation=5), "formation"),
     ],
 )
-def test_inconsistent_data_cannot_be_made(make: Callable[[], VirtualData], complaint: str) -> None:
-    with pytest.raises(VirtualDataError, match=complaint):
+def test_inconsistent_data_cannot_be_made(make, where):
+    with pytest.raises(VirtualDataError, check=at(where)):
         make()
 
 
-def test_validate_accepts_what_fits_and_names_what_does_not() -> None:
+def test_validate_accepts_what_fits_and_names_what_does_not():
     data = example(soft=True)
     data.validate((3, 5, 4), 6)
-    with pytest.raises(VirtualDataError, match=r"shape \(3, 5, 4\), the task has \(1, 28, 28\)"):
-        data.validate((1, 28, 28), 6)
-    with pytest.raises(VirtualDataError, match=r"label 3 is outside the task's classes 0\.\.2"):
-        data.validate((3, 5, 4), 3)
-    with pytest.raises(VirtualDataError, match="soft_labels must have 10 columns"):
-        data.validate((3, 5, 4), 10)
-    with pytest.raises(VirtualDataError, match="above 20"):
+    for shape, classes, where in (
+        ((1, 28, 28), 6, "shape of virtual images"),
+        ((3, 5, 4), 3, "virtual label"),
+        ((3, 5, 4), 10, "columns of soft_labels"),
+    ):
+        with pytest.raises(VirtualDataError, check=at(where)):
+            data.validate(shape, classes)
+    with pytest.raises(VirtualDataError, check=at("largest value of virtual images")):
         replace(data, images=torch.full((4, 3, 5, 4), -20.1)).validate((3, 5, 4), 6)
     for off in (torch.full((4, 6), 0.3), torch.tensor([[1.5, -0.5, 0, 0, 0, 0]] * 4)):
-        with pytest.raises(VirtualDataError, match="soft_labels must be distributions"):
+        with pytest.raises(VirtualDataError, check=at("soft_labels")):
             replace(data, soft_labels=off).validate((3, 5, 4), 6)
 
 
@@ -251,14 +274,14 @@ SHAPE, CLASSES = (3, 5, 4), 6
 BOUNDS = Bounds(SHAPE, CLASSES, images=4, of_a_class=1)
 
 
-def test_what_fits_the_bounds_is_received_as_it_is_read() -> None:
+def test_what_fits_the_bounds_is_received_as_it_is_read():
     data = example(soft=True).to_bytes()
     received, read = VirtualData.received(data, BOUNDS), VirtualData.from_bytes(data)
     assert torch.equal(received.images, read.images)
     assert torch.equal(received.labels, read.labels)
 
 
-def test_the_bytes_that_are_allowed_suffice_for_the_largest_honest_data() -> None:
+def test_the_bytes_that_are_allowed_suffice_for_the_largest_honest_data():
     images = torch.randn(400, *SHAPE)
     data = virtual(images, torch.arange(400) % CLASSES, torch.full((400, CLASSES), 1 / CLASSES))
     sent = data.with_card(images + 1, images[:5]).to_bytes()
@@ -266,47 +289,50 @@ def test_the_bytes_that_are_allowed_suffice_for_the_largest_honest_data() -> Non
 
 
 @pytest.mark.parametrize(
-    ("data", "complaint"),
+    ("data", "where", "value"),
     [
-        (example(5), "5 virtual images, more than the 4 allowed"),
-        (replace(example(), labels=torch.tensor([0, 1, 2, 2])), "2 virtual images of one class"),
-        (replace(example(), images=torch.zeros(4, 60, 1, 1)), r"shape \(60, 1, 1\), the task has"),
+        (example(5), "virtual images", 5),
+        (replace(example(), labels=torch.tensor([0, 1, 2, 2])), "virtual images of one class", 2),
+        (
+            replace(example(), images=torch.zeros(4, 60, 1, 1)),
+            "shape of virtual images",
+            (60, 1, 1),
+        ),
         (
             replace(example(), soft_labels=torch.full((4, 1000), 1e-3)),
-            r"soft_labels of shape \[4, 1000\]",
+            "columns of soft_labels",
+            1000,
         ),
     ],
 )
 def test_what_exceeds_the_bounds_is_refused_before_any_tensor_is_made(
-    data: VirtualData, complaint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    data, where, value, monkeypatch
+):
     sent = data.to_bytes()
-    if "of one class" not in complaint:  # which only the labels can tell
+    if "of one class" not in where:  # which only the labels can tell
         monkeypatch.setattr(virtual_data, "load", None)
-    with pytest.raises(VirtualDataError, match=complaint):
+    with pytest.raises(VirtualDataError, check=at(where, value=value)):
         VirtualData.received(sent, BOUNDS)
 
 
-def test_a_million_images_are_refused_where_forty_are_allowed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_million_images_are_refused_where_forty_are_allowed(monkeypatch):
     n = 2**20
     pixels = torch.zeros(n, 1, 1, 1, dtype=torch.uint8)
     content = tampered({"pixels": pixels, "labels": torch.zeros(n, dtype=torch.int16)})
     bounds = Bounds((1, 1, 1), 10, images=40, of_a_class=40)
-    with pytest.raises(VirtualDataError, match="1048576 virtual images, more than the 40"):
-        check_announced(content, bounds)
+    with pytest.raises(VirtualDataError, check=at("virtual images", value=n)):
+        Header.read(content).check(bounds)
     noise = torch.randint(256, (2**20,), dtype=torch.uint8)
     monkeypatch.setattr(virtual_data, "unpacked", None)
-    with pytest.raises(VirtualDataError, match="bytes of virtual data, more than the"):
+    with pytest.raises(VirtualDataError, check=at("bytes of virtual data")):
         VirtualData.received(packed(noise.numpy().tobytes()), bounds)
 
 
-def test_a_bomb_is_not_unpacked_beyond_its_bounds() -> None:
+def test_a_bomb_is_not_unpacked_beyond_its_bounds():
     bomb = packed(bytes(2**26))
     assert len(bomb) < BOUNDS.num_bytes
     tracemalloc.start()
-    with pytest.raises(VirtualDataError, match=r"of more than .* bytes when unpacked"):
+    with pytest.raises(VirtualDataError, match=r"exceeds .* bytes when unpacked"):
         VirtualData.received(bomb, BOUNDS)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -314,58 +340,33 @@ def test_a_bomb_is_not_unpacked_beyond_its_bounds() -> None:
 
 
 @pytest.mark.parametrize("soft", [False, True])
-def test_an_overview_says_what_the_data_say(soft: bool) -> None:
+def test_an_overview_says_what_the_data_say(soft):
     sent = example(4, soft)
-    found = Overview.of(sent.to_bytes())
-    assert found == Overview("dm", "noise", (0, 1, 2, 3), (1, 1, 1, 1))
-    packed_twice = Overview.of(replace(sent, formation=2).to_bytes())
-    assert packed_twice.images_of_class == (4, 4, 4, 4)
-    with pytest.raises(VirtualDataError, match="of more than 100 bytes"):
+    assert Overview.of(sent.to_bytes()) == Overview("dm", "noise", (0, 1, 2, 3), (1, 1, 1, 1))
+    tiles = Overview.of(replace(sent, formation=2).to_bytes())
+    assert tiles.images_of_class == (4, 4, 4, 4)
+    with pytest.raises(VirtualDataError, match="exceeds 100 bytes"):
         Overview.of(sent.to_bytes(), 100)
 
 
-@pytest.mark.parametrize(
-    "tensors",
-    [
-        {"labels": torch.tensor([0, 1, 2, -1], dtype=torch.int16)},
-        {"labels": torch.zeros(4)},
-        {"labels": torch.zeros(3, dtype=torch.int16)},
-        {"pixels": torch.zeros(4, 3, 5, 4)},
-        {"pixels": torch.zeros(4, 0, 5, 4, dtype=torch.uint8)},
-        {"samples": torch.zeros(9)},
-        {"soft_labels": torch.zeros(3, 2)},
-    ],
-)
-def test_an_overview_refuses_what_is_no_virtual_data(tensors: dict[str, Tensor]) -> None:
-    with pytest.raises(VirtualDataError):
-        Overview.of(packed(tampered(tensors)))
+@pytest.mark.parametrize("more", [b"", b"\0", bytes(100)])
+def test_bytes_that_are_missing_or_after_the_end_are_refused(more):
+    def changed(data):
+        return data + more if more else data[:-1]
 
-
-def test_an_overview_takes_no_header_in_which_something_hides() -> None:
-    content = example().to_safetensors()
-    size = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + size])
-    for text in (json.dumps(header), json.dumps({**header, "more": {}}), "{" + " " * size + "}"):
-        odd = text.encode().ljust(-(-len(text) // 8) * 8)
+    sent, content = example().to_bytes(), example().to_safetensors()
+    for odd in (
+        packed(content + more if more else content[:-1]),
+        sent + more if more else sent[:-1],
+    ):
         with pytest.raises(VirtualDataError):
-            Overview.of(packed(len(odd).to_bytes(8, "little") + odd + content[8 + size :]))
-    for more in (b"", b"\0"):
-        with pytest.raises(VirtualDataError, match=r"too (early|late)"):
-            Overview.of(packed(content[:-1] + 2 * more))
-
-
-@pytest.mark.parametrize("more", [b"\0", bytes(100)])
-def test_bytes_after_the_end_are_refused(more: bytes) -> None:
-    with pytest.raises(VirtualDataError, match="too early or too late"):
-        VirtualData.received(example().to_bytes() + more, BOUNDS)
-    with pytest.raises(VirtualDataError, match="too late"):
-        Overview.of(example().to_bytes() + more)
+            VirtualData.from_bytes(odd)
+        with pytest.raises(VirtualDataError, match="ends too"):
+            Overview.of(odd)
 
 
 @given(content=st.binary(max_size=300), zeros=st.integers(0, 3000))
-def test_packing_loses_nothing_and_never_costs_more_than_was_told(
-    content: bytes, zeros: int
-) -> None:
+def test_packing_loses_nothing_and_never_costs_more_than_was_told(content, zeros):
     content += bytes(zeros)
     assert len(packed(content)) <= most_packed(len(content))
     assert unpacked(packed(content), len(content)) == content
@@ -374,59 +375,29 @@ def test_packing_loses_nothing_and_never_costs_more_than_was_told(
             unpacked(packed(content), len(content) - 1)
 
 
-@pytest.mark.parametrize(
-    ("formation", "complaint"),
-    [
-        (0, "have the formation 0, not 1 to 2"),
-        (-1, "have the formation -1, not 1 to 2"),
-        (3, "have the formation 3, not 1 to 2"),
-        (10**6, "have the formation 1000000, not 1 to 2"),
-        (10**4000, "have the formation 1"),
-        ("2", "formation must be of type int, got '2'"),
-        (2.0, "formation must be of type int, got 2.0"),
-        ([2], r"formation must be of type int, got \[2\]"),
-    ],
-)
-def test_a_hostile_formation_is_refused_before_any_tensor_is_made(
-    formation: object, complaint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("formation", [0, -1, 3, 10**6, 10**4000, "2", 2.0, [2]])
+def test_a_hostile_formation_is_refused_before_any_tensor_is_made(formation, monkeypatch):
     sent = packed(tampered(about={"formation": formation}))
-    bounds = replace(BOUNDS, formation=2)
     monkeypatch.setattr(virtual_data, "load", None)
-    with pytest.raises(VirtualDataError, match=complaint) as refusal:
-        VirtualData.received(sent, bounds)
-    assert len(str(refusal.value)) < 200
+    with pytest.raises(VirtualDataError, check=at("formation")) as refusal:
+        VirtualData.received(sent, replace(BOUNDS, formation=2))
+    assert len(str(refusal.value)) < 400
 
 
-def test_a_formation_is_received_where_it_is_allowed() -> None:
+def test_a_formation_is_received_where_it_is_allowed():
     sent = replace(example(), formation=2).to_bytes()
-    with pytest.raises(VirtualDataError, match="have the formation 2, not 1 to 1"):
+    with pytest.raises(VirtualDataError, check=at("formation", value=2)):
         VirtualData.received(sent, BOUNDS)
     assert len(VirtualData.received(sent, replace(BOUNDS, formation=3)).decoded()) == 16
 
 
-@pytest.mark.parametrize("about", ['"formation"', "[]", "2", "null"])
-def test_a_record_of_another_kind_is_refused(about: str) -> None:
-    content = save(load(example().to_safetensors()), metadata={"about": about})
-    with pytest.raises(VirtualDataError, match="must be an object"):
-        VirtualData.received(packed(content), BOUNDS)
-
-
-@pytest.mark.parametrize(
-    "header", [b"[]", b"{}", b'{"pixels": 1}', b'{"pixels": {"shape": [[]]}}', b"[" * 10_000]
-)
-def test_a_header_of_another_kind_is_refused(header: bytes) -> None:
-    with pytest.raises(VirtualDataError, match=r"not virtual data|virtual images"):
-        VirtualData.received(packed(len(header).to_bytes(8, "little") + header), BOUNDS)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/clear_refs")
-def test_reading_takes_little_more_memory_than_its_result() -> None:
+def test_reading_takes_little_more_memory_than_its_result():
     n = 2**24
     content = virtual(torch.rand(1, 1, 2**12, 2**12), torch.zeros(1).long()).to_safetensors()
     assert n < len(content) < n + 1000
 
-    def memory(what: str) -> int:
+    def memory(what):
         (line,) = [x for x in Path("/proc/self/status").read_text().splitlines() if what in x]
         return 1024 * int(line.split()[1])
 

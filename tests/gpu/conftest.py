@@ -1,12 +1,10 @@
 """A GPU to test, virtual or real, and small work for it."""
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 
 from benchmarks.in_process import run_in_process
-from benchmarks.virtual_device import VirtualDevice
 from flwr_distill.client.local_data import local_data
 from flwr_distill.client.training import train_round
 from flwr_distill.task.compute.precision import products_in
@@ -17,7 +15,7 @@ from tests.gpu.work import GPU, SPEC, Place, generator, samples
 
 
 @pytest.fixture
-def gpus(virtual_device: type[VirtualDevice]) -> Iterator[VirtualDevice]:
+def gpus(virtual_device):
     """Two virtual GPUs."""
     with virtual_device(2) as gpus:
         yield gpus
@@ -25,7 +23,7 @@ def gpus(virtual_device: type[VirtualDevice]) -> Iterator[VirtualDevice]:
 
 
 @pytest.fixture(params=["virtual", pytest.param("real", marks=pytest.mark.gpu)])
-def gpu(request: pytest.FixtureRequest) -> Iterator[Place]:
+def gpu(request):
     """A GPU whose results are compared with the CPU's: a virtual one, and a real one."""
     if request.param == "virtual":
         yield Place(GPU, request.getfixturevalue("gpus"))

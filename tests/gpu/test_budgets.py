@@ -23,11 +23,21 @@ from flwr_distill.task.settings import CHANGES, TrainSettings
 from tests.gpu.work import GPU, SPEC, generator, samples
 
 
-def test_a_training_step_waits_for_nothing(training_step):
-    used = training_step()
-    assert used.waits == 0, used.where
-    assert used.copies == 0, used.where
-    assert used.launches <= 50, used.where
+@pytest.mark.parametrize(
+    ("asked", "copies", "launches"),
+    [
+        pytest.param({}, 0, 50, id="plain"),
+        pytest.param({"place_of_data": "cpu"}, 2, 60, id="minibatches from main memory"),
+        pytest.param({"changes": CHANGES}, 1, 150, id="random changes send their numbers"),
+        pytest.param({"term": lambda model: Proximal(model, 0.1)}, 0, 100, id="fedprox"),
+        pytest.param({"term": lambda model: Relational(model, 0.1)}, 0, 200, id="cadis"),
+        pytest.param({"term": lambda model: Contrastive(model, 0.1)}, 0, 200, id="fedlgd"),
+    ],
+)
+def test_a_training_step_waits_for_nothing(training_step, asked, copies, launches):
+    used = training_step(**asked)
+    assert (used.waits, used.copies) == (0, copies), used.where
+    assert used.launches <= launches, used.where
 
 
 def test_a_training_step_on_texts_waits_for_nothing(step):
@@ -43,38 +53,6 @@ def test_a_training_step_on_texts_waits_for_nothing(step):
     used = step(job, fewer=1, more=2)
     assert used.waits == 0, used.where
     assert used.copies == 0, used.where
-
-
-def test_minibatches_from_main_memory_do_not_make_a_step_wait(training_step):
-    used = training_step(place_of_data="cpu")
-    assert used.waits == 0, used.where
-    assert used.copies == 2, used.where
-
-
-def test_random_changes_send_their_numbers_and_do_not_make_a_step_wait(training_step):
-    used = training_step(changes=CHANGES)
-    assert used.waits == 0, used.where
-    assert used.copies == 1, used.where
-    assert used.launches <= 150, used.where
-
-
-@pytest.mark.parametrize(
-    "term",
-    [
-        pytest.param(lambda model: Proximal(model, 0.1), id="fedprox"),
-        pytest.param(
-            lambda model: Relational(model, 0.1),
-            id="cadis",
-        ),
-        pytest.param(
-            lambda model: Contrastive(model, 0.1),
-            id="fedlgd",
-        ),
-    ],
-)
-def test_a_training_step_with_a_loss_term_waits_for_nothing(training_step, term):
-    used = training_step(term)
-    assert used.waits == 0, used.where
 
 
 def test_a_private_training_step_only_sends_its_sample(step, tmp_path):
@@ -129,8 +107,7 @@ def test_a_step_of_distilling_waits_for_nothing_and_launches_little(
 
 def test_a_step_of_distribution_matching_sends_nothing_whatever_the_augmentation(distilling_step):
     distil = partial(distill_dm, width=8, bank=2, per_class=1)
-    used = [distilling_step(distil, samples(20), seed) for seed in range(5)]
-    assert [one.copies for one in used] == [0] * 5
+    assert [distilling_step(distil, samples(20), seed).copies for seed in range(5)] == [0] * 5
 
 
 @pytest.mark.parametrize("distil", [DM, KIP])

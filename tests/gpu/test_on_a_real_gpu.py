@@ -248,7 +248,7 @@ def test_a_full_gpu_is_explained_and_what_the_message_held_is_free_for_the_next(
     """In a worker that trains, fills the GPU, fails, and trains again for the next message."""
     calls, reserved = [], []
 
-    def app(message: Message, context: Context) -> Message:
+    def app(message, context):
         calls.append(1)
         trained("digits-cnn", epochs=1)
         if len(calls) == 1:

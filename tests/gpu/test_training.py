@@ -97,14 +97,20 @@ def test_every_loss_term_trains_as_on_the_cpu_and_again_with_what_it_kept(gpu, n
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{}, {"train.optimizer": "adam"}, {"train.momentum": 0.9, "train.weight-decay": 1e-3}],
+    ("settings", "options"),
+    [
+        ({}, {"balanced": True}),
+        ({}, {"changes": CHANGES}),
+        ({"train.optimizer": "adam"}, {"balanced": True}),
+        ({"train.momentum": 0.9, "train.weight-decay": 1e-3}, {"balanced": True}),
+    ],
+    ids=["sgd", "random changes", "adam", "momentum"],
 )
-def test_every_optimiser_trains_as_on_the_cpu(gpu, node, settings):
+def test_every_optimiser_trains_as_on_the_cpu(gpu, node, settings, options):
     def run(device):
         session, model = node(device, **settings)
         data, asked = session.data.train, session.task.train
-        trained = train_round(model, data, asked, generator(), balanced=True)
+        trained = train_round(model, data, asked, generator(), **options)
         return trained, on_cpu(model.state_dict())
 
     (trained, weights), (expected_numbers, expected) = run(gpu.device), run("cpu")
@@ -120,18 +126,6 @@ def test_every_precision_trains_on_a_gpu(gpu, node, precision):
     trained = train_round(model, session.data.train, session.task.train, generator())
     assert trained.loss < 5
     assert all(p.isfinite().all() for p in model.cpu().parameters())
-
-
-def test_random_changes_are_those_of_the_cpu(gpu, node):
-    def run(device):
-        session, model = node(device)
-        data, asked = session.data.train, session.task.train
-        trained = train_round(model, data, asked, generator(), changes=CHANGES)
-        return trained, on_cpu(model.state_dict())
-
-    (trained, weights), (expected_numbers, expected) = run(gpu.device), run("cpu")
-    gpu.check(trained, expected_numbers, SGD)
-    gpu.check(weights, expected, SGD, start())
 
 
 def test_soft_labels_are_those_of_the_cpu(gpu, node):

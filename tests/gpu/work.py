@@ -1,7 +1,6 @@
 """Small work for GPUs, virtual and real, and how near its results must be to the CPU's."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +35,7 @@ class Place:
     device: str
     virtual: VirtualDevice | None = None
 
-    def check(self, found: Any, wanted: Any, tolerance: float, start: Any = None) -> None:
+    def check(self, found, wanted, tolerance, start=None):
         """Check that results are those of the CPU, or on a real GPU within a tolerance.
 
         Parameters
@@ -64,12 +63,12 @@ class Place:
             difference, size = (x.double().abs().sum() for x in (found.cpu() - wanted, way))
             assert difference <= tolerance * size, f"differs by {difference / size:.2g}"
 
-    def check_used(self) -> None:
+    def check_used(self):
         """Check that nothing was put on another GPU; only virtual ones know."""
         if self.virtual:
             assert self.virtual.used == {torch.device(self.device)}
 
-    def _check_number(self, found: Any, wanted: Any, tolerance: float) -> None:
+    def _check_number(self, found, wanted, tolerance):
         if self.virtual or not isinstance(wanted, float):
             assert found == wanted
         else:

@@ -12,11 +12,11 @@ from .conftest import RECEIVER, SENDER
 
 ADDRESSES = {
     "a service inside the hospital": ("10.0.0.7:5432", "has not signed the address"),
-    "the node's own machine": ("127.0.0.1:{port}", "an address of this machine"),
-    "the same, written otherwise": ("2130706433:{port}", "an address of this machine"),
-    "the same, in IPv6": ("[::ffff:127.0.0.1]:{port}", "an address of this machine"),
-    "the same, as a name": ("db.localhost:{port}", "an address of this machine"),
-    "metadata of a cloud": ("169.254.169.254:80", "an address of this machine"),
+    "the node's own machine": ("127.0.0.1:{port}", "of this machine"),
+    "the same, written otherwise": ("2130706433:{port}", "of this machine"),
+    "the same, in IPv6": ("[::ffff:127.0.0.1]:{port}", "of this machine"),
+    "the same, as a name": ("db.localhost:{port}", "of this machine"),
+    "metadata of a cloud": ("169.254.169.254:80", "of this machine"),
 }
 
 
@@ -81,5 +81,5 @@ def test_without_certificates_a_node_that_has_no_local_address_connects_to_none(
         party(RECEIVER, **{"peer-address": "127.0.0.1:9"}),
     )
     route = links_of(sender, receiver).route(SENDER, RECEIVER, "models")
-    with pytest.raises(LinkError, match="an address of this machine"):
+    with pytest.raises(LinkError, match="of this machine"):
         send(sender, ConfigRecord({**route, "link": "direct"}), b"a model")

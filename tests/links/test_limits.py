@@ -22,6 +22,7 @@ from flwr_distill.links.links_pb2_grpc import (
 from flwr_distill.links.records import Route
 from flwr_distill.links.streams import STREAMS_OF_A_CERTIFICATE, Admission, Peer, time_for
 from flwr_distill.links.transfer import introduce
+from tests.errors import at
 
 from .conftest import RECEIVER, RUN, SENDER
 from .test_direct import SEALED, header_of, route_to, wait_until
@@ -115,11 +116,11 @@ def test_a_full_mailbox_refuses_until_parcels_are_taken(listening, links_of, ref
     first, second, third = (route_to(links) for _ in range(3))
     for route in (first, second):
         direct.deliver(SEALED, route, RUN, None, 3)
-    with pytest.raises(LinkError, match="6000 bytes lie in the mailbox, of 6000 allowed"):
+    with pytest.raises(LinkError, match="bytes in the mailbox = 6000"):
         direct.deliver(SEALED, third, RUN, None, 3)
     LinkFolder(receiver.store).take(first.token)
     direct.deliver(SEALED, third, RUN, None, 3)
-    assert "lie in the mailbox" in refusals.text
+    assert "of 6000 allowed are stored" in refusals.text
 
 
 def test_one_certificate_fills_a_part_of_a_mailbox_only(tmp_path):
@@ -130,7 +131,7 @@ def test_one_certificate_fills_a_part_of_a_mailbox_only(tmp_path):
     with admission.space(hostile, 600, folder / "a"):
         (folder / "a").write_bytes(bytes(600))
     with (
-        pytest.raises(LinkError, match="600 bytes lie in the mailbox, of 1000"),
+        pytest.raises(LinkError, check=at("bytes in the mailbox", value=600)),
         admission.space(hostile, 401, folder / "b"),
     ):
         pass
@@ -148,9 +149,9 @@ def test_a_permit_of_its_own_size_does_not_let_more_in(listening, links_of, refu
     route = route_to(links_of(receiver))
     with grpc.insecure_channel(route.address) as channel:
         for size in (2**20 + 29, 2**63):
-            with pytest.raises(grpc.RpcError, match=f"{size} bytes are more than the 1048604"):
+            with pytest.raises(grpc.RpcError, match=f"{size}: more than the 1048604"):
                 MailboxStub(channel).Deliver(iter([header_of(route, size=size)]), timeout=5)
-    assert "bytes are more than" in refusals.text
+    assert "more than the 1048604 allowed" in refusals.text
 
 
 class DeafMailbox(MailboxServicer):
@@ -191,14 +192,9 @@ def test_a_deaf_mailbox_costs_half_of_the_time_that_is_left(party, links_of, dea
         with pytest.raises(LinkError, match="no transfer"):
             send(sender, route, b"payload", deadline=start + 1)
     assert time.monotonic() - start < 1
-
-
-def test_where_no_time_is_left_nothing_is_sent(party, links_of, deaf):
-    sender, receiver = party(SENDER), party(RECEIVER)
-    receiver.node_config["peer-address"] = deaf
-    route = links_of(sender, receiver, mode="direct").route(SENDER, RECEIVER, "models")
-    with pytest.raises(LinkError, match="no time is left"):
-        send(sender, route, b"payload", deadline=time.monotonic() - 1)
+    if mode == "direct":
+        with pytest.raises(LinkError, match="no time is left"):
+            send(sender, route, b"payload", deadline=time.monotonic() - 1)
 
 
 def test_a_full_disk_refuses_a_parcel_and_keeps_nothing_of_it(

@@ -73,7 +73,7 @@ def test_what_is_padded_in_another_way_is_refused(content, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("flwr_distill.links.seal._padded", lambda payload, purpose: content)
         sealed = seal(b"", virtual, RUN, ALICE)
-    with pytest.raises(LinkError, match="not padded as it must be"):
+    with pytest.raises(LinkError, match="padding is invalid"):
         unseal(sealed, waybill(ALICE, purpose=VIRTUAL_DATA), RUN, BOB)
 
 
