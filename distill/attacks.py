@@ -59,17 +59,13 @@ def attack_scores(
 ) -> Floats:
     """Log-likelihood ratios of membership, float64 (attacks, sets, n); see `ATTACKS`.
 
-    Of several versions, inversions and what is learned take all of them for one; what the other
-    attacks see of each is added up.
+    Candidates are float32 (n, C, H, W) and int64 (n,). `members`, bool (sets, n), says which each
+    set was made from, drawn with probability 1/2. What each became is decoded: float32 (versions,
+    sets, m, C, H, W), int64 (m,). Of several versions, inversions and what is learned take all of
+    them for one; what the other attacks see of each is added up.
 
     Parameters
     ----------
-    images, labels : Tensor
-        The candidates, float32 (n, C, H, W) and int64 (n,).
-    members : ndarray
-        Which candidates each set was made from, bool (sets, n), drawn with probability 1/2.
-    versions, virtual_labels : Tensor
-        What each set became, decoded: float32 (versions, sets, m, C, H, W); int64 (m,).
     formation : int (default: 1)
         Smaller images along each side of what was sent.
     seed : int (default: 0)

@@ -119,22 +119,11 @@ def distilled_halves(
     others: Tensor | None = None,
     networks: Sequence[Network] = (),
 ) -> Halves:
-    """Distil random halves of some images; virtual data arrive with 4 bits a pixel.
+    """Distil random halves of some images (n, C, H, W); virtual data arrive with 4 bits a pixel.
 
-    Parameters
-    ----------
-    images, labels : Tensor
-        Candidates: float32 (n, C, H, W), int64 (n,).
-    sets : int
-        Halves, and one more than the shadows of each.
-    canaries : int
-        Of each kind, see `distill.shadows.with_canaries`.
-    seed : int
-        Of canaries, halves and draws.
-    others : Tensor, optional (default: None)
-        Images of other classes, see `distill.shadows.with_canaries`.
-    networks : Sequence[Network]
-        Features of the model at each refresh.
+    `sets` halves, one more than the shadows of each, with `canaries` of each kind
+    (`distill.shadows.with_canaries`, also for `others`). `seed` is of canaries, halves and draws;
+    `networks` are the model's features at each refresh.
 
     Raises
     ------

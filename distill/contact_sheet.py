@@ -20,19 +20,12 @@ def contact_sheet(
     formation: int = 1,
     limits: tuple[float, float] | None = None,
 ) -> Image.Image:
-    """Draw at most 20 images per class in rows, each headed by the class name.
+    """Draw at most 20 images (n, C, H, W) per class in rows, each headed by the class name.
 
-    Small images are enlarged by whole factors, and more so if they contain others.
-
-    Parameters
-    ----------
-    images, labels : Tensor
-        float32 (n, C, H, W), in colour if C is 3, else the mean over channels in grey; int64 (n,).
-    formation : int (default: 1)
-        Smaller images along each side of an image, see `distill.formation`.
-    limits : tuple[float, float], optional (default: None)
-        Values of black and white. None means the 0.5th and 99.5th percentile of all pixels, because
-        virtual images have no bounded range.
+    Images are in colour if C is 3, else grey, by the mean over channels. Small ones are enlarged by
+    whole factors, and more so if they contain others (`formation`). `limits` are the values of
+    black and white: by default the 0.5th and 99.5th percentile of all pixels, because virtual
+    images have no bounded range.
     """
     images = images if images.shape[1] == 3 else images.mean(1, keepdim=True).expand(-1, 3, -1, -1)
     shown = {int(c): images[labels == c][:COLUMNS] for c in labels.unique()}  # type: ignore[no-untyped-call]

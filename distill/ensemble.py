@@ -46,8 +46,6 @@ def teacher_probabilities(
         Weight p_k > 0 and model of each member, all on one device; left in evaluation mode.
     inputs : Tensor
         Samples x, (n, ...), on that device or in main memory.
-    average : str (default: "probabilities")
-        ``probabilities`` or ``logits``: what is averaged.
     cut : int (default: 0)
         If > 0, the mean is not weighted and omits that many of the highest and of the lowest
         outputs for each sample and class; all members' outputs are then in memory.
@@ -102,16 +100,11 @@ def distil_ensemble(
     ----------
     student : nn.Module
         Trained in place, on the device of `teacher`. Left in evaluation mode.
-    inputs : Tensor
-        Samples x, (n, ...), on that device or in main memory; no labels needed.
-    teacher : Tensor
-        Output of `teacher_probabilities` on them, (n, classes).
-    epochs : int (default: 20)
-        Maximum passes over the samples; n_s on a leader, n_g on the server.
-    patience : int (default: 5)
-        Epochs without improvement before training stops.
-    lr, weight_decay : float (default: 1e-3, 1e-4)
-        Of Adam.
+    inputs, teacher : Tensor
+        Samples (n, ...), on that device or in main memory, and `teacher_probabilities` of them.
+    epochs, patience : int (default: 20, 5)
+        Maximum passes over the samples (n_s on a leader, n_g on the server), and epochs without
+        improvement before training stops.
     batch_size : int (default: 128)
         A last minibatch of one sample is skipped, as in local training.
     generator : torch.Generator

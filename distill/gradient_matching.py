@@ -56,15 +56,8 @@ def match_gradient(
     target : Mapping[str, Tensor]
         By parameter name: a gradient, or anything in its direction, such as weights before training
         minus those after. Must have all trained parameters of two or more dimensions.
-    learning_rate : float (default: 0.1)
-        In units of normalised pixels.
     formation : int (default: 1)
         Smaller images along each side of an image, see `distill.formation`.
-
-    Returns
-    -------
-    Tensor
-        The refined images, in the shape and on the device of `images`.
 
     Raises
     ------

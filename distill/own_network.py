@@ -36,7 +36,7 @@ class OwnNetwork:
 
 
 def own_network(name: str, weights: str = "", device: torch.device | str = "cpu") -> OwnNetwork:
-    """Import a network, create it and load its weights.
+    """Import a network, create it and load its weights; it is not trained.
 
     Parameters
     ----------
@@ -45,8 +45,6 @@ def own_network(name: str, weights: str = "", device: torch.device | str = "cpu"
     weights : str (default: "")
         A safetensors file with the module's state. Without one, the module draws its weights, with
         the same seed everywhere.
-    device : torch.device or str (default: "cpu")
-        Where it computes. It stays in evaluation mode and is not trained.
 
     Raises
     ------
@@ -82,10 +80,8 @@ def network_arguments(
 ) -> dict[str, Any]:
     """Arguments with which a distiller takes a user's own network; none if `name` is empty.
 
-    Raises
-    ------
-    DistillError
-        If the network is unusable (see `own_network`), or the distiller takes none.
+    Raises `DistillError` if the network is unusable (see `own_network`), or the distiller takes
+    none.
     """
     if not name:
         if weights:

@@ -83,7 +83,8 @@ def distill_around(
 
     In each step and for each class: squared distance of the mean features, and of the mean logits,
     of all virtual and of up to 256 real images, at weights drawn from a normal distribution around
-    the model. See `distill.registry.Distiller` for the other arguments.
+    the model; 20 such models are used in turn. See `distill.registry.Distiller` for other arguments
+    and errors.
 
     Parameters
     ----------
@@ -93,15 +94,8 @@ def distill_around(
         On the device that computes; not changed. Batch normalisation takes running statistics.
     radius : float (default: 5.0)
         rho, the greatest distance of a perturbed model, as a norm over all weights.
-    steps : int
-        Steps of Adam; 20 perturbed models are drawn and used in turn.
     layer : str (default: "")
         The dense layer whose input are the features; see :func:`task.models.last_dense`.
-
-    Raises
-    ------
-    DistillError
-        If an argument is unusable.
     """
     check_inputs(images, labels, num_classes=num_classes, per_class=per_class, steps=steps)
     device = next(model.parameters()).device

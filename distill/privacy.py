@@ -79,19 +79,9 @@ class PrivacyCard:
     any. Images with a guarantee are not measured, as that would leak information about the real
     ones.
 
-    Parameters
-    ----------
-    own : Closeness, optional (default: None)
-        To the nearest of the images that the virtual ones were made from.
-    start : Closeness, optional (default: None)
-        Of each virtual image to its initial image, for comparison; None if these are gone.
-    yardstick : Yardstick, optional (default: None)
-        None if no real images were held back.
-
-    Raises
-    ------
-    VirtualDataError
-        If a value, here or in a part, is out of range.
+    `own` is to the nearest of the images that the virtual ones were made from, `start` of each
+    virtual image to its initial image, `yardstick` to held-back ones. Raises `VirtualDataError` if
+    a value, here or in a part, is out of range.
     """
 
     own: Closeness | None = None
@@ -144,19 +134,11 @@ def privacy_card(
     held_back: Tensor | None = None,
     formation: Formation | None = None,
 ) -> PrivacyCard:
-    """Compare virtual images with the real ones, their initial images and held-back images.
+    """Compare virtual images with real ones, their initial images and held-back images.
 
-    Compares with all real images, whatever their class. Costs two matrix products of len(virtual) x
-    pixels x len(real), in chunks of bounded memory, on the device of `virtual`.
-
-    Parameters
-    ----------
-    virtual, start : Tensor
-        float32 (n, C, H, W), and the initial images if known.
-    real, held_back : Tensor
-        Images that `virtual` was made from, (m, C, H, W), and others of the same kind, if any.
-    formation : Formation, optional (default: None)
-        Makes real and held-back images coarse first, as those of its tiles are.
+    Images are (m, C, H, W). Compares with all real ones, whatever their class, on the device of
+    `virtual`. Costs two matrix products of len(virtual) x pixels x len(real), in chunks of bounded
+    memory. A formation makes real and held-back images coarse first, as those of its tiles are.
 
     Raises
     ------

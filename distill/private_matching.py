@@ -119,13 +119,13 @@ def distill_dm_privately(
     Protects each image, but neither which classes there are nor how many images each has (an image
     is removed without changing the count that its class's sum is divided by). Virtual images start
     from noise. The features of 20 networks have norm 1 each, so an image moves the sum of all of
-    them side by side by at most the root of 20. Small images are matched as by `distill_dm`. The
-    learning rate falls from 0.3 to 0.
+    them side by side by at most the root of 20. The learning rate falls from 0.3 to 0. The privacy
+    card has the guarantee, and no comparison with real images, which would leak.
+
+    See :func:`distill.distribution_matching.distill_dm` for other arguments and errors.
 
     Parameters
     ----------
-    images, labels, num_classes, per_class, steps, device, progress, formation
-        See :func:`distill.distribution_matching.distill_dm`, also for errors.
     pixels : tuple of Tensor
         The least and the largest value that a pixel can have, (C, 1, 1) each. Must be known without
         the images (see `task.datasets.DataSpec.pixels`).
@@ -133,13 +133,6 @@ def distill_dm_privately(
         For networks, augmentations and start, on the CPU; need not be secret.
     noise_generator : torch.Generator
         For the noise on the means, on the CPU. Its seed must stay secret.
-    epsilon, delta : float
-        > 0, for the whole distillation.
-
-    Returns
-    -------
-    VirtualData
-        Its privacy card has the guarantee, and no comparison with real images, which would leak.
     """
     check_inputs(images, labels, num_classes=num_classes, per_class=per_class, steps=steps)
     formation = formation or best_formation(images.shape)

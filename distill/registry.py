@@ -100,10 +100,7 @@ def distiller_names() -> list[str]:
 def distiller(name: str) -> Distiller:
     """Distiller of a registered name, of an installed plug-in, or as ``package.module:function``.
 
-    Raises
-    ------
-    DistillError
-        If there is no such distiller.
+    Raises `DistillError` if there is none.
     """
     if name in _DISTILLERS:
         return _DISTILLERS[name]
@@ -129,10 +126,7 @@ def distiller(name: str) -> Distiller:
 def formation_arguments(name: str, formation: int) -> dict[str, Any]:
     """Arguments with which a distiller makes images of that formation; 0 lets it choose.
 
-    Raises
-    ------
-    DistillError
-        If there is no such distiller, or it has no formation and more than 1 is requested.
+    Raises `DistillError` if it has no formation and more than 1 is requested.
     """
     if "formation" in signature(distiller(name)).parameters:
         return {"formation": formation}

@@ -66,12 +66,7 @@ def with_canaries(
     Of `each` kind: "mislabelled" (the label of another class that is present), "strange" (noise of
     the images' mean and deviation), and "duplicated" (another image becomes their copy). With
     `others`, images of other classes (m, C, H, W), m >= each, mislabelled ones are of these.
-    Without, a single class has none.
-
-    Raises
-    ------
-    DistillError
-        If there are too few images.
+    Without, a single class has none. Raises `DistillError` if there are too few images.
     """
     classes = torch.unique(labels)
     if 8 * each > len(images) or (others is not None and each > len(others)):

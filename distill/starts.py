@@ -64,10 +64,10 @@ def start(
     *,
     smooth: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Initialise virtual images, on the CPU and sorted by class.
+    """Initialise virtual images: float32 (classes present * per_class, C, H, W), and int64 labels.
 
-    Small images start like large ones, from real images that were shrunk first: their statistics
-    say no more of these than the full-sized ones'.
+    They are on the CPU, sorted by class. Small images start like large ones, from real images that
+    were shrunk first: their statistics say no more of these than the full-sized ones'.
 
     Parameters
     ----------
@@ -77,19 +77,10 @@ def start(
         which **leave the node almost unchanged**, since distillation changes them little).
     images, labels : Tensor
         Real images, float32 (n, C, H, W), and int64 (n,).
-    per_class : int
-        Virtual images per class present.
-    generator : torch.Generator
-        On the CPU.
     formation : int (default: 1)
         Small images along each side, see `distill.formation`.
     smooth : bool (default: False)
         Whether noise is as smooth as photographs are, instead of independent from pixel to pixel.
-
-    Returns
-    -------
-    tuple[Tensor, Tensor]
-        float32 (classes present * per_class, C, H, W) and int64 labels.
 
     Raises
     ------

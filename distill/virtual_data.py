@@ -37,9 +37,8 @@ class VirtualData:
 
     Parameters
     ----------
-    images : Tensor
-        float32 (n, C, H, W) in the task's normalised space, on the CPU; packed, as they are sent.
-    labels : Tensor
+    images, labels : Tensor
+        float32 (n, C, H, W) in the task's normalised space, on the CPU, packed as they are sent;
         int64 (n,), each in [0, 32767].
     method, steps, seed, init
         Distiller, optimisation steps, initial seed of its generator, start (see `distill.starts`).

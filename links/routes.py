@@ -40,12 +40,7 @@ class Links:
         """Create a route for one parcel, for the sender's message.
 
         The receiver opens it for this `purpose` only, and with a payload of `largest` bytes at
-        most.
-
-        Raises
-        ------
-        SettingsError
-            If links must be direct and the receiver has no address.
+        most. Raises `SettingsError` if links must be direct and the receiver has no address.
         """
         introduction = self._introductions[receiver]
         if self.mode == "direct" and not introduction.address:
@@ -76,12 +71,8 @@ class Links:
     def forward(self, route: ConfigRecord, parcel: ConfigRecord) -> ConfigRecord:
         """Create the delivery for the receiver's message, from the sender's route and parcel.
 
-        Raises
-        ------
-        SettingsError
-            If the parcel is malformed.
-        LinkError
-            If it is larger than its route permits.
+        Raises `SettingsError` if the parcel is malformed, `LinkError` if it exceeds its route's
+        size.
         """
         waybill = Route.checked(route, "route")
         reply = Parcel.checked(parcel, f"parcel of node {waybill.sender}")

@@ -87,13 +87,9 @@ def send(
 ) -> ConfigRecord:
     """Send a payload to the route's receiver, sealed so that only that node can read it.
 
-    An unresponsive receiver is given up after :func:`links.streams.time_for` the payload, and after
-    half of the time until `deadline` (of `time.monotonic`), the other half being for the relay.
-
-    Returns
-    -------
-    ConfigRecord
-        A :class:`links.records.Parcel` for the reply to the server.
+    Returns a :class:`links.records.Parcel` for the reply to the server. An unresponsive receiver is
+    given up after :func:`links.streams.time_for` the payload, and after half of the time until
+    `deadline` (of `time.monotonic`), the other half being for the relay.
 
     Raises
     ------
