@@ -150,7 +150,7 @@ class Credentials:
         try:
             revoked = x509.load_pem_x509_crl(self.revocations)
         except ValueError as error:
-            problem = f"peer-revocations is no revocation list in PEM: {error}"
+            problem = f"not a revocation list in PEM: {error}"
             raise LinkError(problem, where="peer-revocations") from None
         keys = (authority.public_key() for authority in authorities)
         if not any(revoked.is_signature_valid(key) for key in keys):  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Mapping
 from logging import WARNING
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import ConfigRecord
@@ -53,33 +53,25 @@ class Endpoint(Protocol):
 
 def introduce(session: Endpoint) -> ConfigRecord:
     """Return a :class:`links.records.Introduction`, which others need to send to this node."""
-    folder = LinkFolder(session.store)
+    folder, run_id, node_id = LinkFolder(session.store), session.run_id, session.node_id
     public = folder.private_key().public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
-    credentials = Credentials.of(session.node_config)
-    if credentials and (left := credentials.days_left()) < _RENEW_WITHIN:
-        log(
-            WARNING,
-            "This node's certificate ends in %.1f days: renew it (flwr-distill certs renew), and "
-            "put the new node.crt in its place",
-            left,
-        )
     address = str(session.node_config.get("peer-address", ""))
-    return _record(
-        Introduction(
-            public_key=public,
-            certificate=credentials.certificate if credentials else b"",
-            signature=(
-                credentials.sign(public, session.run_id, session.node_id) if credentials else b""
-            ),
-            address=address,
-            address_signature=(
-                credentials.sign_address(address, session.run_id, session.node_id)
-                if credentials and address
-                else b""
-            ),
-            permit_key=folder.permit_key() if address else b"",
-        )
-    )
+    signed: dict[str, bytes] = {}
+    if credentials := Credentials.of(session.node_config):
+        if (left := credentials.days_left()) < _RENEW_WITHIN:
+            log(
+                WARNING,
+                "This node's certificate ends in %.1f days: renew it (flwr-distill certs renew), "
+                "and put the new node.crt in its place",
+                left,
+            )
+        signed["certificate"] = credentials.certificate
+        signed["signature"] = credentials.sign(public, run_id, node_id)
+        if address:
+            signed["address_signature"] = credentials.sign_address(address, run_id, node_id)
+    permit_key = folder.permit_key() if address else b""
+    own: dict[str, Any] = {"address": address, "permit_key": permit_key, **signed}
+    return _record(Introduction(public_key=public, **own))
 
 
 def send(

@@ -5,7 +5,6 @@ from operator import add
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
@@ -24,6 +23,7 @@ from flwr_distill.distill.analytic import (
     random_directions,
     ridge,
 )
+from tests.distill.builders import seeded
 
 CLASSES = 4
 
@@ -174,7 +174,7 @@ def test_one_sample_moves_noisy_sums_by_one_deviation_at_most():
 
 def test_noise_is_as_large_as_it_is_said_to_be():
     zero = Sums(np.zeros((200, 200)), np.zeros((50, 200)), np.zeros(5000))
-    noisy = zero.with_noise(2.0, 1.5, torch.Generator().manual_seed(0))
+    noisy = zero.with_noise(2.0, 1.5, seeded())
     of_gram, of_classes, of_counts = deviations(2.0, 1.5)
     upper = noisy.gram[np.triu_indices(200, 1)]
     assert_allclose(noisy.gram, noisy.gram.T)

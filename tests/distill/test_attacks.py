@@ -22,14 +22,15 @@ from flwr_distill.distill.audit import (
     strongest,
 )
 from flwr_distill.distill.membership import Curve, Interval, auc
+from tests.distill.builders import seeded
 
 
 def drawn(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(*shape, generator=seeded(seed), dtype=torch.float64)
 
 
 def halves_of(sets, n):
-    halves = torch.rand(sets, n, generator=torch.Generator().manual_seed(1)) < 0.5
+    halves = torch.rand(sets, n, generator=seeded(1)) < 0.5
     halves[:, 0] |= ~halves.any(1)
     return halves
 

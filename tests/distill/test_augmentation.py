@@ -8,17 +8,18 @@ import torch
 from scipy.ndimage import map_coordinates
 
 from flwr_distill.distill.augmentation import draw_augmentation
+from tests.distill.builders import normal, seeded
 
 SEEDS = range(40)
 
 
 def images(n, seed=0):
-    return torch.randn(n, 3, 9, 7, generator=torch.Generator().manual_seed(seed))
+    return normal(n, 3, 9, 7, seed=seed)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_one_draw_treats_every_image_alike_and_keeps_the_shape(seed):
-    augment = draw_augmentation(9, 7, torch.Generator().manual_seed(seed))
+    augment = draw_augmentation(9, 7, seeded(seed))
     batch = images(4)
     together = augment(batch)
     assert together.shape == batch.shape
@@ -28,7 +29,7 @@ def test_one_draw_treats_every_image_alike_and_keeps_the_shape(seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_gradient_reaches_the_pixels(seed):
-    augment = draw_augmentation(9, 7, torch.Generator().manual_seed(seed))
+    augment = draw_augmentation(9, 7, seeded(seed))
     leaf = images(2).double().requires_grad_()
     direction = images(2, seed=1).double()
     (gradient,) = torch.autograd.grad(augment(leaf).square().sum(), leaf)
@@ -64,7 +65,7 @@ def test_draws_come_from_the_generator_and_differ():
     batch = images(1)
 
     def draws():
-        generator = torch.Generator().manual_seed(3)
+        generator = seeded(3)
         return [draw_augmentation(9, 7, generator)(batch) for _ in SEEDS]
 
     first, second = draws(), draws()

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from flwr_distill.distill.contact_sheet import contact_sheet
+from tests.distill.builders import normal
 
 
 def test_rows_are_classes_and_columns_their_images():
@@ -29,7 +30,7 @@ def test_colours_are_kept():
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 20), (2, 5, 5), (1, 200, 300)])
 def test_images_of_any_shape_fit_with_at_most_twenty_columns(shape):
-    images = torch.randn(30, *shape, generator=torch.Generator().manual_seed(0))
+    images = normal(30, *shape)
     names = ["class", "name"]
     full = contact_sheet(images, torch.zeros(30).long(), names)
     cut = contact_sheet(images[:20], torch.zeros(20).long(), names)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flwr_distill.distill.contrastive import supervised_contrastive_loss
+from tests.distill.builders import seeded
 
 
 def naive(features, labels, temperature):
@@ -31,7 +32,7 @@ def naive(features, labels, temperature):
 @given(st.integers(2, 12), st.integers(1, 4), st.sampled_from([0.07, 0.5]), st.integers(0, 10**6))
 @settings(max_examples=40, deadline=None)
 def test_the_loss_is_the_papers_double_sum(n, num_classes, temperature, seed):
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     features = torch.randn(n, 5, generator=generator)
     labels = torch.randint(num_classes, (n,), generator=generator)
     found = float(supervised_contrastive_loss(features, labels, temperature))

@@ -11,20 +11,14 @@ import flwr_distill.distill
 from flwr_distill.distill import DistillError, distiller
 from flwr_distill.distill.auto import choose
 from flwr_distill.distill.kip import VARIANTS
+from tests.distill.builders import distilled, normal, seeded
 from tests.errors import at
 
 NAMES = [*VARIANTS, "dm", "auto"]
 
 
 def data(n=24, classes=3):
-    generator = torch.Generator().manual_seed(n)
-    return torch.randn(n, 1, 8, 8, generator=generator), torch.arange(n) % classes
-
-
-def run(name, images, labels, **changes):
-    asked = {"num_classes": 4, "per_class": 2, "steps": 3} | changes
-    generator = asked.pop("generator", None) or torch.Generator().manual_seed(5)
-    return distiller(name)(images, labels, generator=generator, **asked)
+    return normal(n, 1, 8, 8, seed=n), torch.arange(n) % classes
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -32,14 +26,14 @@ def run(name, images, labels, **changes):
 def test_same_generator_same_result_and_global_state_untouched(name, init):
     images, labels = data()
     before = torch.get_rng_state()
-    one = run(name, images, labels, init=init)
+    one = distilled(name, images, labels, init=init)
     torch.manual_seed(99)
-    two = run(name, images, labels, init=init)
-    other = run(name, images, labels, init=init, generator=torch.Generator().manual_seed(6))
+    two = distilled(name, images, labels, init=init)
+    other = distilled(name, images, labels, init=init, seed=6)
     assert torch.equal(one.images, two.images)
     assert not torch.equal(one.images, other.images)
     torch.set_rng_state(before)
-    run(name, images, labels, init=init)
+    distilled(name, images, labels, init=init)
     assert torch.equal(before, torch.get_rng_state())
     assert (one.seed, one.init, one.steps) == (5, init, 3)
 
@@ -48,7 +42,7 @@ def test_same_generator_same_result_and_global_state_untouched(name, init):
 def test_progress_is_reported_after_each_step_and_inputs_stay_unchanged(name):
     (images, labels), seen = data(), []
     copies = images.clone(), labels.clone()
-    run(name, images, labels, progress=lambda step, steps, loss: seen.append((step, steps)))
+    distilled(name, images, labels, progress=lambda step, steps, loss: seen.append((step, steps)))
     assert seen == [(1, 3), (2, 3), (3, 3)]
     assert torch.equal(images, copies[0])
     assert torch.equal(labels, copies[1])
@@ -57,13 +51,13 @@ def test_progress_is_reported_after_each_step_and_inputs_stay_unchanged(name):
 @pytest.mark.parametrize("name", ["kip", "dm"])
 def test_every_image_of_a_large_node_can_be_drawn_not_only_the_first_256(name):
     """600 images a class, of which those from the 257th on are then others of the same range."""
-    images = torch.rand(1200, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    images = torch.rand(1200, 1, 8, 8, generator=seeded())
     images[:2, 0, 0, 0] = torch.tensor([0.0, 1.0])
     labels = torch.arange(1200) % 2
     others = images.clone()
     others[512:] = 1 - images[512:]
     one, same, other = (
-        run(name, x, labels, init="noise") for x in (images, images.clone(), others)
+        distilled(name, x, labels, init="noise") for x in (images, images.clone(), others)
     )
     assert torch.equal(one.initial_images, other.initial_images)
     assert torch.equal(one.images, same.images)
@@ -78,7 +72,7 @@ def test_every_image_of_a_large_node_can_be_drawn_not_only_the_first_256(name):
 )
 def test_degenerate_nodes_still_give_the_number_asked_for(name, images):
     labels = torch.arange(len(images)) % 2
-    made = run(name, images, labels, per_class=5)
+    made = distilled(name, images, labels, per_class=5)
     assert len(made) == 5 * len(torch.unique(labels))
     assert made.images.shape[1:] == images.shape[1:]
 
@@ -108,7 +102,7 @@ def test_degenerate_nodes_still_give_the_number_asked_for(name, images):
 def test_unusable_input_is_refused(name, changes, where, value):
     images, labels = data()
     with pytest.raises(DistillError, check=at(where, value=value)):
-        run(name, **{"images": images, "labels": labels} | changes)
+        distilled(name, **{"images": images, "labels": labels} | changes)
 
 
 @pytest.mark.parametrize(
@@ -134,9 +128,9 @@ def test_auto_takes_what_suits_the_images_and_the_number_of_classes_held(
 def test_auto_is_the_method_it_names_and_logs_why(classes, expected, caplog):
     images, labels = data(classes=classes)
     with caplog.at_level(logging.INFO, logger="distill"):
-        made = run("auto", images, labels)
+        made = distilled("auto", images, labels)
     assert made.method == expected
-    assert torch.equal(made.images, run(expected, images, labels).images)
+    assert torch.equal(made.images, distilled(expected, images, labels).images)
     assert f"auto takes {expected}: the node has {classes} of 4 classes" in caplog.text
 
 

@@ -10,6 +10,7 @@ from flwr_distill.distill import distribution_matching as dm
 from flwr_distill.distill.augmentation import draw_augmentation
 from flwr_distill.distill.distribution_matching import Probe, alike, own_groups, real_means
 from flwr_distill.distill.features import RandomConvNet
+from tests.distill.builders import distilled, normal, seeded
 from tests.errors import at
 
 
@@ -29,7 +30,7 @@ def naive_network(network, blocks=9):
 def test_loss_and_pixel_gradient_equal_a_loop_over_classes(shape, chunk, seed, monkeypatch):
     monkeypatch.setattr(dm, "CHUNK_FLOATS", chunk)
     monkeypatch.setattr(dm, "GRADIENT_FLOATS", chunk)
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     counts, per_class, width = [7, 1, 4], 3, 8
     real = torch.randn(sum(counts), *shape, generator=generator)
     virtual = torch.randn(len(counts), per_class, *shape, generator=generator)
@@ -51,7 +52,7 @@ def test_loss_and_pixel_gradient_equal_a_loop_over_classes(shape, chunk, seed, m
 
 @pytest.mark.parametrize(("shape", "blocks"), [((1, 14, 14), 2), ((3, 16, 16), 3), ((2, 9, 20), 2)])
 def test_features_of_all_depths_stand_side_by_side_and_count_alike(shape, blocks):
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     images = torch.randn(5, *shape, generator=generator)
     network = RandomConvNet.draw(shape[0], min(shape[1:]), 6, generator, all_depths=True)
     assert len(network.filters) == blocks
@@ -73,7 +74,7 @@ def stripes(n, generator):
 
 
 def test_virtual_images_of_a_class_come_to_resemble_its_real_ones():
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     images, labels = stripes(60, generator)
     data = distill_dm(
         images, labels, num_classes=9, per_class=4, steps=120, generator=generator, width=16
@@ -88,7 +89,7 @@ def test_virtual_images_of_a_class_come_to_resemble_its_real_ones():
 
 def test_a_given_network_s_class_means_are_matched_from_given_images():
     """FedLGD's iterative distillation: the global extractor, and last time's virtual images."""
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     images = torch.randn(40, 1, 8, 8, generator=generator) + 1.0
     labels = torch.arange(40) % 2
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 16), torch.nn.Tanh())
@@ -102,7 +103,7 @@ def test_a_given_network_s_class_means_are_matched_from_given_images():
             found = network(virtual).reshape(2, 3, -1).mean(1)
         return float(sum((f - m).square().sum() for f, m in zip(found, means, strict=True)))
 
-    made = distill_dm(images, labels, steps=60, generator=torch.Generator().manual_seed(1), **asked)
+    made = distill_dm(images, labels, steps=60, generator=seeded(1), **asked)
     assert distance(made.images) < 0.5 * distance(begin)
     assert all(torch.equal(p, q) for p, q in zip(network.parameters(), before, strict=True))
     assert all(p.grad is None for p in network.parameters())
@@ -123,16 +124,8 @@ def test_each_network_of_the_bank_is_matched_to_a_draw_of_its_own_of_at_most_256
             seen.append((levels - levels[0]) / (levels[-1] - levels[0]))
         return shown.flatten(1)
 
-    distill_dm(
-        images,
-        torch.zeros(400).long(),
-        num_classes=2,
-        per_class=1,
-        steps=6,
-        bank=3,
-        network=network,
-        generator=torch.Generator().manual_seed(0),
-    )
+    asked = {"per_class": 1, "steps": 6, "bank": 3, "network": network}
+    distilled("dm", images, torch.zeros(400).long(), **asked)
     assert [len(levels) for levels in seen] == [256] * 3
     for i, levels in enumerate(seen):
         assert all(float((levels - other).abs().max()) > 0.01 for other in seen[:i])
@@ -140,7 +133,7 @@ def test_each_network_of_the_bank_is_matched_to_a_draw_of_its_own_of_at_most_256
 
 @pytest.mark.parametrize(("n", "groups"), [(600, 10), (101, 2), (150, 3), (7, 1)])
 def test_groups_share_out_all_images_evenly_and_look_alike(n, groups):
-    generator = torch.Generator().manual_seed(n)
+    generator = seeded(n)
     images = torch.randn(n, 1, 12, 12, generator=generator)
     images += torch.linspace(-3, 3, n)[torch.randperm(n, generator=generator), None, None, None]
     made = [images[places] for places in alike(images, groups)]
@@ -158,7 +151,7 @@ def test_groups_are_of_fifty_real_images_and_each_gets_as_many_virtual_ones():
 
 
 def test_each_virtual_image_of_a_large_class_comes_nearest_to_its_own_group():
-    generator = torch.Generator().manual_seed(2)
+    generator = seeded(2)
     images = torch.randn(200, 1, 8, 8, generator=generator)
     upper_half = torch.tensor([1.0] * 4 + [-1.0] * 4)[:, None]
     images += 2 * upper_half * torch.tensor([-1.0, 1.0]).repeat(100)[:, None, None, None]
@@ -171,19 +164,9 @@ def test_each_virtual_image_of_a_large_class_comes_nearest_to_its_own_group():
 
 
 def test_small_images_stay_within_the_pixel_values_of_the_real_ones():
-    images, labels = stripes(60, torch.Generator().manual_seed(0))
+    images, labels = stripes(60, seeded())
     images = images.clamp(-0.5, 1.25).repeat(1, 1, 2, 2)
-    made = distill_dm(
-        images,
-        labels,
-        num_classes=2,
-        per_class=2,
-        steps=8,
-        width=4,
-        bank=2,
-        formation=2,
-        generator=torch.Generator().manual_seed(0),
-    )
+    made = distilled("dm", images, labels, steps=8, width=4, bank=2, formation=2)
     assert made.initial_images is not None
     assert float(made.initial_images.max()) > 1.25
     assert -0.5 <= float(made.images.min()) < float(made.images.max()) <= 1.25
@@ -212,17 +195,8 @@ def test_random_networks_see_real_and_virtual_images_in_the_size_of_the_small_on
         return whole(self, images)
 
     monkeypatch.setattr(RandomConvNet, "__call__", noted)
-    generator = torch.Generator().manual_seed(0)
-    made = distill_dm(
-        torch.randn(6, *shape, generator=generator),
-        torch.arange(6) % 2,
-        num_classes=2,
-        per_class=1,
-        steps=2,
-        width=4,
-        generator=generator,
-        formation=formation,
-    )
+    asked = {"per_class": 1, "steps": 2, "width": 4, "formation": formation}
+    made = distilled("dm", normal(6, *shape), torch.arange(6) % 2, **asked)
     assert len(sizes) >= 4
     assert set(sizes) == {torch.Size((shape[0], *seen))}
     assert set(depths) == {seen != shape[1:]}
@@ -231,7 +205,6 @@ def test_random_networks_see_real_and_virtual_images_in_the_size_of_the_small_on
 
 @pytest.mark.parametrize("setting", ["width", "bank"])
 def test_an_empty_bank_or_network_is_refused(setting):
-    images, labels = stripes(8, torch.Generator().manual_seed(0))
-    asked = {"num_classes": 2, "per_class": 1, "generator": torch.Generator(), setting: 0}
+    images, labels = stripes(8, seeded())
     with pytest.raises(DistillError, check=at("width and bank")):
-        distill_dm(images, labels, **asked)
+        distilled("dm", images, labels, **{setting: 0})

@@ -8,11 +8,8 @@ from torch import nn
 
 from flwr_distill.distill.ensemble import distil_ensemble, saving, teacher_probabilities
 from flwr_distill.distill.errors import DistillError
+from tests.distill.builders import normal, seeded
 from tests.errors import at
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def small_model(seed, features=6, classes=3):
@@ -21,7 +18,7 @@ def small_model(seed, features=6, classes=3):
         return nn.Sequential(nn.Linear(features, 8), nn.ReLU(), nn.Linear(8, classes))
 
 
-INPUTS = torch.randn(50, 6, generator=generator(1))
+INPUTS = normal(50, 6, seed=1)
 MEMBERS = [(0.5, small_model(1)), (2.0, small_model(2)), (0.25, small_model(3))]
 
 
@@ -88,10 +85,10 @@ def test_distillation_steps_equal_a_naive_loop():
     teacher = teacher_probabilities(MEMBERS, INPUTS)
     student, expected = small_model(9), small_model(9)
     report = distil_ensemble(
-        student, INPUTS, teacher, epochs=2, batch_size=16, lr=0.002, generator=generator(5)
+        student, INPUTS, teacher, epochs=2, batch_size=16, lr=0.002, generator=seeded(5)
     )
     assert report.best_epoch == report.epochs == 2
-    draws = generator(5)
+    draws = seeded(5)
     training = torch.randperm(50, generator=draws)[5:]
     batches = []
     for _ in range(2):
@@ -104,12 +101,12 @@ def test_distillation_steps_equal_a_naive_loop():
 
 def test_training_stops_after_patience_epochs_and_the_best_student_is_returned():
     """Random targets cannot be generalised: the held-out loss soon rises."""
-    teacher = torch.rand(50, 3, generator=generator(2)).pow(8)
+    teacher = torch.rand(50, 3, generator=seeded(2)).pow(8)
     teacher = teacher / teacher.sum(dim=1, keepdim=True)
 
     def run(epochs):
         student = small_model(9)
-        settings = {"lr": 0.05, "patience": 3, "generator": generator(4)}
+        settings = {"lr": 0.05, "patience": 3, "generator": seeded(4)}
         return student, distil_ensemble(student, INPUTS, teacher, epochs=epochs, **settings)
 
     student, report = run(500)
@@ -122,7 +119,7 @@ def test_training_stops_after_patience_epochs_and_the_best_student_is_returned()
 def test_a_student_that_only_gets_worse_is_returned_as_it_came():
     teacher = teacher_probabilities([(1.0, small_model(9))], INPUTS)
     student = small_model(9)
-    report = distil_ensemble(student, INPUTS, teacher, lr=1.0, generator=generator())
+    report = distil_ensemble(student, INPUTS, teacher, lr=1.0, generator=seeded())
     assert (report.best_epoch, report.epochs) == (0, 5)
     for found, wanted in zip(student.parameters(), small_model(9).parameters(), strict=True):
         assert torch.equal(found, wanted)
@@ -135,10 +132,10 @@ def test_batch_norm_statistics_belong_to_the_kept_student():
             return nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))
 
     student = with_norm()
-    distil_ensemble(student, INPUTS, uniform(50), epochs=0, generator=generator())
+    distil_ensemble(student, INPUTS, uniform(50), epochs=0, generator=seeded())
     assert torch.equal(student[0].running_mean, torch.zeros(6))
     assert not student.training
-    settings = {"epochs": 2, "batch_size": 4, "generator": generator()}
+    settings = {"epochs": 2, "batch_size": 4, "generator": seeded()}
     report = distil_ensemble(student, INPUTS, uniform(50), **settings)  # 45 = 11 * 4 + 1
     assert report.best_epoch > 0
     assert student[0].num_batches_tracked == 11 * report.best_epoch
@@ -147,7 +144,7 @@ def test_batch_norm_statistics_belong_to_the_kept_student():
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_a_leader_with_next_to_no_data_still_distils(size):
     report = distil_ensemble(
-        small_model(1), INPUTS[:size], uniform(size), epochs=2, generator=generator()
+        small_model(1), INPUTS[:size], uniform(size), epochs=2, generator=seeded()
     )
     assert math.isfinite(report.loss)
 
@@ -175,4 +172,4 @@ def test_nothing_to_distil_from_or_on_is_refused():
     with pytest.raises(DistillError, match="sample"):
         teacher_probabilities(MEMBERS, INPUTS[:0])
     with pytest.raises(DistillError, check=at("teacher's outputs", value=49)):
-        distil_ensemble(small_model(1), INPUTS, uniform(49), generator=generator())
+        distil_ensemble(small_model(1), INPUTS, uniform(49), generator=seeded())

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from flwr_distill.distill import DistillError, VirtualData, distill_dm, distiller
+from flwr_distill.distill import DistillError, VirtualData
 from flwr_distill.distill.contact_sheet import contact_sheet
 from flwr_distill.distill.formation import LARGEST, Formation, best_formation
 from flwr_distill.distill.gradient_matching import match_gradient
@@ -17,14 +17,11 @@ from flwr_distill.distill.starts import start
 from flwr_distill.strategies.hfldd.method import Distillation, ParcelBounds
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.errors import SettingsError
+from tests.distill.builders import distilled, labelled, normal, seeded
 from tests.errors import at
 
 SIDES = st.integers(4, 13)
 FACTORS = st.integers(2, LARGEST)
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def tile(image, factor, row, column):
@@ -39,7 +36,7 @@ def tile(image, factor, row, column):
 @settings(deadline=None, max_examples=30)
 @given(height=SIDES, width=SIDES, factor=FACTORS)
 def test_decoded_images_are_the_tiles_enlarged_one_by_one(height, width, factor):
-    images = torch.randn(3, 2, height, width, generator=generator())
+    images = normal(3, 2, height, width)
     expected = [
         functional.interpolate(
             tile(image, factor, row, column)[None], (height, width), mode="bilinear"
@@ -59,7 +56,7 @@ def test_decoded_images_are_the_tiles_enlarged_one_by_one(height, width, factor)
 @settings(deadline=None, max_examples=30)
 @given(height=SIDES, width=SIDES, factor=FACTORS)
 def test_packed_images_are_shrunk_into_tiles_one_by_one(height, width, factor):
-    images = torch.randn(2 * factor**2, 2, height, width, generator=generator())
+    images = normal(2 * factor**2, 2, height, width)
     formation = Formation.of(factor, images.shape)
     packed = formation.pack(images)
     for index, image in enumerate(images):
@@ -76,10 +73,10 @@ def test_packed_images_are_shrunk_into_tiles_one_by_one(height, width, factor):
 @settings(deadline=None, max_examples=30)
 @given(height=SIDES, width=SIDES, factor=FACTORS)
 def test_gradients_pass_back_by_the_adjoint(height, width, factor):
-    images = torch.randn(2, 3, 1, height, width, generator=generator(1), requires_grad=True)
+    images = torch.randn(2, 3, 1, height, width, generator=seeded(1), requires_grad=True)
     formation = Formation.of(factor, images.shape)
     decoded = formation.decode(images)
-    upstream = torch.randn(decoded.shape, generator=generator(2))
+    upstream = normal(decoded.shape, seed=2)
     (expected,) = torch.autograd.grad(decoded, images, upstream)
     torch.testing.assert_close(formation.pullback(upstream), expected)
 
@@ -87,13 +84,13 @@ def test_gradients_pass_back_by_the_adjoint(height, width, factor):
 @settings(deadline=None, max_examples=30)
 @given(height=SIDES, width=SIDES, factor=FACTORS)
 def test_small_ones_are_the_enlarged_ones_shrunk(height, width, factor):
-    images = torch.randn(2, 3, height, width, generator=generator(1), requires_grad=True)
+    images = torch.randn(2, 3, height, width, generator=seeded(1), requires_grad=True)
     formation = Formation.of(factor, images.shape)
     small = formation.in_small()
     expected = formation.shrunk(formation.decode(images))
     assert expected.shape == (2 * factor**2, 3, height // factor, width // factor)
     torch.testing.assert_close(small.decode(images), expected)
-    upstream = torch.randn(expected.shape, generator=generator(2))
+    upstream = normal(expected.shape, seed=2)
     (gradient,) = torch.autograd.grad(expected, images, upstream)
     torch.testing.assert_close(small.pullback(upstream), gradient)
 
@@ -117,8 +114,8 @@ def test_settings_have_the_bound_of_the_format():
 
 
 def example(formation=2):
-    images = torch.randn(3, 1, 8, 6, generator=generator())
-    soft = torch.rand(3, 5, generator=generator()).softmax(1)
+    images = normal(3, 1, 8, 6)
+    soft = torch.rand(3, 5, generator=seeded()).softmax(1)
     return VirtualData(
         images,
         torch.tensor([0, 1, 4]),
@@ -135,9 +132,6 @@ def example(formation=2):
 def test_all_that_belongs_to_an_image_is_repeated_for_its_tiles():
     packed = example()
     decoded = packed.decoded()
-    assert packed.soft_labels is not None
-    assert decoded.soft_labels is not None
-    assert decoded.initial_images is not None
     formation = Formation.of(2, packed.images.shape)
     assert torch.equal(decoded.images, formation.decode(packed.images))
     assert torch.equal(decoded.initial_images, formation.decode(packed.images + 1))
@@ -149,12 +143,10 @@ def test_all_that_belongs_to_an_image_is_repeated_for_its_tiles():
 
 
 def test_a_real_image_shrunk_into_a_tile_counts_as_a_copy():
-    real, others = torch.randn(2, 9, 1, 8, 8, generator=generator(3))
+    real, others = normal(2, 9, 1, 8, 8, seed=3)
     images = Formation.of(2, real.shape).pack(torch.cat([others[:7], real[:1]]))
     made = VirtualData(images, torch.tensor([0, 1]), "dm", 1, 0, "noise", formation=2)
     card = made.with_card(real, others[7:]).card
-    assert card is not None
-    assert card.own is not None
     assert card.own.least_distance < 1e-6
     assert card.own.highest_cosine > 1 - 1e-6
     assert card.own.median_distance > 0.1
@@ -168,20 +160,13 @@ def test_a_picture_shows_tiles_as_large_as_images():
 
 def test_a_real_start_packs_as_many_others_into_an_image():
     real = torch.arange(8.0)[:, None, None, None].expand(8, 1, 4, 4)
-    images, labels = start("real", real.clone(), torch.zeros(8).long(), 2, generator(), 2)
+    images, labels = start("real", real.clone(), torch.zeros(8).long(), 2, seeded(), 2)
     assert labels.tolist() == [0, 0]
     assert images[:, 0, ::2, ::2].flatten().sort().values.tolist() == list(range(8))
 
 
-def data(n=24):
-    labels = torch.arange(n) % 3
-    images = torch.randn(n, 1, 8, 8, generator=generator(n))
-    return images + labels[:, None, None, None], labels
-
-
-def run(name, **changes):
-    asked = {"num_classes": 4, "per_class": 2, "steps": 3, "formation": 2} | changes
-    return distiller(name)(*data(), generator=generator(5), **asked)
+def run(name, formation=2):
+    return distilled(name, *labelled(), formation=formation)
 
 
 @pytest.mark.parametrize("name", [*VARIANTS, "dm", "auto"])
@@ -205,17 +190,8 @@ def test_small_images_teach_more_in_the_same_bytes():
     labels = torch.as_tensor(dataset.train.labels[:600])
 
     def accuracy(formation):
-        made = distill_dm(
-            train,
-            labels,
-            num_classes=10,
-            per_class=1,
-            steps=60,
-            generator=generator(),
-            formation=formation,
-            width=16,
-            bank=10,
-        ).decoded()
+        asked = {"num_classes": 10, "per_class": 1, "steps": 60, "width": 16, "bank": 10}
+        made = distilled("dm", train, labels, seed=0, formation=formation, **asked).decoded()
         points = made.images.flatten(1).double()
         kernel, _ = ntk(points)
         weights = torch.linalg.solve(
@@ -233,18 +209,11 @@ def test_gradients_are_matched_on_decoded_images():
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3))
     images, labels = torch.randn(2, 1, 8, 8), torch.tensor([0, 2])
     target = {"1.weight": torch.randn(3, 64)}
-    told = []
-    made = match_gradient(
-        images,
-        labels,
-        target,
-        model,
-        steps=30,
-        formation=2,
-        progress=lambda step, steps, loss: told.append(loss),
-    )
-    assert made.shape == images.shape
-    assert told[-1] < told[0]
+    losses = []
+    asked = {"formation": 2, "progress": lambda step, steps, loss: losses.append(loss)}
+    refined = match_gradient(images, labels, target, model, steps=30, **asked)
+    assert refined.shape == images.shape
+    assert losses[-1] < losses[0]
 
 
 def no_formation(images, labels, *, num_classes):
@@ -280,6 +249,5 @@ def test_a_distiller_without_formations_makes_one_image_of_each():
 def test_a_method_chooses_its_formation_and_never_more_than_a_head_takes(name):
     assert run(name, formation=0).formation == 1  # 8 x 8
     images, labels = torch.randn(4, 1, 16, 16), torch.arange(4) % 2
-    asked = {"num_classes": 4, "per_class": 1, "steps": 1, "formation": 0}
-    made = distiller(name)(images, labels, generator=generator(), **asked)
+    made = distilled(name, images, labels, per_class=1, steps=1, formation=0)
     assert made.formation <= best_formation(images.shape) == 2

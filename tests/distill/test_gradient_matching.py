@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from flwr_distill.distill import DistillError
 from flwr_distill.distill.gradient_matching import gradient_distance, match_gradient
+from tests.distill.builders import seeded
 from tests.errors import at
 
 
@@ -33,7 +34,7 @@ SHAPES = [(5, 3, 3, 3), (5,), (4, 7), (4,)]
 @given(st.integers(0, 10**6))
 @settings(max_examples=20, deadline=None)
 def test_distance_is_the_papers_double_sum(seed):
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     a, b = ([torch.randn(s, generator=generator) for s in SHAPES] for _ in range(2))
     assert float(gradient_distance(a, b)) == pytest.approx(naive_distance(a, b), rel=1e-5)
 
@@ -41,7 +42,7 @@ def test_distance_is_the_papers_double_sum(seed):
 @given(st.integers(0, 10**6), st.floats(1e-3, 1e3))
 @settings(max_examples=20, deadline=None)
 def test_distance_ignores_length_and_one_dimensional_parameters(seed, scale):
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     a, b = ([torch.randn(s, generator=generator) for s in SHAPES] for _ in range(2))
     changed = [scale * x if x.ndim > 1 else torch.randn_like(x) for x in b]
     torch.testing.assert_close(gradient_distance(a, b), gradient_distance(a, changed))
@@ -79,7 +80,7 @@ def cross_entropy_gradient(model, images, labels):
 
 @pytest.mark.parametrize("norm", [nn.GroupNorm(2, 8), nn.BatchNorm2d(8), nn.Identity()])
 def test_refined_noise_has_the_gradient_of_the_unseen_images(norm):
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     model = small_model(norm)
     labels = torch.arange(12) % 3
     unseen, noise = (torch.randn(12, 1, 8, 8, generator=generator) for _ in range(2))

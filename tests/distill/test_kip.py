@@ -1,29 +1,15 @@
 """KIP: the written-out gradient is autograd's, and the images it makes can be learned from."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.nn import functional
 
-from flwr_distill.distill import DistillError, distill_kip, distiller
+from flwr_distill.distill import DistillError, distill_kip
 from flwr_distill.distill.kip import VARIANTS, kip_gradient, negatives, shuffled
 from flwr_distill.distill.many import distill_many
-
-
-def naive_ntk(x, z, depth, same):
-    """Arc-cosine recursion for autograd; a point with itself has the angle 0."""
-    d = x.shape[-1]
-    s = 2 * x @ z.T / d + 0.01
-    p = 2 * x.square().sum(-1)[:, None] / d + 0.01
-    r = 2 * z.square().sum(-1)[None, :] / d + 0.01
-    itself = torch.eye(len(x), len(z), dtype=torch.bool) if same else torch.zeros(()).bool()
-    t = s
-    for _ in range(depth):
-        n = (p * r).sqrt()
-        theta = torch.where(itself, 0.0, torch.acos(torch.where(itself, 0.5, s / n)))
-        s = 2 * n * (theta.sin() + (torch.pi - theta) * theta.cos()) / (2 * torch.pi) + 0.01
-        t = s + 2 * (torch.pi - theta) / (2 * torch.pi) * t
-        p, r = p + 0.01, r + 0.01
-    return t
+from tests.distill.builders import distilled, labelled, naive_ntk, normal, seeded
 
 
 def naive_loss(virtual, y_s, real, y_t, depth):
@@ -35,8 +21,18 @@ def naive_loss(virtual, y_s, real, y_t, depth):
     return 0.5 * (y_t - predicted).square().sum() / len(real)
 
 
+def note_loss(losses, step, steps, loss):
+    losses.append(loss)
+
+
+def many(name, sets, **options):
+    generators = [seeded(i) for i in range(len(sets))]
+    few = {"num_classes": 4, "per_class": 2, "steps": 3}
+    return distill_many(name, sets, generators=generators, **few, **options)
+
+
 def problem(n, m, d, seed=0):
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     shapes = [(n, d), (n, 3), (m, d), (m, 3)]
     virtual, y_s, real, y_t = (
         torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes
@@ -90,18 +86,11 @@ def blobs(generator):
 
 
 def test_regression_from_the_virtual_images_beats_their_start():
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     images, labels = blobs(generator)
     losses = []
-    data = distill_kip(
-        images,
-        labels,
-        num_classes=5,
-        per_class=2,
-        steps=60,
-        generator=generator,
-        progress=lambda step, steps, loss: losses.append(loss),
-    )
+    note = partial(note_loss, losses)
+    data = distilled("kip", images, labels, num_classes=5, steps=60, progress=note)
     assert data.labels.tolist() == [0, 0, 1, 1, 2, 2]
     assert data.images.shape == (6, 1, 6, 6)
     assert len(losses) == 60
@@ -110,50 +99,30 @@ def test_regression_from_the_virtual_images_beats_their_start():
 
 def test_a_float32_step_agrees_with_eq_1_in_the_first_loss():
     """The targets are one-hot less 1 / num_classes, over all the task's classes."""
-    images, labels = blobs(torch.Generator().manual_seed(1))
+    images, labels = blobs(seeded(1))
     losses = []
-    start = distill_kip(
-        images,
-        labels,
-        num_classes=4,
-        per_class=3,
-        steps=1,
-        generator=torch.Generator().manual_seed(2),
-        progress=lambda step, steps, loss: losses.append(loss),
-        learning_rate=0.0,
-    )
+    asked = {"per_class": 3, "steps": 1, "learning_rate": 0.0}
+    start = distilled(distill_kip, images, labels, progress=partial(note_loss, losses), **asked)
 
     def targets(y):
         return torch.eye(4, dtype=torch.float64)[y] - 0.25
 
-    expected = naive_loss(
-        start.images.flatten(1).double(),
-        targets(start.labels),
-        images.flatten(1).double(),
-        targets(labels),
-        depth=3,
-    )
+    points, real = (x.flatten(1).double() for x in (start.images, images))
+    expected = naive_loss(points, targets(start.labels), real, targets(labels), depth=3)
     assert losses[0] == pytest.approx(float(expected), rel=1e-4)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_virtual_images_stay_within_the_pixel_values_of_their_own_node(name):
     """Two nodes of one size, which share the steps, but not a range."""
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     labels = torch.arange(30) % 3
     nodes = [
         low + (high - low) * torch.rand(30, 1, 8, 8, generator=generator)
         for low, high in ((0.2, 0.7), (-3.0, -1.0))
     ]
-    made = distill_many(
-        name,
-        [(images, labels) for images in nodes],
-        num_classes=4,
-        per_class=2,
-        steps=3,
-        init="noise",
-        generators=[torch.Generator().manual_seed(i) for i in range(2)],
-    )
+    sets = [(images, labels) for images in nodes]
+    made = many(name, sets, init="noise")
     for images, virtual in zip(nodes, made, strict=True):
         assert virtual.initial_images.min() < images.min()
         assert virtual.initial_images.max() > images.max()
@@ -162,8 +131,8 @@ def test_virtual_images_stay_within_the_pixel_values_of_their_own_node(name):
 
 
 def test_negatives_keep_the_pixels_and_move_them():
-    images = torch.randn(3, 2, 9, 9, generator=torch.Generator().manual_seed(0))
-    made = negatives(images, 50, torch.Generator().manual_seed(1))
+    images = normal(3, 2, 9, 9)
+    made = negatives(images, 50, seeded(1))
     assert made.shape == (50, 2, 9, 9)
     values = {tuple(image.flatten().sort().values.tolist()) for image in images}
     assert {tuple(image.flatten().sort().values.tolist()) for image in made} <= values
@@ -173,65 +142,47 @@ def test_negatives_keep_the_pixels_and_move_them():
 
 def test_tiles_are_shuffled_and_a_remainder_stays():
     image = torch.arange(100.0).reshape(1, 1, 10, 10)
-    cut = shuffled(image, torch.Generator().manual_seed(0))
+    cut = shuffled(image, seeded())
     assert torch.equal(cut[..., 8:, :], image[..., 8:, :])
-    tiles = {
-        tuple(t.flatten().tolist())
-        for t in image[0, 0, :8, :8].unfold(0, 2, 2).unfold(1, 2, 2).flatten(0, 1)
-    }
-    after = {
-        tuple(t.flatten().tolist())
-        for t in cut[0, 0, :8, :8].unfold(0, 2, 2).unfold(1, 2, 2).flatten(0, 1)
-    }
-    assert tiles == after
+    before, after = (
+        set(map(tuple, x[0, 0, :8, :8].unfold(0, 2, 2).unfold(1, 2, 2).reshape(16, 4).tolist()))
+        for x in (image, cut)
+    )
+    assert before == after
 
 
 def test_images_that_are_not_square_are_turned_by_half():
-    made = negatives(torch.randn(2, 1, 8, 12), 20, torch.Generator().manual_seed(0))
+    made = negatives(torch.randn(2, 1, 8, 12), 20, seeded())
     assert made.shape == (20, 1, 8, 12)
 
 
 def test_with_negatives_kip_learns_what_a_single_class_looks_like():
     """Plain KIP is degenerate on one class; with negatives the images come near the class mean."""
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     prototype = torch.nn.functional.interpolate(
         torch.randn(1, 1, 3, 3, generator=generator), size=8, mode="bilinear"
     )
     images = 2 * prototype + 0.3 * torch.randn(80, 1, 8, 8, generator=generator)
     likeness = {}
     for name in ("kip", "kip-negatives"):
-        data = distiller(name)(
-            images,
-            torch.zeros(80, dtype=torch.int64),
-            num_classes=5,
-            per_class=4,
-            steps=80,
-            generator=torch.Generator().manual_seed(1),
-        )
+        asked = {"num_classes": 5, "per_class": 4, "steps": 80}
+        data = distilled(name, images, torch.zeros(80).long(), seed=1, **asked)
         likeness[name] = torch.cosine_similarity(
             data.images.mean(0).flatten(), images.mean(0).flatten(), dim=0
         )
     assert likeness["kip-negatives"] > likeness["kip"] + 0.15
 
 
-def node(seed, classes, size):
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.arange(size) % classes
-    return torch.randn(size, 1, 8, 8, generator=generator) + labels[:, None, None, None], labels
-
-
-SETS = [node(0, 3, 30), node(1, 1, 30), node(2, 3, 30), node(3, 3, 12), node(4, 1, 300)]
+NODES = [(30, 3), (30, 1), (30, 3), (12, 3), (300, 1)]
+SETS = [labelled(n, classes, seed) for seed, (n, classes) in enumerate(NODES)]
 
 
 @pytest.mark.parametrize("formation", [1, 2])
 @pytest.mark.parametrize("name", ["kip", "kip-negatives", "dm", "auto"])
 def test_many_nodes_at_once_get_what_each_would_alone(name, formation):
-    asked = {"num_classes": 4, "per_class": 2, "steps": 4, "formation": formation}
-    together = distill_many(
-        name, SETS, generators=[torch.Generator().manual_seed(i) for i in range(5)], **asked
-    )
+    together = many(name, SETS, formation=formation)
     for i, (images, labels) in enumerate(SETS):
-        alone = distiller(name)(images, labels, generator=torch.Generator().manual_seed(i), **asked)
+        alone = distilled(name, images, labels, seed=i, formation=formation)
         assert (together[i].method, together[i].seed) == (alone.method, i)
         assert together[i].formation == formation
         torch.testing.assert_close(together[i].images, alone.images, rtol=1e-3, atol=1e-3)
@@ -240,13 +191,5 @@ def test_many_nodes_at_once_get_what_each_would_alone(name, formation):
 
 def test_nodes_of_one_size_share_the_steps():
     steps = []
-    distill_many(
-        "kip",
-        SETS[:3],
-        generators=[torch.Generator().manual_seed(i) for i in range(3)],
-        num_classes=4,
-        per_class=2,
-        steps=3,
-        progress=lambda step, total, loss: steps.append(step),
-    )
+    many("kip", SETS[:3], progress=lambda step, total, loss: steps.append(step))
     assert steps == [1, 2, 3] * 2  # the two nodes of three classes together, and the other

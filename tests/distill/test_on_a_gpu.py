@@ -3,15 +3,12 @@
 import pytest
 import torch
 
-from flwr_distill.distill import DistillError, distiller, kip
-from flwr_distill.distill.kip import distill_kip, kip_gradient
+from flwr_distill.distill import DistillError, kip
+from flwr_distill.distill.kip import kip_gradient
+from tests.distill.builders import distilled, normal, seeded
 from tests.task import cpu_graphs
 
 GPU = "cuda:1"
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.fixture
@@ -21,9 +18,8 @@ def gpus(virtual_device):
 
 
 def run(name, device, n=30, **changes):
-    images, labels = torch.randn(n, 1, 8, 8, generator=generator()), torch.arange(n) % 3
-    asked = {"num_classes": 4, "per_class": 2, "steps": 6, "generator": generator(5)} | changes
-    return distiller(name)(images, labels, device=device, **asked)
+    images, labels = normal(n, 1, 8, 8), torch.arange(n) % 3
+    return distilled(name, images, labels, steps=6, device=device, **changes)
 
 
 @pytest.mark.parametrize("formation", [1, 2])
@@ -40,21 +36,12 @@ def test_recorded_steps_make_the_same_images(gpus, name, formation, monkeypatch)
 
 def kip_of_near_copies(device, **changes):
     """In float32 their kernel matrix is not positive definite."""
-    images = torch.randn(1, 1, 8, 8, generator=generator(3))
-    images = images + 1e-4 * torch.randn(60, 1, 8, 8, generator=generator(4))
-    draws = generator(5)
-    made = distill_kip(
-        images,
-        torch.arange(60) % 2,
-        num_classes=3,
-        per_class=30,
-        init="real",
-        steps=4,
-        generator=draws,
-        device=device,
-        **changes,
-    )
-    return made.images, draws.get_state()
+    images = normal(1, 1, 8, 8, seed=3)
+    images = images + 1e-4 * normal(60, 1, 8, 8, seed=4)
+    draws = seeded(5)
+    asked = {"num_classes": 3, "per_class": 30, "init": "real", "steps": 4, "generator": draws}
+    virtual = distilled("kip", images, torch.arange(60) % 2, device=device, **asked, **changes)
+    return virtual.images, draws.get_state()
 
 
 @pytest.mark.parametrize("asked", [{}, {"progress": lambda *told: None}])

@@ -8,9 +8,11 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from flwr_distill.distill import DistillError, distiller
+from flwr_distill.distill import DistillError
 from flwr_distill.distill.many import distill_many
 from flwr_distill.distill.own_network import network_arguments, own_network
+from tests.distill import builders
+from tests.distill.builders import normal, seeded
 from tests.errors import at
 
 NETS = """
@@ -52,16 +54,12 @@ def package(tmp_path, monkeypatch):
 
 
 def real():
-    generator = torch.Generator().manual_seed(1)
-    images, labels = torch.randn(24, 1, 8, 8, generator=generator), torch.arange(24) % 2
+    images, labels = normal(24, 1, 8, 8, seed=1), torch.arange(24) % 2
     return images + labels[:, None, None, None] * torch.linspace(-1, 1, 8), labels
 
 
 def distilled(method, steps=40, **network):
-    return distiller(method)(
-        *real(), num_classes=2, per_class=2, steps=steps, formation=1,
-        generator=torch.Generator().manual_seed(0), **network,
-    )  # fmt: skip
+    return builders.distilled(method, *real(), seed=0, num_classes=2, steps=steps, **network)
 
 
 def test_weights_come_from_the_file_and_the_network_stays_as_it_is(tmp_path):
@@ -98,7 +96,7 @@ def test_several_nodes_data_are_distilled_as_each_alone():
         num_classes=2,
         per_class=2,
         steps=3,
-        generators=[torch.Generator().manual_seed(0) for _ in range(2)],
+        generators=[seeded() for _ in range(2)],
         **network,
     )
     for own in together:

@@ -10,6 +10,7 @@ from flwr_distill.distill import DistillError
 from flwr_distill.distill.perturbed_matching import Outputs
 from flwr_distill_baselines.fedaf import peer_matching
 from flwr_distill_baselines.fedaf.peer_matching import Mixed, distill_with_peers
+from tests.distill.builders import normal, seeded
 
 SHAPE, CLASSES = (1, 6, 6), 3
 
@@ -20,7 +21,7 @@ def network(seed=0):
 
 
 def samples(classes=(0, 2), each=20, seed=1):
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     labels = torch.tensor(classes).repeat_interleave(each)
     images = torch.randn(len(labels), *SHAPE, generator=generator) + labels[:, None, None, None]
     return images, labels
@@ -33,7 +34,7 @@ KNOWN = torch.tensor([True, False, True])
 def made(model=None, peers=PEERS, known=KNOWN, **settings):
     images, labels = samples()
     options = {"num_classes": CLASSES, "per_class": 2, "steps": 3, "fresh": network, **settings}
-    draws = torch.Generator().manual_seed(4)
+    draws = seeded(4)
     return distill_with_peers(
         images, labels, model or network(), peers, known, generator=draws, **options
     )
@@ -68,12 +69,12 @@ def test_the_loss_is_mean_features_of_mixtures_and_the_sliced_distance_to_the_pe
     )
     model, (images, labels) = network(), samples()
     made(model, weight=0.7, gamma=0.6, steps=1)
-    virtual = torch.randn(2, 4, *SHAPE, generator=torch.Generator().manual_seed(2))
+    virtual = normal(2, 4, *SHAPE, seed=2)
     loss, gradient = probes[0].loss_and_gradient(virtual)
     seed = int(torch.randint(2**31, (), generator=after_the_start(images, labels)))
     random = network(seed)
     mixture = [0.6 * w + 0.4 * r for w, r in zip(model.parameters(), random.parameters())]  # noqa: B905
-    directions = torch.randn(20_000, CLASSES, generator=torch.Generator().manual_seed(3))
+    directions = normal(20_000, CLASSES, seed=3)
     expected = 0.0
     for place, label in enumerate((0, 2)):
         means = []
@@ -92,7 +93,7 @@ def test_the_loss_is_mean_features_of_mixtures_and_the_sliced_distance_to_the_pe
 
 def after_the_start(images, labels):
     """The generator of `made` where the first mixture is drawn."""
-    draws = torch.Generator().manual_seed(4)
+    draws = seeded(4)
     peer_matching.start("class-stats", images, labels, 2, draws)
     return draws
 

@@ -7,6 +7,7 @@ from torch import nn
 from flwr_distill.distill import DistillError
 from flwr_distill.distill.distribution_matching import Probe, real_means
 from flwr_distill.distill.perturbed_matching import Outputs, Perturbed, distill_around, perturbed
+from tests.distill.builders import seeded
 
 SHAPE = (1, 6, 6)
 
@@ -21,7 +22,7 @@ def plain(images):
 
 
 def samples(classes=(0, 2), each=20, seed=1):
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     labels = torch.tensor(classes).repeat_interleave(each)
     images = torch.randn(len(labels), *SHAPE, generator=generator) + labels[:, None, None, None]
     return images, labels
@@ -30,13 +31,13 @@ def samples(classes=(0, 2), each=20, seed=1):
 def made(model=None, **settings):
     images, labels = samples()
     options = {"num_classes": 3, "per_class": 2, "steps": 3, **settings}
-    draws = torch.Generator().manual_seed(4)
+    draws = seeded(4)
     return distill_around(images, labels, model or network(), generator=draws, **options)
 
 
 @pytest.mark.parametrize("radius", [0.5, 5.0])
 def test_a_perturbed_model_lies_on_the_ball_and_a_wide_ball_does_not_pull_it_back(radius):
-    model, draws = network(), torch.Generator().manual_seed(0)
+    model, draws = network(), seeded()
     near = perturbed(model, radius, draws)
     moved = [w - p.detach() for w, p in zip(near, model.parameters(), strict=True)]
     assert float(sum(m.square().sum() for m in moved)) ** 0.5 == pytest.approx(radius, rel=1e-4)
@@ -47,7 +48,7 @@ def test_a_perturbed_model_lies_on_the_ball_and_a_wide_ball_does_not_pull_it_bac
 
 def test_the_loss_is_the_papers_sum_over_classes_of_features_and_logits():
     model, (images, labels) = network(), samples()
-    weights = perturbed(model, 2.0, torch.Generator().manual_seed(0))
+    weights = perturbed(model, 2.0, seeded())
     probe_of = Perturbed(Outputs(model, ""), weights)
     means = real_means(probe_of, plain, images, [20, 20])
     virtual = torch.randn(2, 3, *SHAPE)

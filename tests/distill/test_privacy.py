@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 import flwr_distill.distill.privacy
 from flwr_distill.distill import DistillError, VirtualDataError
 from flwr_distill.distill.privacy import PrivacyCard, nearer_to_own, privacy_card
+from tests.distill.builders import normal
 from tests.errors import at
 
 
 def draw(n, seed=0, shape=(2, 5, 3)):
-    return torch.randn(n, *shape, generator=torch.Generator().manual_seed(seed))
+    return normal(n, *shape, seed=seed)
 
 
 def naive(virtual, others):

@@ -22,15 +22,16 @@ from flwr_distill.distill.private_matching import (
     noisy_means,
 )
 from flwr_distill.distill.virtual_data import VirtualData
+from tests.distill.builders import normal, seeded
 from tests.errors import at
 
 
 def draw(n, seed=0):
-    return torch.randn(n, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
+    return normal(n, 1, 8, 8, seed=seed)
 
 
 def unit_features(seed=0):
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     network = RandomConvNet.draw(1, 8, 16, generator)
     return UnitFeatures(network, network(draw(20, seed + 1)).mean(0))
 
@@ -39,7 +40,7 @@ def unit_features(seed=0):
 @given(st.integers(0, 1000), st.integers(1, 12), st.floats(1e-3, 1e4))
 def test_an_image_more_or_less_moves_the_sum_of_features_by_at_most_one(seed, n, scale):
     """By exactly 1 where its features are not those of noise: the noise is for this and no less."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     features, augment = unit_features(seed), draw_augmentation(8, 8, generator)
     images = scale * draw(n + 1, seed)
     with_it = features(augment(images)).sum(0)
@@ -48,10 +49,10 @@ def test_an_image_more_or_less_moves_the_sum_of_features_by_at_most_one(seed, n,
 
 
 def test_means_have_noise_of_the_multiplier_over_each_class_s_count():
-    features, augment = unit_features(), draw_augmentation(8, 8, torch.Generator().manual_seed(0))
+    features, augment = unit_features(), draw_augmentation(8, 8, seeded())
     images, counts, noise = draw(50), [40, 10], 1.7
     exact = real_means(features, augment, images, counts)
-    draws = torch.Generator().manual_seed(0)
+    draws = seeded()
     noisy = [noisy_means(features, augment, images, counts, noise, draws) for _ in range(200)]
     errors = torch.stack(noisy) - exact
     for c, count in enumerate(counts):
@@ -87,7 +88,7 @@ def test_the_features_of_all_networks_are_one_release_with_noise_for_their_norm(
 
     monkeypatch.setattr(private_matching, "noisy_means", spy)
     monkeypatch.setattr(private_matching, "match_means", lambda *_, **__: None)
-    images = torch.randn(12, 1, side, side, generator=torch.Generator().manual_seed(0))
+    images = normal(12, 1, side, side)
     distil(images, torch.arange(12) % 3, epsilon=2.0, formation=formation)
     norm_of_all = math.sqrt(len(noises))
     assert noises == pytest.approx([noise_for(2.0, 1e-5) * norm_of_all] * private_matching.BANK)
@@ -104,8 +105,8 @@ def distil(images, labels, noise_seed=7, epsilon=10.0, formation=1):
         per_class=2,
         pixels=PIXELS,
         steps=4,
-        generator=torch.Generator().manual_seed(1),
-        noise_generator=torch.Generator().manual_seed(noise_seed),
+        generator=seeded(1),
+        noise_generator=seeded(noise_seed),
         epsilon=epsilon,
         delta=1e-5,
         formation=formation,

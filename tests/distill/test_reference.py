@@ -10,10 +10,11 @@ from flwr_distill.distill.distribution_matching import Probe, real_means
 from flwr_distill.distill.features import RandomConvNet
 from flwr_distill.distill.gradient_matching import match_gradient
 from flwr_distill.distill.kip import kip_gradient
+from tests.distill.builders import seeded
 
 
 def test_kip_reference_is_the_same_step():
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     shapes = [(20, 30), (20, 4), (25, 30), (25, 4)]
     virtual, y_s, real, y_t = (
         torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes
@@ -25,7 +26,7 @@ def test_kip_reference_is_the_same_step():
 
 
 def test_dm_reference_is_the_same_step():
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     real = [torch.randn(n, 3, 16, 16, generator=generator) for n in (5, 3)]
     virtual = torch.randn(2, 4, 3, 16, 16, generator=generator)
     augment = draw_augmentation(16, 16, generator)
@@ -42,7 +43,7 @@ def test_dm_reference_is_the_same_step():
 
 
 def test_gradient_matching_reference_is_the_same_step():
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     model = nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(4, 4), nn.ReLU(), nn.Flatten(),
         nn.Linear(4 * 36, 3),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from flwr_distill.distill import DistillError, distill_dm
+from flwr_distill.distill import DistillError
 from flwr_distill.distill.audit import Setting, attack, distilled_halves, findings, reconstruction
 from flwr_distill.distill.distribution_matching import own_effort, real_means
 from flwr_distill.distill.formation import Formation
@@ -21,11 +21,12 @@ from flwr_distill.distill.shadows import (
     with_canaries,
 )
 from flwr_distill.distill.virtual_data import VirtualData
+from tests.distill.builders import distilled, seeded
 from tests.errors import at
 
 
 def samples(n=60, classes=3):
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     labels = torch.arange(n) % classes
     return torch.randn(n, 1, 8, 8, generator=generator) + labels[:, None, None, None], labels
 
@@ -80,19 +81,11 @@ def test_matching_is_as_the_distiller_s_own(monkeypatch, side, per_class):
 
     for module in ("flwr_distill.distill.shadows", "flwr_distill.distill.distribution_matching"):
         monkeypatch.setattr(f"{module}.match_means", spy)
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     images, labels = torch.randn(300, 1, side, side, generator=generator), torch.arange(300) % 2
     everyone = np.ones((1, 300), dtype=bool)
     dm_of_subsets(images, labels, everyone, per_class=per_class, formation=0, steps=30)
-    distill_dm(
-        images,
-        labels,
-        num_classes=2,
-        per_class=per_class,
-        formation=0,
-        steps=30,
-        generator=torch.Generator().manual_seed(0),
-    )
+    distilled("dm", images, labels, seed=0, per_class=per_class, formation=0, steps=30)
     (ours, *our_rest), (theirs, *their_rest) = calls
     assert torch.equal(ours, theirs)
     assert our_rest == their_rest
@@ -133,12 +126,12 @@ def test_each_refresh_needs_the_network_of_its_round():
 def test_a_single_class_has_wrongly_labelled_images_of_others_or_none():
     images = samples()[0]
     labels, others = torch.full((60,), 7), torch.full((5, 1, 8, 8), 9.0)
-    made = with_canaries(images, labels, 4, torch.Generator().manual_seed(1), others)
+    made = with_canaries(images, labels, 4, seeded(1), others)
     wrong = torch.from_numpy(made.kinds == "mislabelled")
     assert (made.images[wrong] == 9.0).all()
     assert int(wrong.sum()) == 4
     assert (made.labels == 7).all()
-    alone = with_canaries(images, labels, 4, torch.Generator().manual_seed(1))
+    alone = with_canaries(images, labels, 4, seeded(1))
     assert set(alone.kinds) == {"usual", "strange", "duplicated"}
     with pytest.raises(DistillError, check=at("canaries", value=6)):
         with_canaries(images, labels, 6, torch.Generator(), others)
@@ -150,15 +143,13 @@ def test_other_distillers_are_called_as_they_are():
     asked = {"num_classes": 3, "per_class": 1, "steps": 3}
     made = distil_subsets("kip", images, labels, members, seed=5, **asked)
     own = torch.from_numpy(members[2])
-    alone = distill_kip(
-        images[own], labels[own], generator=torch.Generator().manual_seed(5), **asked
-    )
+    alone = distill_kip(images[own], labels[own], generator=seeded(5), **asked)
     torch.testing.assert_close(made[2].images, alone.images, rtol=1e-3, atol=1e-4)
 
 
 def test_canaries_are_what_they_are_called_and_copies_share_their_membership():
     images, labels = samples()
-    made = with_canaries(images, labels, 4, torch.Generator().manual_seed(1))
+    made = with_canaries(images, labels, 4, seeded(1))
     kinds = {kind: made.kinds == kind for kind in ("mislabelled", "strange", "duplicated")}
     assert [int(own.sum()) for own in kinds.values()] == [4, 4, 8]
     usual = torch.from_numpy(made.kinds == "usual")
@@ -214,11 +205,11 @@ def test_copies_come_nearest_to_what_they_were_made_of_and_noise_no_more_than_by
     def copies(_, images, labels, members, **__):
         return arrived([images[torch.from_numpy(row)][:8] for row in members])
 
-    def noise(_, images, labels, members, **__):
+    def others(_, images, labels, members, **__):
         return arrived([1 + torch.randn(8, *images.shape[1:]) for _ in members])
 
     found = []
-    for make in (copies, noise):
+    for make in (copies, others):
         monkeypatch.setattr("flwr_distill.distill.audit.distil_subsets", make)
         scores = np.zeros((6, 24, 64))
         monkeypatch.setattr(

@@ -13,10 +13,11 @@ from flwr_distill.distill.starts import smoothed, start
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.strategies.hfldd.method import Distillation
 from flwr_distill.task.errors import SettingsError
+from tests.distill.builders import normal, seeded
 from tests.errors import at
 
 LABELS = torch.tensor([4, 1] * 50)
-NOISE = torch.randn(100, 2, 6, 5, generator=torch.Generator().manual_seed(0))
+NOISE = normal(100, 2, 6, 5)
 IMAGES = 3 * NOISE + LABELS[:, None, None, None]
 
 
@@ -27,7 +28,7 @@ def test_images_are_sorted_by_class_with_the_number_asked_for():
 
 
 def test_pixel_stats_follow_each_pixel():
-    images, labels = start("pixel-stats", IMAGES, LABELS, 4000, torch.Generator().manual_seed(1))
+    images, labels = start("pixel-stats", IMAGES, LABELS, 4000, seeded(1))
     drawn, real = images[labels == 1], IMAGES[LABELS.eq(1)]
     torch.testing.assert_close(drawn.mean(0), real.mean(0), atol=0.25, rtol=0)
     torch.testing.assert_close(drawn.std(0), real.std(0, correction=0), atol=0.25, rtol=0)
@@ -35,7 +36,7 @@ def test_pixel_stats_follow_each_pixel():
 
 @pytest.mark.parametrize("shape", [(16, 16), (28, 28), (24, 40)])
 def test_amplitude_of_smooth_noise_falls_as_the_frequency_grows(shape):
-    noise = smoothed(torch.randn(2000, *shape, generator=torch.Generator().manual_seed(0)))
+    noise = smoothed(normal(2000, *shape))
     amplitude = torch.fft.fft2(noise).abs().mean(0)
     for across in (True, False):
         line = amplitude[0] if across else amplitude[:, 0]
@@ -47,7 +48,7 @@ def test_amplitude_of_smooth_noise_falls_as_the_frequency_grows(shape):
 @pytest.mark.parametrize("smooth", [False, True])
 @pytest.mark.parametrize("formation", [1, 2])
 def test_class_stats_are_one_mean_and_deviation_of_a_class_in_its_size(formation, smooth):
-    generator = torch.Generator().manual_seed(1)
+    generator = seeded(1)
     images, labels = start("class-stats", IMAGES, LABELS, 2000, generator, formation, smooth=smooth)
     assert images.shape == (4000, 2, 6, 5)
     tiles = Formation.of(formation, images.shape)
@@ -59,8 +60,8 @@ def test_class_stats_are_one_mean_and_deviation_of_a_class_in_its_size(formation
 
 
 def test_noise_does_not_depend_on_the_images():
-    one, _ = start("noise", IMAGES, LABELS, 3, torch.Generator().manual_seed(1))
-    other, _ = start("noise", IMAGES * 7, LABELS, 3, torch.Generator().manual_seed(1))
+    one, _ = start("noise", IMAGES, LABELS, 3, seeded(1))
+    other, _ = start("noise", IMAGES * 7, LABELS, 3, seeded(1))
     assert torch.equal(one, other)
 
 
@@ -83,7 +84,7 @@ def test_real_start_repeats_an_image_only_after_all_others(held, per_class, seed
         torch.cat([of_class, IMAGES[LABELS == 4]]),
         torch.cat([torch.ones(held).long(), LABELS[LABELS == 4]]),
         per_class,
-        torch.Generator().manual_seed(seed),
+        seeded(seed),
     )
     times = copies(drawn[labels == 1], of_class)
     assert sum(times) == per_class
@@ -92,7 +93,7 @@ def test_real_start_repeats_an_image_only_after_all_others(held, per_class, seed
 
 def test_real_start_takes_other_images_for_other_seeds_and_changes_none():
     before = IMAGES.clone()
-    draws = [start("real", IMAGES, LABELS, 5, torch.Generator().manual_seed(s))[0] for s in (0, 1)]
+    draws = [start("real", IMAGES, LABELS, 5, seeded(s))[0] for s in (0, 1)]
     assert not torch.equal(*draws)
     draws[0].zero_()
     assert torch.equal(IMAGES, before)

@@ -15,6 +15,7 @@ from flwr_distill_baselines.dynafed.trajectory_matching import (
     sgd_step,
     squared_distance,
 )
+from tests.distill.builders import seeded
 
 SHAPE = (1, 4, 4)
 
@@ -91,7 +92,7 @@ def test_the_distance_reached_has_the_slope_of_finite_differences(which):
 
 def test_a_target_is_the_mean_of_two_or_three_of_the_next_three_models():
     models = [{"w": torch.tensor([2.0**i])} for i in range(6)]
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     starts, targets = set(), set()
     for _ in range(300):
         start, target = draw_target(models, generator)
@@ -116,7 +117,7 @@ def test_learned_data_lead_from_a_model_to_later_ones():
         per_class=2,
         steps=150,
         follow_steps=5,
-        generator=torch.Generator().manual_seed(0),
+        generator=seeded(),
         progress=lambda step, steps, distance: distances.append(distance),
     )
     assert len(distances) == 150
@@ -127,7 +128,7 @@ def test_learned_data_lead_from_a_model_to_later_ones():
 
 
 def made(models, steps=2):
-    draws = torch.Generator().manual_seed(3)
+    draws = seeded(3)
     return match_trajectory(
         models, network(), SHAPE, 3, per_class=2, steps=steps, follow_steps=2, generator=draws
     )

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from flwr_distill.distill import DistillError, VirtualData, VirtualDataError, distiller
+from flwr_distill.distill import DistillError, VirtualData, VirtualDataError
 from flwr_distill.distill.auto import choose
 from flwr_distill.distill.distribution_matching import alike
 from flwr_distill.distill.virtual_header import Bounds
+from tests.distill.builders import distilled, seeded
 from tests.errors import at
 
 WIDTH = 40
@@ -15,25 +16,17 @@ CLASSES = 6
 
 def samples(classes, each, seed=0):
     """Vectors (n, WIDTH, 1, 1) about a centre of each class, and their labels."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     centres = torch.randn(CLASSES, WIDTH, generator=generator)
     labels = torch.tensor(classes).repeat_interleave(each)
     noise = torch.randn(len(labels), WIDTH, generator=generator)
     return (centres[labels] + 0.5 * noise)[..., None, None], labels
 
 
-def made(method, classes, each, per_class=4, **options):
+def made(method, classes, each, **options):
     vectors, labels = samples(classes, each)
-    generator = torch.Generator().manual_seed(1)
-    virtual = distiller(method)(
-        *(vectors, labels),
-        num_classes=CLASSES,
-        per_class=per_class,
-        generator=generator,
-        formation=0,
-        **options,
-    )
-    return vectors, labels, virtual
+    options = {"num_classes": CLASSES, "per_class": 4, "steps": None, "formation": 0} | options
+    return vectors, labels, distilled(method, vectors, labels, seed=1, **options)
 
 
 def test_distribution_matching_gives_virtual_vectors_the_mean_of_their_class():
@@ -47,7 +40,7 @@ def test_distribution_matching_gives_virtual_vectors_the_mean_of_their_class():
 
 @pytest.mark.parametrize("rows", [30, 90])
 def test_groups_are_cut_along_the_first_principal_component(rows):
-    generator = torch.Generator().manual_seed(2)
+    generator = seeded(2)
     direction = torch.nn.functional.normalize(torch.randn(WIDTH, generator=generator), dim=0)
     along = 5 * torch.randn(rows, generator=generator)
     vectors = along[:, None] * direction + 0.01 * torch.randn(rows, WIDTH, generator=generator)
@@ -73,7 +66,7 @@ def test_what_cuts_up_images_is_refused_and_auto_takes_something_else():
 
 
 def test_virtual_vectors_of_a_large_network_are_a_few_kilobytes():
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     features = torch.randn(20, 1280, 1, 1, generator=generator)
     virtual = VirtualData(
         features, torch.arange(20) % 10, method="dm", steps=1, seed=0, init="noise"

@@ -18,6 +18,7 @@ from flwr_distill.distill.packing import most_packed, packed, unpacked
 from flwr_distill.distill.privacy import privacy_card
 from flwr_distill.distill.virtual_header import FORMAT, Bounds, Header
 from flwr_distill.distill.virtual_overview import Overview
+from tests.distill.builders import seeded
 from tests.errors import at
 
 
@@ -26,7 +27,7 @@ def virtual(images, labels, soft_labels=None):
 
 
 def example(n=4, soft=False):
-    generator = torch.Generator().manual_seed(n)
+    generator = seeded(n)
     images = torch.randn(n, 3, 5, 4, generator=generator)
     soft_labels = torch.rand(n, 6, generator=generator).softmax(dim=1) if soft else None
     return virtual(images, torch.arange(n) % 6, soft_labels)
@@ -102,7 +103,7 @@ def test_noise_takes_no_more_than_its_bits_and_less_where_levels_are_rare(bits):
         data = virtual(images, torch.arange(400) % 10)
         return 8 * len(data.to_bytes(bits)) / images.numel()
 
-    generator = torch.Generator().manual_seed(bits)
+    generator = seeded(bits)
     noise = torch.rand(400, 1, 16, 16, generator=generator)
     assert bits * 0.98 < per_pixel(noise) < bits * 1.15 + 0.05
     assert per_pixel(noise**8) < 0.8 * bits
