@@ -36,9 +36,9 @@ With smaller ones the rounding of sums that travel would show in the head's weig
 class Sums:
     """Sums over samples: all that a head in closed form needs of them.
 
-    `gram` is the sum of ``x x^T`` over features x, (d, d); `by_class` that of the features of each
-    class, (classes, d), so ``Y^T X`` for one-hot Y; `counts` the samples of each class, (classes,).
-    With noise they are no whole numbers.
+    `gram` is the sum of ``x x^T`` over features x, (d, d); `by_class` of the features of each
+    class, (classes, d); `counts` the samples of each class, (classes,), no whole numbers with
+    noise.
     """
 
     gram: Floats

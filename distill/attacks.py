@@ -1,8 +1,7 @@
 """Membership attacks on virtual data, by an attacker with many sets of other nodes' data.
 
-The attacker knows all images in question, the distiller, its settings and the seed of all draws. It
-has made `distill.shadows` of random halves of the same images. What an attack sees of an image
-becomes a likelihood ratio by what it sees of the other sets (LiRA, `left_out_scores`).
+The attacker has made `distill.shadows` of random halves of the same images. What an attack sees of
+an image becomes a likelihood ratio by what it sees of the other sets (LiRA).
 """
 
 from collections.abc import Callable, Sequence
@@ -156,9 +155,8 @@ def shares_by_shadows(real: Tensor, means: Tensor, members: Tensor) -> Tensor:
 
     Virtual means miss those of the members: distillation ends early, and pixels are rounded. If
     these errors are normal, with the covariance that they have in the shadows, and images members
-    with probability 1/2, then this regression has the posterior mean. It explains what is seen by
-    the images and by the errors of shadows side by side. See `shares_by_least_squares`; `members`
-    is bool (sets, n), and a set's own row is not used for it.
+    with probability 1/2, then this regression has the posterior mean. A set's own row of `members`,
+    bool (sets, n), is not used for it.
     """
     n, sets = len(real), len(means)
     products = _products(torch.cat([real, means]))

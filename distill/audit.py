@@ -83,11 +83,9 @@ class Attacked(NamedTuple):
 
 
 class Reconstruction(NamedTuple):
-    """Share of virtual images that are nearer to an image of their set than to others.
+    """Share of virtual images that are nearer to an image of their set than to other ordinary ones.
 
-    Of small ones, where an image contains several, and among ordinary images: by pixels (root mean
-    square), by features of random networks, and the share if virtual images tell nothing. Means
-    over sets, 95 % intervals.
+    By pixels (root mean square), by features of random networks, and by chance; means over sets.
     """
 
     pixels: Interval
@@ -192,10 +190,10 @@ def attack(
     networks: Sequence[Network] = (),
     progress: Progress | None = None,
 ) -> Attacked:
-    """Attack each half with all others as shadows (`distill.attacks`).
+    """Attack each half with all others as shadows (`distill.attacks`), knowing all arguments.
 
-    Arguments are those of `distilled_halves`, which the attacker knows. Each seventh score joins
-    six attacks. Refreshed data is attacked with all versions, and with the first alone.
+    Each seventh score joins six attacks. Refreshed data is attacked with all versions, and with the
+    first alone.
     """
     parts = []
     for known in (networks, ()) if networks else ((),):

@@ -87,9 +87,8 @@ MEASURED: dict[Kind, Audited] = {
 def audited(virtual: VirtualData, real_labels: Tensor) -> Audited | None:
     """What attacks found in virtual data of this kind; None if it was not audited.
 
-    Neither features nor images under differential privacy were. Where this very kind was not, the
-    next worse one counts: more virtual images of a class, of fewer real ones, that start as real
-    images. The data has as many images of each class.
+    Neither features nor images under differential privacy were. Otherwise the next worse kind
+    counts: more virtual images of a class, of fewer real ones, that start as real images.
     """
     if are_vectors(virtual.images.shape):
         return None

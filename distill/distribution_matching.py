@@ -111,7 +111,7 @@ class Probe:
         )
         if len(chunks) == 1:
             return features(images)
-        # A CUDA graph that is recorded has no random state to keep, and nothing is drawn.
+        # The random state is unreadable while a CUDA graph is recorded, and nothing is drawn.
         return torch.cat(
             [
                 checkpoint(features, chunk, use_reentrant=False, preserve_rng_state=False)

@@ -26,11 +26,8 @@ class RandomConvNet:
 
     Blocks of 3x3 convolution (`filters`, (width, inputs, 3, 3) each), instance norm, ReLU and 2x2
     average pooling: the papers' three for up to 45 pixels a side, or fewer so that at least 2
-    remain; for larger images as many as bring the shorter side closest to 4.
-
-    With `all_depths` the features are those after each block, each scaled to add as much to a
-    squared distance. Maps of more than 8 pixels a side are averaged to 8, so that they fit in
-    memory.
+    remain; for larger images as many as bring the shorter side closest to 4. With `all_depths` the
+    features are those after each block, each scaled to add as much to a squared distance.
     """
 
     filters: tuple[Tensor, ...]
@@ -86,9 +83,8 @@ def _at_most(images: Tensor, side: int) -> Tensor:
 
 
 def halve(images: Tensor) -> Tensor:
-    """Average 2x2 pixels into one: (n, C, H, W) to (n, C, H // 2, W // 2).
+    """Average 2x2 pixels into one, as `avg_pool2d(images, 2)` does with (n, C, H, W).
 
-    Equals `torch.nn.functional.avg_pool2d(images, 2)`, which drops odd last rows and columns too.
     As a matrix product it is several times faster on a CPU, its gradient even more.
     """
     height, width = images.shape[2] // 2, images.shape[3] // 2

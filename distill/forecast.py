@@ -32,11 +32,10 @@ class _TrialEndsError(Exception):
 def forecast(
     name: str, images: Tensor, labels: Tensor, *, device: torch.device, **arguments: Any
 ) -> Forecast:
-    """Begin a distillation a few times, and extrapolate from two steps.
+    """Begin a distillation a few times, and extrapolate from two steps; a first trial warms up.
 
-    Takes the arguments of the distiller `name` (not "auto", see `distill.auto.resolved`). Preparing
-    is taken to cost the same whatever the steps. Where the method has an argument `bank`, the
-    networks that it draws first, the cost of one more is counted for all. A first trial warms up.
+    Takes the arguments of the distiller `name` (not "auto", see `distill.auto.resolved`). Where it
+    has an argument `bank`, the cost of one more of these networks is counted for all.
     """
     method = distiller(name)
     bank = signature(method).parameters.get("bank")

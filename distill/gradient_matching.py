@@ -19,10 +19,9 @@ LEARNING_RATE = 0.1
 def gradient_distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
     """Sum over layers and output nodes of 1 - cos (FedLGD eq. 5-6; DC eq. 10); a scalar.
 
-    `a` and `b` have one gradient per parameter, in the same order. An output node is a row of the
-    weight flattened to (out, all inputs); parameters of one dimension are skipped. Lengths of rows
-    do not matter, so weight differences work too. A row without direction (norm below 1e-8) counts
-    as 1; where it is in `b`, that of `a` has zero gradient.
+    An output node is a row of a weight flattened to (out, all inputs); parameters of one dimension
+    are skipped. Lengths do not matter, so weight differences work too. A row without direction
+    (norm below 1e-8) counts as 1; where it is in `b`, that of `a` has zero gradient.
     """
     distance = torch.zeros((), device=a[0].device)
     for x, y in zip(a, b, strict=True):

@@ -1,8 +1,7 @@
 """Kernel inducing points (Nguyen et al. 2021), the distiller of HFLDD's eq. 1.
 
-Learns the virtual images from which kernel ridge regression best predicts the real labels. The
-gradient is written out: a step is a few float32 matrix products and a float64 Cholesky
-factorisation.
+Learns the virtual images from which kernel ridge regression best predicts the real labels, with a
+gradient that is written out instead of taken by autograd.
 """
 
 from collections.abc import Callable, Sequence
@@ -85,11 +84,11 @@ def distill_kip_many(
     with_negatives: bool = False,
     learning_rate: float = LEARNING_RATE,
 ) -> list[VirtualData]:
-    """Distil the data of several nodes together; each result is as from `distill_kip` alone.
+    """Distil several nodes' data in one call; each result is as from `distill_kip` alone.
 
-    `sets` has images and labels of each node, all of one shape (C, H, W), `generators` one for
-    each. Sets with the same number of classes, and the same number of images (or more than 256),
-    form one batch, which reports its mean loss: small problems are many times faster together.
+    Sets with the same number of classes and of images (or more than 256) form one batch, which
+    reports its mean loss: small problems are many times faster together. All have one shape (C, H,
+    W).
     """
     steps, formation = STEPS if steps is None else steps, formation or 1
     batches: dict[tuple[int, int], list[_Problem]] = {}

@@ -1,9 +1,7 @@
 """Likelihood-ratio membership inference (LiRA; Carlini et al. 2022).
 
-For each sample, the confidences of shadow models with and without it give two normal distributions;
-the likelihood ratio of the attacked model's confidence scores membership. Draw the attacked model's
-members independently of the shadow models': if every sample were in exactly half of all models, the
-number of other models with it would reveal it.
+Draw the attacked model's members independently of the shadow models': if every sample were in
+exactly half of all models, the number of other models with it would reveal it.
 """
 
 import math
@@ -41,9 +39,8 @@ def logit_confidence(logits: Floats, labels: NDArray[np.int64]) -> Floats:
 def membership_scores(observed: Floats, confidences: Floats, trained_on: Flags) -> Floats:
     """Log of the likelihood ratio, member to non-member, of each sample (algorithm 1, online).
 
-    Takes confidences (n,) of the attacked model and (models, n) of the shadow models, and what
-    these were `trained_on`, bool (models, n), not all alike for any sample. All samples share one
-    deviation, as in the paper when there are few models.
+    Takes confidences (n,) of the attacked model, (models, n) of shadow models, and what these were
+    `trained_on`, bool (models, n). All samples share one deviation, as in the paper for few models.
     """
     inside = _log_density(observed, confidences, trained_on)
     return inside - _log_density(observed, confidences, ~trained_on)
@@ -52,8 +49,7 @@ def membership_scores(observed: Floats, confidences: Floats, trained_on: Flags) 
 def left_out_scores(observed: Floats, members: Flags) -> Floats:
     """Scores (models, n) of each model's samples where all other models are its shadows.
 
-    `observed` is (models, n), `members` bool (models, n), drawn independently by model. Each sample
-    has its own deviation, inside and outside, as in the paper where there are many models (section
+    Each sample has its own deviation, inside and outside, as in the paper for many models (section
     VI-B). A score is 0, a guess, where fewer than two other models have a sample, or do not.
     """
     centred = observed - observed.mean(axis=0)
@@ -81,8 +77,7 @@ class Curve(NamedTuple):
 def curve(members: Flags, scores: Floats, generator: np.random.Generator) -> Curve:
     """The ROC curve of all models and samples, (models, n), with intervals by the bootstrap.
 
-    Samples are drawn again, each with its scores by all models, because these depend on each other.
-    Values are those of `auc` and `true_positives_at`.
+    Samples are drawn again with their scores by all models, because these depend on each other.
     """
     n = members.shape[1]
     order = np.argsort(-scores, axis=None, kind="stable")
@@ -119,8 +114,7 @@ def least_epsilon(inside: Floats, outside: Floats, delta: float, confidence: flo
 
     A mechanism with (epsilon, delta) lets no attack have more true positives than ``e^epsilon false
     positives + delta``. The threshold is chosen on the first half of the trials and judged on the
-    second, with bounds that hold together with the given confidence. Scores (trials,), with and
-    without the sample, are higher for more suspicion; each trial has fresh noise.
+    second. Scores (trials,), with and without the sample, are of trials with fresh noise.
     """
     half_in, half_out = len(inside) // 2, len(outside) // 2
     candidates = np.quantile(np.concatenate([inside, outside]), np.linspace(0.001, 0.999, 400))

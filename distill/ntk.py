@@ -56,16 +56,10 @@ def relu_ntk(
     """Neural tangent kernel of a fully connected ReLU network in its infinite-width limit.
 
     Jacot et al. 2018, theorem 1: S_0 = T_0 = w gram + b, and with `relu_layer` for each of `depth`
-    hidden layers S <- S' + b, T <- S + T'. Returns K (..., m, n), and the function from dL/dK to
-    the gradient by gram and right.
-
-    Parameters
-    ----------
-    gram : Tensor
-        (..., m, n), the products <x_i, z_j> / d. For a point with itself it must equal left and
-        right to the last bit: the kernel has infinite slope there, so rounding would show.
-    left, right : Tensor
-        (..., m) and (..., n), the squares |x_i|^2 / d and |z_j|^2 / d.
+    hidden layers S <- S' + b, T <- S + T'. Takes the products <x_i, z_j> / d, (..., m, n), and the
+    squares |x_i|^2 / d and |z_j|^2 / d. For a point with itself they must be equal to the last bit:
+    the kernel has infinite slope there, so rounding would show. Returns K (..., m, n), and the
+    function from dL/dK to the gradient by gram and right.
     """
     w, b = WEIGHT_VARIANCE, BIAS_VARIANCE
     covariance = tangent = w * gram + b

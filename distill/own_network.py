@@ -78,11 +78,7 @@ def takes_network(method: str) -> bool:
 def network_arguments(
     method: str, name: str, weights: str = "", device: torch.device | str = "cpu"
 ) -> dict[str, Any]:
-    """Arguments with which a distiller takes a user's own network; none if `name` is empty.
-
-    Raises `DistillError` if the network is unusable (see `own_network`), or the distiller takes
-    none.
-    """
+    """Arguments for a user's own network, none if `name` is empty; DistillError if unusable."""
     if not name:
         if weights:
             raise DistillError("no network is named", where="weights", value=weights)

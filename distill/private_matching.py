@@ -1,7 +1,7 @@
 """Distribution matching with differential privacy: only noisy class means of real images are used.
 
 A fixed bank of networks sees the real images once, and the class means of all their features are
-one noisy release (as DP-MERF's, Harder et al. 2021). All that follows is post-processing.
+one noisy release (as DP-MERF's, Harder et al. 2021).
 """
 
 import math
@@ -40,10 +40,7 @@ REFERENCE = 256
 
 @dataclass(frozen=True, eq=False)
 class UnitFeatures:
-    """Features minus `centre`, those of noise, normalised to length 1.
-
-    The norm bounds what one image adds to a sum. What all images share would use it up.
-    """
+    """Features minus `centre`, those of noise, of length 1: all that one image adds to a sum."""
 
     network: Network
     centre: Tensor
@@ -58,8 +55,7 @@ def noise_for(epsilon: float, delta: float) -> float:
     """Noise multiplier at which one Gaussian mechanism spends at most epsilon.
 
     By Opacus' accountant of Rényi differential privacy, as a node's account counts it: about a
-    tenth more noise than the exact formula (Balle and Wang 2018). Raises DistillError for an
-    epsilon that no noise reaches.
+    tenth more noise than the exact formula (Balle and Wang 2018).
     """
     from opacus.accountants.utils import get_noise_multiplier  # slow to import
 
@@ -83,9 +79,8 @@ def noisy_means(
 ) -> Tensor:
     """Differentially private class means: ``(sum of features + noise N(0, I)) / count``.
 
-    Features have norm 1, so an image changes a class's sum by at most 1. Counts count as public.
-    The generator's state must stay secret: with it, the noise can be removed. See
-    :func:`distill.distribution_matching.real_means` for the other arguments.
+    Features have norm 1, so an image changes a class's sum by at most 1. Counts are public. The
+    generator must stay secret: with it, the noise can be removed.
     """
     return with_noise(real_means(network, augment, images, counts), counts, noise, generator)
 

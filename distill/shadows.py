@@ -1,8 +1,7 @@
 """Shadow nodes: virtual data made from many random halves of the same images.
 
 The attacker is a strong one: it knows the images, the distiller, its settings and the seed of all
-draws (a server does), so that sets differ by their real images alone. Many are distilled in one
-batch: networks see each real image once, and a set's class means are a matrix product.
+draws (a server does), so that sets differ by their real images alone.
 """
 
 from collections.abc import Sequence

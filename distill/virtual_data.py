@@ -146,11 +146,10 @@ class VirtualData:
         )
 
     def with_card(self, real: Tensor, held_back: Tensor) -> "VirtualData":
-        """Copy with the privacy card, measured against real and held-back images (m, C, H, W).
+        """Copy with the privacy card, measured on decoded images against real and held-back ones.
 
-        It is measured on the decoded images, which are what can look like a person's. Real images
-        are made as coarse first: otherwise a real image shrunk into a tile would not count as a
-        copy. Raises DistillError if shapes do not match.
+        Real images are made as coarse first: otherwise a real image shrunk into a tile would not
+        count as a copy. Raises DistillError if shapes do not match.
         """
         decoded = self.decoded()
         images = decoded.images.to(real.device)

@@ -1,9 +1,8 @@
 """A node's mailbox: accepts other nodes' sealed parcels, whatever the node's app is doing.
 
-If the node has a peer address, the mailbox is a process (`node.mailbox`) beside SuperNode and
-executor. It cannot open parcels. It accepts each parcel with the server's permit once, and stores
-it until the node's app takes it or it expires. Peers may be hostile: a stream without a header, or
-too slow, is closed, and peers have limits (`links.streams`).
+It is a process (`node.mailbox`) beside the app and cannot open parcels. It accepts each parcel with
+the server's permit once, and stores it until the app takes it or it expires. Peers may be hostile:
+their number, time and space are limited (`links.streams`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Sums under masks: maths of Bonawitz et al. 2017, sections 4 and 6.2, on arrays and bytes.
 
-Each node adds to its numbers one mask for each other node, which cancels in the sum, and one that
-the sum's reader subtracts. All nodes have shares of the keys of both kinds. All numbers are
-integers modulo 2^64.
-
-The masks are the key stream of AES-256 in counter mode. Flower's own generator of masks
+Each node adds to its numbers, integers modulo 2^64, one mask for each other node, which cancels in
+the sum, and one that the sum's reader subtracts. All nodes have shares of both kinds of keys. The
+masks are the key stream of AES-256 in counter mode: Flower's own generator of masks
 (`flwr.common.secure_aggregation.secaggplus_utils`) has a state of 32 bits, which can be searched.
 """
 

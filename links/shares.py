@@ -1,8 +1,7 @@
 """Shamir's secret sharing (1979) of secrets of any length.
 
 PyCryptodome shares 16 bytes; here a secret is padded (PKCS #7) and shared block by block. A share
-is the number of its holder, from 1, in four bytes (little-endian), and its part of each block, as
-in Flower's SecAgg+.
+is its number, from 1, in four bytes (little-endian), and its blocks, as in Flower's SecAgg+.
 """
 
 from collections.abc import Sequence

@@ -48,10 +48,9 @@ KEPT_ROUNDS = 2
 class NodeStore:
     """Named blobs in a node's state directory.
 
-    Apps write there, and processes outside their sandbox read: links are not followed
-    (`storage.untrusted`). Write a blob that changes every round with the store of that round
-    (`at`). It keeps the previous round's blob too, so a resumed run has the state of its
-    checkpoint's round.
+    Links are not followed, as apps write there (`storage.untrusted`). Write a blob that changes
+    every round with the store of that round (`at`). It keeps the previous round's blob too, so a
+    resumed run has the state of its checkpoint's round.
     """
 
     folder: Path
@@ -133,8 +132,7 @@ class NodeStore:
     def place_secret(self, run_id: str | None = None) -> bytes:
         """Bytes by which a server that resumes a run recognises the state directory.
 
-        `run_id` is the run that first showed them (default: this store's). Each run has its own, so
-        that they neither work in another run nor tell that two runs are of one node.
+        `run_id` is the run that first showed them (default: this store's); each run has its own.
         """
         run = self.folder.parent.name if run_id is None else run_id
         return hmac.digest(self.secret(), f"place {run}".encode(), hashlib.sha256)[:SECRET_BYTES]

@@ -1,7 +1,6 @@
 """Files in folders that a hostile process may write: below ``runs`` and ``lasting`` of a node.
 
-An app in its sandbox owns these folders, and processes outside read, write and clean them. So no
-link is followed at any part of a path, only regular files of this user are opened, reads are
+So no link is followed at any part of a path, only regular files of this user are opened, reads are
 bounded, and a call takes bounded time, memory and file descriptors.
 """
 
