@@ -11,22 +11,9 @@ from flwr_distill.distill.perturbed_matching import Outputs
 from flwr_distill_baselines.fedaf import peer_matching
 from flwr_distill_baselines.fedaf.peer_matching import Mixed, distill_with_peers
 from tests.distill.builders import normal, seeded
+from tests.distill.test_perturbed_matching import SHAPE, network, samples
 
-SHAPE, CLASSES = (1, 6, 6), 3
-
-
-def network(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, CLASSES))
-
-
-def samples(classes=(0, 2), each=20, seed=1):
-    generator = seeded(seed)
-    labels = torch.tensor(classes).repeat_interleave(each)
-    images = torch.randn(len(labels), *SHAPE, generator=generator) + labels[:, None, None, None]
-    return images, labels
-
-
+CLASSES = 3
 PEERS = torch.tensor([[3.0, -1.0, 0.0], [0.0, 0.0, 0.0], [-2.0, 0.5, 4.0]])
 KNOWN = torch.tensor([True, False, True])
 

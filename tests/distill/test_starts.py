@@ -107,15 +107,10 @@ def test_real_start_warns_in_the_log(caplog):
     assert "REAL IMAGES" in caplog.text
 
 
-def test_a_node_needs_permission_for_a_real_start_and_hears_what_it_leaks():
-    with pytest.raises(
-        SettingsError, match=r'allow-real-start = False.* start = "real".* nearly unchanged'
-    ):
+def test_node_and_run_need_permission_for_a_real_start():
+    with pytest.raises(SettingsError, match=r"allow-real-start = False.* nearly unchanged"):
         Distillation.checked({"start": "real"}, "message")
     assert Distillation.checked({"start": "real", "allow-real-start": True}, "message")
-
-
-def test_a_run_needs_permission_for_a_real_start():
     with pytest.raises(SettingsError, match=r"hfldd\.allow-real-start = False: must be true"):
         RunSettings.from_run_config({"hfldd.start": "real"})
     permitted = {"hfldd.start": "real", "hfldd.allow-real-start": True}

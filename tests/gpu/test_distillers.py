@@ -46,15 +46,9 @@ def test_every_distiller_gives_what_it_gives_on_the_cpu(gpu, check, name):
     """With images on the CPU, as in `flwr-distill distill`, or on the GPU, as a node's."""
 
     def run(device, place_of_data):
-        return distiller(name)(
-            IMAGES.to(place_of_data),
-            LABELS.to(place_of_data),
-            num_classes=4,
-            per_class=2,
-            steps=2,
-            generator=generator(5),
-            device=device,
-        )
+        asked = {"num_classes": 4, "per_class": 2, "steps": 2, "generator": generator(5)}
+        images, labels = IMAGES.to(place_of_data), LABELS.to(place_of_data)
+        return distiller(name)(images, labels, device=device, **asked)
 
     on_cpu = run("cpu", "cpu")
     check(run(gpu.device, "cpu"), on_cpu)
@@ -84,18 +78,11 @@ def test_small_images_match_real_ones_step_by_step_as_on_the_cpu(gpu):
     images = smoothed(torch.randn(240, 1, 28, 28, generator=generator()))
 
     def run(device):
-        losses = []
-        distiller("dm")(
-            (images + torch.arange(240)[:, None, None, None] % 2).to(device),
-            (torch.arange(240) % 2).to(device),
-            num_classes=2,
-            per_class=4,
-            formation=2,
-            steps=12,
-            generator=generator(5),
-            device=device,
-            progress=lambda step, steps, loss: losses.append(loss),
-        )
+        losses, labels = [], torch.arange(240) % 2
+        asked = {"num_classes": 2, "per_class": 4, "formation": 2, "steps": 12}
+        asked |= {"generator": generator(5), "progress": lambda *step: losses.append(step[-1])}
+        real = images + labels[:, None, None, None]
+        distiller("dm")(real.to(device), labels.to(device), device=device, **asked)
         return losses
 
     gpu.check(run(gpu.device), run("cpu"), ADAM)
@@ -113,19 +100,10 @@ def test_every_start_can_be_made_of_images_on_a_gpu(gpu, check, init):
 
 def test_private_matching_gives_what_it_gives_on_the_cpu(gpu, check):
     def run(device):
-        return distill_dm_privately(
-            IMAGES,
-            LABELS,
-            num_classes=3,
-            per_class=1,
-            pixels=(torch.full((1, 1, 1), -2.0), torch.full((1, 1, 1), 2.0)),
-            steps=2,
-            generator=generator(1),
-            noise_generator=generator(2),
-            epsilon=5.0,
-            delta=1e-5,
-            device=device,
-        )
+        asked = {"num_classes": 3, "per_class": 1, "steps": 2, "epsilon": 5.0, "delta": 1e-5}
+        asked |= {"generator": generator(1), "noise_generator": generator(2)}
+        pixels = torch.full((1, 1, 1), -2.0), torch.full((1, 1, 1), 2.0)
+        return distill_dm_privately(IMAGES, LABELS, pixels=pixels, device=device, **asked)
 
     check(run(gpu.device), run("cpu"))
 
