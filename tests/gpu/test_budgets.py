@@ -29,9 +29,9 @@ from tests.gpu.work import GPU, SPEC, generator, samples
         pytest.param({}, 0, 50, id="plain"),
         pytest.param({"place_of_data": "cpu"}, 2, 60, id="minibatches from main memory"),
         pytest.param({"changes": CHANGES}, 1, 150, id="random changes send their numbers"),
-        pytest.param({"term": lambda model: Proximal(model, 0.1)}, 0, 100, id="fedprox"),
-        pytest.param({"term": lambda model: Relational(model, 0.1)}, 0, 200, id="cadis"),
-        pytest.param({"term": lambda model: Contrastive(model, 0.1)}, 0, 200, id="fedlgd"),
+        pytest.param({"term": lambda model: Proximal(model, 0.1)}, 0, 250, id="fedprox"),
+        pytest.param({"term": lambda model: Relational(model, 0.1)}, 0, 250, id="cadis"),
+        pytest.param({"term": lambda model: Contrastive(model, 0.1)}, 0, 250, id="fedlgd"),
     ],
 )
 def test_a_training_step_waits_for_nothing(training_step, asked, copies, launches):
