@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 SLACK = 1e-5
 """Share of the features' summed squares by which sums may contradict each other: they travel
 rounded."""
-LEAST_VARIANCE = 1e-9
+MIN_VARIANCE = 1e-9
 """Of features within classes, so that a few samples have a discriminant, too."""
 TAIL = 10.0
 """Standard deviations that noise may have beyond its usual norm."""
@@ -196,7 +196,7 @@ def discriminant(sums: Sums, shrinkage: float) -> Head:
     covariance = sums.within() / sums.size
     d = len(covariance)
     shrunk = (1 - shrinkage) * covariance
-    shrunk[np.diag_indices(d)] += max(shrinkage * np.trace(covariance) / d, LEAST_VARIANCE)
+    shrunk[np.diag_indices(d)] += max(shrinkage * np.trace(covariance) / d, MIN_VARIANCE)
     mean = sums.by_class.sum(0) / sums.size
     present = sums.counts[:, None] >= 1
     means = np.where(present, sums.by_class / np.maximum(sums.counts, 1)[:, None], mean)

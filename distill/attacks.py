@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from flwr_distill.distill.distribution_matching import REFINE_BANK, Network, own_effort
-from flwr_distill.distill.features import SMALLEST_SIDE
+from flwr_distill.distill.features import MIN_SIDE
 from flwr_distill.distill.formation import Formation
 from flwr_distill.distill.kip import RIDGE as KIP_RIDGE
 from flwr_distill.distill.membership import Flags, Floats, left_out_scores
@@ -223,7 +223,7 @@ def matched_features(
 
     Of vectors and of images with a side below 4 pixels, the numbers themselves.
     """
-    if min(images.shape[-2:]) < SMALLEST_SIDE:
+    if min(images.shape[-2:]) < MIN_SIDE:
         return lambda others: others.flatten(1)
     effort = own_effort(images.shape, formation, network)
     tiles = Formation.of(formation, images.shape)

@@ -36,7 +36,7 @@ class Audited(NamedTuple):
     @property
     def alarming(self) -> bool:
         """Whether more are found than is usual for the better kinds of virtual data."""
-        return self.ordinary >= MOST_ORDINARY or self.worst >= MOST_WORST
+        return self.ordinary >= MAX_ORDINARY or self.worst >= MAX_WORST
 
     def numbers(self) -> dict[str, float]:
         """As metrics of a reply."""
@@ -50,7 +50,7 @@ class Audited(NamedTuple):
         )
 
 
-MOST_ORDINARY, MOST_WORST = 0.01, 0.1
+MAX_ORDINARY, MAX_WORST = 0.01, 0.1
 MEASURED: dict[Kind, Audited] = {
     Kind("dm", "class-stats", 1, 1, 71): Audited(0.004, 0.044),
     Kind("dm", "real", 1, 1, 71): Audited(0.003, 0.025),

@@ -31,7 +31,7 @@ SMALL_LEARNING_RATE = 0.1
 """Of small images in their own size at first; the rate falls to 0."""
 REFINE_BANK = 5
 """Augmentations that a refinement takes in turn; each costs a pass of a class's real images."""
-SMALLEST_SIDE = 8
+MIN_SIDE = 8
 """Of small images that are matched in their own size; smaller ones are enlarged."""
 COARSE = 8
 REAL_PER_CLASS = 256
@@ -64,7 +64,7 @@ class Effort(NamedTuple):
 def own_effort(shape: Sequence[int], formation: int, network: Network | None) -> Effort:
     """Defaults of `distill_dm` for images of shape (..., H, W)."""
     formation = formation or best_formation(shape)
-    fits = min(shape[-2:]) // formation >= SMALLEST_SIDE
+    fits = min(shape[-2:]) // formation >= MIN_SIDE
     if formation > 1 and network is None and fits:
         return Effort(small=True, steps=600, width=32, bank=20)
     return Effort(small=False, steps=400, width=WIDTH, bank=40)

@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from flwr_distill.distill.errors import DistillError
 
-SMALLEST_SIDE = 4
-LARGEST_MAP = 8
+MIN_SIDE = 4
+MAX_MAP_SIDE = 8
 """Pixels a side of a block's features, where those of all depths are taken."""
 
 
@@ -45,9 +45,9 @@ class RandomConvNet:
         all_depths: bool = False,
     ) -> "RandomConvNet":
         """Draw He-normal filters, `width` per block, for a shorter side of at least 4 pixels."""
-        if side < SMALLEST_SIDE:
+        if side < MIN_SIDE:
             raise DistillError(
-                f"must be at least {SMALLEST_SIDE} for ConvNet features",
+                f"must be at least {MIN_SIDE} for ConvNet features",
                 where="pixels a side",
                 value=side,
                 remedy="use distiller 'kip'",
@@ -70,7 +70,7 @@ class RandomConvNet:
             by_depth.append(images)
         if not self.all_depths:
             return images.flatten(1)
-        maps = [_at_most(x, LARGEST_MAP).flatten(1) for x in by_depth]
+        maps = [_at_most(x, MAX_MAP_SIDE).flatten(1) for x in by_depth]
         return torch.cat([x / math.sqrt(x.shape[1]) for x in maps], 1)
 
 

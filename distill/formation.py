@@ -12,7 +12,7 @@ from flwr_distill.distill.errors import DistillError
 
 LARGEST = 4
 """Largest formation: images are trained on as 16 times as many."""
-SMALLEST_SIDE = 16
+MIN_SIDE = 16
 """Of images that distribution matching packs where it may choose; see docs/design.md."""
 
 
@@ -23,7 +23,7 @@ def largest_formation(shape: Sequence[int]) -> int:
 
 def best_formation(shape: Sequence[int]) -> int:
     """The most that a method chooses by itself, for images of shape (..., H, W)."""
-    return 2 if min(shape[-2:]) >= SMALLEST_SIDE else 1
+    return 2 if min(shape[-2:]) >= MIN_SIDE else 1
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,7 +28,7 @@ def packed(data: bytes) -> bytes:
     return lzma.compress(data, lzma.FORMAT_RAW, filters=_FILTERS)
 
 
-def most_packed(size: int) -> int:
+def max_packed_size(size: int) -> int:
     """Most bytes that `size` bytes take when they are packed."""
     return size + size // 2**10 + 64
 

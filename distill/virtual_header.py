@@ -11,13 +11,13 @@ from typing import Any, Self, TypeVar
 
 from flwr_distill.distill.errors import VirtualDataError, require
 from flwr_distill.distill.formation import largest_formation
-from flwr_distill.distill.packing import most_packed
+from flwr_distill.distill.packing import max_packed_size
 from flwr_distill.distill.privacy import PrivacyCard
 
 FORMAT = "flwr-distill/virtual-data/1"
 LARGEST = 2**30
 """Most bytes of virtual data, unpacked, where nothing smaller is known."""
-LARGEST_HEADER = 2**16
+MAX_HEADER = 2**16
 MAX_LABEL = 2**15 - 1
 SAME_DATASET = "use the same dataset setting on every node"
 _MAX_NAME = 200
@@ -45,12 +45,12 @@ class Bounds:
     @property
     def num_bytes(self) -> int:
         """Most bytes of such data, as they are sent."""
-        return most_packed(self.unpacked_bytes)
+        return max_packed_size(self.unpacked_bytes)
 
     @property
     def unpacked_bytes(self) -> int:
         """Most bytes of such data, unpacked: pixels, labels, soft labels and header."""
-        return self.images * (math.prod(self.shape) + 2 + 4 * self.num_classes) + LARGEST_HEADER
+        return self.images * (math.prod(self.shape) + 2 + 4 * self.num_classes) + MAX_HEADER
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class Header:
         length = int.from_bytes(data[:8], "little")
         text = data[8 : 8 + length]
         try:
-            if length > LARGEST_HEADER:
-                raise ValueError(f"a header of {length} bytes, more than {LARGEST_HEADER}")
+            if length > MAX_HEADER:
+                raise ValueError(f"a header of {length} bytes, more than {MAX_HEADER}")
             header = _object(text)
             about = _object(header["__metadata__"]["about"])
             tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}

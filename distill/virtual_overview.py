@@ -8,7 +8,7 @@ import numpy as np
 
 from flwr_distill.distill.errors import require
 from flwr_distill.distill.packing import unpacked_parts
-from flwr_distill.distill.virtual_header import LARGEST, LARGEST_HEADER, MAX_LABEL, Header
+from flwr_distill.distill.virtual_header import LARGEST, MAX_HEADER, MAX_LABEL, Header
 
 _CHUNK = 2**20
 
@@ -35,7 +35,7 @@ class Overview:
         """
         content = _Stream(unpacked_parts(data, most))
         size = content.read(8)
-        text = content.read(min(int.from_bytes(size, "little"), LARGEST_HEADER))
+        text = content.read(min(int.from_bytes(size, "little"), MAX_HEADER))
         header = Header.read(size + text)
         counts = np.zeros(MAX_LABEL + 1, np.int64)
         for name, num_bytes in header.spans:

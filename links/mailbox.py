@@ -27,7 +27,7 @@ from flwr_distill.links.links_pb2_grpc import MailboxServicer, add_MailboxServic
 from flwr_distill.links.records import Waybill
 from flwr_distill.links.streams import (
     CAPACITY,
-    HEADER_WITHIN,
+    HEADER_TIMEOUT,
     STREAMS,
     Admission,
     BusyError,
@@ -61,7 +61,7 @@ class Mailbox(MailboxServicer):
         peer, header, close = _peer(context), Header(), partial(_close, context)
         try:
             with self._admission.stream(peer):
-                with closed_after(HEADER_WITHIN, close):
+                with closed_after(HEADER_TIMEOUT, close):
                     header = next(parts, Part()).header
                 waybill, folder = self._permitted(header)
                 target, chunks = folder.parcel(waybill.token), (part.chunk for part in parts)

@@ -12,10 +12,10 @@ from pathlib import Path
 from flwr_distill.links.errors import LinkError
 from flwr_distill.links.folder import parcels
 
-HEADER_WITHIN = 5.0
+HEADER_TIMEOUT = 5.0
 """Seconds in which a stream must send its header."""
 
-SLOWEST = 16 * 1024
+MIN_RATE = 16 * 1024
 """Bytes a second below which a transfer is given up, on either side."""
 
 STREAMS = 32
@@ -27,15 +27,15 @@ STREAMS_OF_A_CERTIFICATE = 4
 CAPACITY = 2**34
 """Bytes of all parcels in a mailbox together."""
 
-CERTIFICATES_PART = 4
+CERTIFICATE_SHARE = 4
 """The parcels with one certificate take at most the capacity divided by this."""
 
-_PATIENCE = 30.0
+_MIN_TIMEOUT = 30.0
 
 
 def time_for(size: int) -> float:
     """Seconds that a parcel of this size may be on its way."""
-    return _PATIENCE + size / SLOWEST
+    return _MIN_TIMEOUT + size / MIN_RATE
 
 
 @contextmanager
@@ -116,7 +116,7 @@ class Admission:
         total = sum(lying.values()) + sum(size for _, size in self._coming.values())
         own = sum(lying[path] for path, sender in self._senders.items() if sender == peer)
         own += sum(size for sender, size in self._coming.values() if sender == peer)
-        part = self._capacity // CERTIFICATES_PART if peer.certified else self._capacity
+        part = self._capacity // CERTIFICATE_SHARE if peer.certified else self._capacity
         for stored, limit in ((own, part), (total, self._capacity)):
             if stored + size > limit:
                 problem = f"of {limit} allowed are stored"

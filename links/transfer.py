@@ -27,7 +27,7 @@ from flwr_distill.task.settings import (
 )
 
 B = TypeVar("B", bound=Block)
-_RENEW_WITHIN = 7.0
+_RENEWAL_DAYS = 7.0
 _HOST_AND_PORT = re.compile(r"(\[[0-9A-Fa-f.:]+(%\w+)?\]|[A-Za-z0-9._-]+):[0-9]{1,5}", re.ASCII)
 
 
@@ -58,7 +58,7 @@ def introduce(session: Endpoint) -> ConfigRecord:
     address = str(session.node_config.get("peer-address", ""))
     signed: dict[str, bytes] = {}
     if credentials := Credentials.of(session.node_config):
-        if (left := credentials.days_left()) < _RENEW_WITHIN:
+        if (left := credentials.days_left()) < _RENEWAL_DAYS:
             log(
                 WARNING,
                 "This node's certificate ends in %.1f days: renew it (flwr-distill certs renew), "

@@ -40,7 +40,7 @@ _CHAIN = re.compile(rb"[0-9]{1,20}/[0-9]{1,20}")
 _MAX_CHAIN = 1_000
 """Runs of which each resumes the one before."""
 
-KEPT_ROUNDS = 2
+ROUNDS_TO_KEEP = 2
 """Rounds to keep a blob for: a server that died may have no checkpoint of the last one."""
 
 
@@ -76,7 +76,7 @@ class NodeStore:
             file = name if self.round is None else f"{name}@{self.round:06d}"
             untrusted.write(folder, file, data)
             if self.round is not None:
-                for old in _rounds(folder, name)[:-KEPT_ROUNDS]:
+                for old in _rounds(folder, name)[:-ROUNDS_TO_KEEP]:
                     os.unlink(old, dir_fd=folder)
 
     def read(self, name: str, most: int | None = None) -> bytes | None:

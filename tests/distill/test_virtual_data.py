@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from flwr_distill.distill import VirtualData, VirtualDataError, virtual_data
-from flwr_distill.distill.packing import most_packed, packed, unpacked
+from flwr_distill.distill.packing import max_packed_size, packed, unpacked
 from flwr_distill.distill.privacy import privacy_card
 from flwr_distill.distill.virtual_header import FORMAT, Bounds, Header
 from flwr_distill.distill.virtual_overview import Overview
@@ -369,7 +369,7 @@ def test_bytes_that_are_missing_or_after_the_end_are_refused(more):
 @given(content=st.binary(max_size=300), zeros=st.integers(0, 3000))
 def test_packing_loses_nothing_and_never_costs_more_than_was_told(content, zeros):
     content += bytes(zeros)
-    assert len(packed(content)) <= most_packed(len(content))
+    assert len(packed(content)) <= max_packed_size(len(content))
     assert unpacked(packed(content), len(content)) == content
     if content:
         with pytest.raises(VirtualDataError):

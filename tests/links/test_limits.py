@@ -56,7 +56,7 @@ def test_eight_silent_streams_keep_nobody_out(listening, links_of):
 
 
 def test_a_stream_without_a_header_is_closed(listening, refusals, monkeypatch):
-    monkeypatch.setattr(mailbox, "HEADER_WITHIN", 0.2)
+    monkeypatch.setattr(mailbox, "HEADER_TIMEOUT", 0.2)
     receiver = listening(RECEIVER)
     address = receiver.node_config["peer-address"]
     with grpc.insecure_channel(address) as channel, silent_streams(channel, 1) as (call,):
