@@ -21,6 +21,8 @@ LITTLE = {
     "fedhead__server_epochs": 2,
     "fedhead__reference_size": 16,
     "fedhkd__noise": 0.0,
+    "fedaf__distill_steps": 2,
+    "feddm__distill_steps": 2,
     "fedmd__auxiliary_size": 16,
     "fedmd__pretrain_epochs": 1,
     "fedmd__private_epochs": 1,
