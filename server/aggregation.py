@@ -19,21 +19,11 @@ AggregateTrain = Callable[[int, Iterable[Message]], tuple[ArrayRecord | None, Me
 
 @dataclass(frozen=True)
 class Aggregate:
-    """What a strategy made of a round's replies.
+    """What a strategy made of a round's replies."""
 
-    Parameters
-    ----------
-    arrays : ArrayRecord or None
-        The new model; None if there is none.
-    metrics : MetricRecord or None
-        Aggregated metrics of the nodes.
-    broken : tuple[str, ...] (default: ())
-        What was not finite; the strategy has then forgotten the round.
-    """
-
-    arrays: ArrayRecord | None
-    metrics: MetricRecord | None
-    broken: tuple[str, ...] = ()
+    arrays: ArrayRecord | None  # the new model; None if there is none
+    metrics: MetricRecord | None  # aggregated metrics of the nodes
+    broken: tuple[str, ...] = ()  # what was not finite; the strategy has then forgotten the round
 
 
 def aggregate_finite(

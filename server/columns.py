@@ -136,10 +136,7 @@ def far_from_others(parts: Mapping[int, Moments], columns: Sequence[str]) -> dic
 def check_scale(scale: Scale | None, columns: Sequence[str]) -> None:
     """Check that a run knows the scale of its columns.
 
-    Raises
-    ------
-    SettingsError
-        If it does not.
+    Raises SettingsError if it does not.
     """
     if scale is None and columns:
         raise SettingsError(

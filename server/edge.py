@@ -55,18 +55,10 @@ REFUSED = (EdgeError, LabelError, TooFewNodesError, NothingUsableError, QuorumEr
 
 @dataclass
 class Command:
-    """A message from above.
+    """A message from above."""
 
-    Parameters
-    ----------
-    message : Message
-        The message.
-    due : float
-        When its answer is due, in monotonic seconds.
-    """
-
-    message: Message
-    due: float
+    message: Message  # the message
+    due: float  # when its answer is due, in monotonic seconds
     answer: Future[RecordDict] = field(default_factory=Future)
 
 
@@ -158,10 +150,7 @@ def commands_from_above(socket: str) -> Iterator[Commands | None]:
 def check_below(settings: RunSettings, strategy: type[Strategy], method: Method | None) -> None:
     """Check that a strategy can serve below an edge.
 
-    Raises
-    ------
-    SettingsError
-        If it makes no model of the one that it is given.
+    Raises SettingsError if it makes no model of the one that it is given.
     """
     if not settings.edge:
         return
@@ -185,14 +174,9 @@ class EdgeRounds(Rounds):
 
     A round, an evaluation or a description that fails is refused with the reason, and the run goes
     on. It ends after its last round, or when the edge wants it to, or if it is asked no more.
-
-    Parameters
-    ----------
-    commands : Commands
-        From above.
     """
 
-    commands: Commands = field(default_factory=Commands)
+    commands: Commands = field(default_factory=Commands)  # from above
 
     def learn(self, done: int | None) -> ArrayRecord:
         """The model of the last round that was asked for."""

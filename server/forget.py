@@ -28,23 +28,9 @@ def forget(folder: Path, names: Collection[str]) -> MetricRecord | None:
     The last checkpoint and the model are replaced, older checkpoints are removed. The report, and
     what was exported or copied before, stay as they are.
 
-    Parameters
-    ----------
-    folder : Path
-        The run's.
-    names : Collection[str]
-        Names of the nodes.
-
-    Returns
-    -------
-    MetricRecord or None
-        Accuracy and loss of the new model; None if the server has no test samples.
-
-    Raises
-    ------
-    ForgetError
-        If the run's strategy does not keep apart what nodes sent, it has no checkpoint, or no node
-        has such a name.
+    `names`: names of the nodes. Returns accuracy and loss of the new model; None if the server has
+    no test samples. Raises ForgetError if the run's strategy does not keep apart what nodes sent,
+    it has no checkpoint, or no node has such a name.
     """
     with lock_run_folder(folder):
         files = checkpoints(folder)

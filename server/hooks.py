@@ -40,100 +40,50 @@ class RoundRow:
 
 @dataclass(frozen=True)
 class RunStart:
-    """A run that starts, or that is resumed.
+    """A run that starts, or that is resumed."""
 
-    Parameters
-    ----------
-    run_id : int
-        Flower's; a resumed run has a new one.
-    folder : Path
-        Where its results are.
-    settings : Mapping[str, Any]
-        As in ``settings.json``.
-    nodes : Mapping[int, str]
-        Names of the nodes by Flower's id.
-    rows : Sequence[RoundRow]
-        Rounds that were over before; empty unless the run is resumed.
-    """
-
-    run_id: int
-    folder: Path
-    settings: Mapping[str, Any]
-    nodes: Mapping[int, str]
-    rows: Sequence[RoundRow]
+    run_id: int  # flower's; a resumed run has a new one
+    folder: Path  # where its results are
+    settings: Mapping[str, Any]  # as in ``settings.json``
+    nodes: Mapping[int, str]  # names of the nodes by Flower's id
+    rows: Sequence[RoundRow]  # rounds that were over before; empty unless the run is resumed
 
 
 @dataclass(frozen=True)
 class PhaseEnd:
-    """A phase that is over.
+    """A phase that is over."""
 
-    Parameters
-    ----------
-    round : int
-        Its round; 0 is before the first.
-    name : str
-        Its message type, such as ``train``.
-    seconds : float
-        How long it took.
-    asked : int
-        Nodes that it asked.
-    nodes : Mapping[str, Mapping[str, float]]
-        Metrics of each node that replied without an error, by Flower's id. Replies are not yet
-        compared with each other.
-    """
-
-    round: int
-    name: str
-    seconds: float
-    asked: int
+    round: int  # its round; 0 is before the first
+    name: str  # its message type, such as ``train``
+    seconds: float  # how long it took
+    asked: int  # nodes that it asked
     nodes: Mapping[str, Mapping[str, float]]
+    """Metrics of each node that replied without an error, by Flower's id. Replies are not yet
+    compared with each other."""
 
 
 @dataclass(frozen=True)
 class RoundEnd:
-    """A round that is over; round 0 is the initial model.
+    """A round that is over; round 0 is the initial model."""
 
-    Parameters
-    ----------
-    row : RoundRow
-        Its numbers.
-    model : ArrayRecord or None
-        The model, without what is frozen in it; None if nodes keep models of their own.
-    topology : Mapping[str, Any] or None
-        The strategy's clusters, with nodes by name; None if it has none.
-    failure : str
-        Why nothing was learnt in it; empty if something was.
-    """
-
-    row: RoundRow
+    row: RoundRow  # its numbers
     model: ArrayRecord | None
+    """The model, without what is frozen in it; None if nodes keep models of their own."""
     topology: Mapping[str, Any] | None
-    failure: str = ""
+    """The strategy's clusters, with nodes by name; None if it has none."""
+    failure: str = ""  # why nothing was learnt in it; empty if something was
 
 
 @dataclass(frozen=True)
 class RunEnd:
-    """A run that has finished.
+    """A run that has finished."""
 
-    Parameters
-    ----------
-    model : ArrayRecord or None
-        The final model, whole; None if nodes keep models of their own.
-    formula_bytes : Mapping[str, float]
-        Cost of the run by the papers' formulas.
-    artifacts : Mapping[str, bytes]
-        The strategy's own files, by name.
-    warnings : Sequence[str]
-        What may be wrong with the federation.
-    partition : Mapping[str, list[int]] or None
-        Samples of each class by node name, where the settings alone say them.
-    """
-
-    model: ArrayRecord | None
-    formula_bytes: Mapping[str, float]
-    artifacts: Mapping[str, bytes]
-    warnings: Sequence[str]
+    model: ArrayRecord | None  # the final model, whole; None if nodes keep models of their own
+    formula_bytes: Mapping[str, float]  # cost of the run by the papers' formulas
+    artifacts: Mapping[str, bytes]  # the strategy's own files, by name
+    warnings: Sequence[str]  # what may be wrong with the federation
     partition: Mapping[str, list[int]] | None
+    """Samples of each class by node name, where the settings alone say them."""
 
 
 class Hook:
@@ -145,59 +95,30 @@ class Hook:
     """
 
     def on_run_start(self, run: RunStart) -> None:
-        """See a run start: its nodes are known, and nothing has been trained.
-
-        Parameters
-        ----------
-        run : RunStart
-            The run.
-        """
+        """See a run start: its nodes are known, and nothing has been trained."""
 
     def on_phase(self, phase: PhaseEnd) -> None:
-        """See the end of a phase: messages of one type, with the replies that came in time.
-
-        Parameters
-        ----------
-        phase : PhaseEnd
-            The phase.
-        """
+        """See the end of a phase: messages of one type, with the replies that came in time."""
 
     def on_round_end(self, end: RoundEnd) -> None:
-        """See the end of a round, after evaluation; new nodes are met after it.
-
-        Parameters
-        ----------
-        end : RoundEnd
-            The round.
-        """
+        """See the end of a round, after evaluation; new nodes are met after it."""
 
     def on_checkpoint(self, checkpoint: "Checkpoint") -> None:
         """See what a run needs to continue after a round; it is stored by then.
 
-        Parameters
-        ----------
-        checkpoint : Checkpoint
-            The state after the round, with nodes that were met since.
+        `checkpoint`: the state after the round, with nodes that were met since.
         """
 
     def on_failure(self, error: Exception, model: ArrayRecord | None) -> None:
         """See a run fail after its start; the error then ends it.
 
-        Parameters
-        ----------
-        error : Exception
-            Why.
-        model : ArrayRecord or None
-            The model so far, whole; None if nothing was learnt, or nodes keep their own.
+        `model`: the model so far, whole; None if nothing was learnt, or nodes keep their own.
         """
 
     def on_run_end(self, end: RunEnd) -> None:
         """See a run finish; all its files are written by then.
 
-        Parameters
-        ----------
-        end : RunEnd
-            What came of it.
+        `end`: what came of it.
         """
 
 

@@ -16,21 +16,10 @@ GROUP = "flwr_distill.hooks"
 def find_hooks(names: str) -> dict[str, Hook]:
     """Make the hooks that a run names.
 
-    Parameters
-    ----------
-    names : str
-        Names of entry points, or ``module:object``, separated by commas. Each leads to a `Hook`, or
-        to what makes one without arguments, such as its class.
-
-    Returns
-    -------
-    dict[str, Hook]
-        By name, in the same order.
-
-    Raises
-    ------
-    SettingsError
-        If a name is unknown or given twice, or what it leads to fails or is no hook.
+    `names`: names of entry points, or ``module:object``, separated by commas. Each leads to a
+    `Hook`, or to what makes one without arguments, such as its class. Returns by name, in the same
+    order. Raises SettingsError if a name is unknown or given twice, or what it leads to fails or is
+    no hook.
     """
     hooks: dict[str, Hook] = {}
     for name in filter(None, map(str.strip, names.split(","))):

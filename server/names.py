@@ -15,10 +15,7 @@ _NODE = re.compile(r"\b(?:[Nn]ode )?(\d{15,20})\b")
 def named(text: str, name: Callable[[str], str | None]) -> str:
     """Replace node ids by names: ``Node 1234567890123456 failed`` -> ``ward-3 failed``.
 
-    Parameters
-    ----------
-    name : callable
-        Gives the name for an id, or None to leave the id.
+    `name`: gives the name for an id, or None to leave the id.
     """
     return _NODE.sub(lambda match: name(match[1]) or match[0], text)
 
@@ -27,10 +24,7 @@ def named(text: str, name: Callable[[str], str | None]) -> str:
 def names_in_log(names: Mapping[int, str]) -> Iterator[None]:
     """Call nodes by name in Flower's log, and in the error that ends the block.
 
-    Parameters
-    ----------
-    names : Mapping[int, str]
-        Name of each node id; may grow meanwhile.
+    `names`: name of each node id; may grow meanwhile.
     """
 
     def name(node: str) -> str | None:

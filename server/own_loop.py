@@ -72,10 +72,7 @@ class OwnLoop:
     def run(self, strategy: Observed) -> ArrayRecord | None:
         """The model after all rounds; None if none changed it.
 
-        Raises
-        ------
-        SettingsError
-            If the strategy gives no result.
+        Raises SettingsError if the strategy gives no result.
         """
         rounds, settings = self.rounds, self.rounds.settings
         strategy._observer = self

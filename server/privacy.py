@@ -15,10 +15,7 @@ def check_privacy(settings: RunSettings, method: Method | None) -> None:
 
     `method` is None for classes of no method; nodes handle only plain training for them.
 
-    Raises
-    ------
-    SettingsError
-        If DP-SGD does not protect everything that the method sends.
+    Raises SettingsError if DP-SGD does not protect everything that the method sends.
     """
     if not settings.train.dp_noise or method is None:
         return
@@ -35,10 +32,7 @@ def check_privacy(settings: RunSettings, method: Method | None) -> None:
 def check_private_model(settings: RunSettings, model: nn.Module, spec: DataSpec) -> None:
     """Refuse a run with ``train.dp-noise`` if DP-SGD cannot train its model.
 
-    Raises
-    ------
-    SettingsError
-        Names the layer to blame.
+    Raises SettingsError: names the layer to blame.
     """
     if not settings.train.dp_noise:
         return
@@ -52,10 +46,7 @@ def check_secure_sums(settings: RunSettings, method: Method | None) -> None:
 
     A class of one's own may look at them, whatever class it is derived from.
 
-    Raises
-    ------
-    SettingsError
-        Names the setting that needs them.
+    Raises SettingsError: names the setting that needs them.
     """
     if not settings.secure_sums:
         return

@@ -22,32 +22,20 @@ MOST_CLASSES = 100
 
 @dataclass
 class Roster:
-    """The nodes of a run, in the order in which it met them.
+    """The nodes of a run, in the order in which it met them."""
 
-    Parameters
-    ----------
-    directory : Directory
-        Asks nodes who they are.
-    tested : tuple[int, ...] (default: ())
-        Classes that the model is tested on; it is a warning if no node holds one.
-    num_classes : int, optional (default: None)
-        Number of classes, which class folders must be; None for any.
-    nodes : dict[int, Description]
-        What each node that takes part says of itself. A node that returns with a new id is listed
-        twice.
-    left_out : dict[int, tuple[str, ...]]
-        Nodes that cannot take part, and why. They are asked again after 1, 2, 4 ... rounds.
-    warnings : list[str]
-        What may be wrong with the federation: nodes that are left out, partitions that several
-        nodes have, classes that no node holds, nodes with far more samples than others.
-    """
-
-    directory: Directory = field(default_factory=Directory)
+    directory: Directory = field(default_factory=Directory)  # asks nodes who they are
     tested: tuple[int, ...] = ()
-    num_classes: int | None = None
+    """Classes that the model is tested on; it is a warning if no node holds one."""
+    num_classes: int | None = None  # number of classes, which class folders must be; None for any
     nodes: dict[int, Description] = field(default_factory=dict)
+    """What each node that takes part says of itself. A node that returns with a new id is listed
+    twice."""
     left_out: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """Nodes that cannot take part, and why. They are asked again after 1, 2, 4 ... rounds."""
     warnings: list[str] = field(default_factory=list)
+    """What may be wrong with the federation: nodes that are left out, partitions that several nodes
+    have, classes that no node holds, nodes with far more samples than others."""
     _retries: Retries = field(default_factory=Retries)
     _stated: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
@@ -238,12 +226,9 @@ def meet_nodes(
 ) -> None:
     """Wait for `min_nodes` nodes, and add all connected ones that can take part to the roster.
 
-    Raises
-    ------
-    TooFewNodesError
-        If fewer nodes connect within `timeout` seconds, or fewer can take part.
-    SettingsError
-        If too few can take part because their class folders differ, and no setting names classes.
+    Raises TooFewNodesError if fewer nodes connect within `timeout` seconds, or fewer can take part.
+    Raises SettingsError if too few can take part because their class folders differ, and no setting
+    names classes.
     """
     nodes = connected_nodes(grid, min_nodes, timeout)
     roster.meet_new(grid, timeout, first)

@@ -99,10 +99,7 @@ class Rounds:
     def _first_model(self, start: Strategy) -> ArrayRecord:
         """The model after one round of the strategy `start`.
 
-        Raises
-        ------
-        NothingLearntError
-            If there is none.
+        Raises NothingLearntError if there is none.
         """
         log(INFO, "%s makes the model that training starts from", type(start).__name__)
         result = start.start(
@@ -122,13 +119,9 @@ class Rounds:
     def learn(self, done: int | None) -> ArrayRecord:
         """The model after the rounds that are left; `done` are those before, None if it is new.
 
-        Raises
-        ------
-        NothingLearntError
-            If no round changed it, or too many in a row did not.
-        SettingsError
-            If a strategy with a loop of its own gives no result, or a key to nodes that they do not
-            read.
+        Raises NothingLearntError if no round changed it, or too many in a row did not. Raises
+        SettingsError if a strategy with a loop of its own gives no result, or a key to nodes that
+        they do not read.
         """
         try:
             if isinstance(self.strategy, Observed):
@@ -187,12 +180,8 @@ class Rounds:
     def end_round(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         """End a round: evaluate, record, meet new nodes, save a checkpoint.
 
-        Raises
-        ------
-        NothingLearntError
-            If it is one failed round too many.
-        FilesChangedError
-            If the server's data set has changed.
+        Raises NothingLearntError if it is one failed round too many. Raises FilesChangedError if
+        the server's data set has changed.
         """
         self.task.check_data(self.settings)
         evaluate = None if self._personal else self.task.evaluate

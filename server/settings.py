@@ -94,20 +94,14 @@ class RunSettings(TaskSettings):
     def from_run_config(cls, run_config: Mapping[str, RunConfigValue]) -> "RunSettings":
         """Read and check a Flower run config, with the tables of all methods.
 
-        Raises
-        ------
-        SettingsError
-            Names every key that is unknown, of the wrong type or out of range.
+        Raises SettingsError: names every key that is unknown, of the wrong type or out of range.
         """
         return composed_settings().checked(nested(run_config), "run config")
 
     def defended(self, method: Method | None) -> "RunSettings":
         """These settings with a method's rules against hostile nodes, if ``defence`` is on.
 
-        Raises
-        ------
-        SettingsError
-            If the method has none.
+        Raises SettingsError if the method has none.
         """
         if self.defence == "off":
             return self
@@ -133,10 +127,7 @@ class RunSettings(TaskSettings):
     def of_method(self, method: Method | None) -> Block | None:
         """Settings of a method: its table, overridden by ``strategy-args``.
 
-        Raises
-        ------
-        SettingsError
-            If a value is of the wrong type or out of range.
+        Raises SettingsError if a value is of the wrong type or out of range.
         """
         if method is None or method.settings is None:
             return None

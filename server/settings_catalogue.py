@@ -79,24 +79,12 @@ _INTRODUCTION_OF_PACKAGE = """\
 
 @dataclass(frozen=True)
 class Setting:
-    """A run-config key.
+    """A run-config key."""
 
-    Parameters
-    ----------
-    key : str
-        Dotted, with hyphens.
-    default : Any
-        As in JSON.
-    schema : Mapping[str, Any]
-        JSON schema of its values.
-    meaning : str
-        What it is, in Markdown: its field's description; empty if it has none.
-    """
-
-    key: str
-    default: Any
-    schema: Mapping[str, Any]
-    meaning: str
+    key: str  # dotted, with hyphens
+    default: Any  # as in JSON
+    schema: Mapping[str, Any]  # JSON schema of its values
+    meaning: str  # what it is, in Markdown: its field's description; empty if it has none
 
     @property
     def type(self) -> str:
@@ -124,24 +112,12 @@ class Setting:
 
 @dataclass(frozen=True)
 class SettingsTable:
-    """A table of the run config.
+    """A table of the run config."""
 
-    Parameters
-    ----------
-    name : str
-        As in the run config; `CORE` for the keys outside of any table.
-    meaning : str
-        What it is, in Markdown.
-    methods : tuple of Method
-        The methods that it belongs to; empty if to all.
-    settings : tuple of Setting
-        Its keys.
-    """
-
-    name: str
-    meaning: str
-    methods: tuple[Method, ...]
-    settings: tuple[Setting, ...]
+    name: str  # as in the run config; `CORE` for the keys outside of any table
+    meaning: str  # what it is, in Markdown
+    methods: tuple[Method, ...]  # the methods that it belongs to; empty if to all
+    settings: tuple[Setting, ...]  # its keys
 
     @property
     def prefix(self) -> str:
@@ -157,10 +133,7 @@ class SettingsTable:
 def settings_tables(methods: Mapping[str, Method]) -> list[SettingsTable]:
     """All tables: the core keys, the tables that all runs have, and those of methods by name.
 
-    Parameters
-    ----------
-    methods : Mapping[str, Method]
-        The methods, by name.
+    `methods`: the methods, by name.
     """
     composed = composed_settings(methods)
     core = tuple(setting for setting in _settings(composed) if "." not in setting.key)
@@ -177,14 +150,8 @@ def settings_tables(methods: Mapping[str, Method]) -> list[SettingsTable]:
 def to_toml(tables: Iterable[SettingsTable], *, under: str = "", explained: bool = False) -> str:
     """Write settings at their defaults as TOML.
 
-    Parameters
-    ----------
-    tables : iterable of SettingsTable
-        The core keys first, if they are among them.
-    under : str (default: "")
-        Table that all of them stand in.
-    explained : bool (default: False)
-        Whether comments say what each key is.
+    `tables`: the core keys first, if they are among them. `under`: table that all of them stand in.
+    `explained`: whether comments say what each key is.
     """
     parts = []
     for table in tables:
@@ -221,13 +188,8 @@ def as_json(tables: Iterable[SettingsTable]) -> list[dict[str, Any]]:
 def preset(tables: Iterable[SettingsTable], strategy: str = "") -> str:
     """Write a run config for ``flwr-distill run -c FILE``: settings at their defaults, explained.
 
-    Parameters
-    ----------
-    tables : iterable of SettingsTable
-        The core keys first, if they are among them.
-    strategy : str (default: "")
-        Method that the run is to have; if empty, the settings of other packages are left out, since
-        nodes may be without these.
+    `tables`: the core keys first, if they are among them. `strategy`: method that the run is to
+    have; if empty, the settings of other packages are left out, since nodes may be without these.
     """
     first = f"strategy = {json.dumps(strategy)}" if strategy else ""
     written = to_toml((t for t in tables if strategy or t.declared), explained=True)
@@ -239,12 +201,8 @@ def with_plugins(pyproject: str, run_config: Mapping[str, RunConfigValue]) -> st
 
     Those are the tables that a run names: a node without the package may refuse them.
 
-    Parameters
-    ----------
-    pyproject : str
-        It declares the settings of built-in methods.
-    run_config : Mapping[str, bool | int | float | str]
-        Overrides of the run, by dotted key.
+    `pyproject`: it declares the settings of built-in methods. `run_config`: overrides of the run,
+    by dotted key.
     """
     named = {key.partition(".")[0] for key in run_config if "." in key}
     if not named:

@@ -25,10 +25,7 @@ def strategy_of_run(
 ) -> Strategy:
     """Create a run's strategy; `method` is None for undeclared classes.
 
-    Raises
-    ------
-    SettingsError
-        If the strategy does not accept the settings.
+    Raises SettingsError if the strategy does not accept the settings.
     """
 
     def create(name: str) -> Strategy:
@@ -66,10 +63,8 @@ def settings_of_start(settings: RunSettings) -> RunSettings:
 def method_of_start(settings: RunSettings, method: Method | None) -> Method | None:
     """The method that makes the first model of a run of `method`; None if it is random.
 
-    Raises
-    ------
-    SettingsError
-        If ``start`` names no method that can, or `method` has no use for a first model.
+    Raises SettingsError if ``start`` names no method that can, or `method` has no use for a first
+    model.
     """
     if not settings.start:
         return None

@@ -51,13 +51,9 @@ class Task:
     def of(cls, settings: RunSettings) -> "Task":
         """Build the task from a run's settings.
 
-        Raises
-        ------
-        SettingsError
-            If the model has no layer ``train.feature-layer``, or the data cannot be changed as
-            ``train.augment`` says.
-        DatasetError, ModelError, PartitionError
-            If data, model or partition are not possible.
+        Raises SettingsError if the model has no layer ``train.feature-layer``, or the data cannot
+        be changed as ``train.augment`` says. Raises DatasetError or ModelError or PartitionError if
+        data, model or partition are not possible.
         """
         settings = _with_own_weights(settings)
         spec = data_spec(settings)
@@ -88,10 +84,8 @@ class Task:
     def check_data(self, settings: RunSettings) -> None:
         """Check that the server's data set is still what was read at first.
 
-        Raises
-        ------
-        FilesChangedError
-            If it is not: the model would be tested on other samples than before.
+        Raises FilesChangedError if it is not: the model would be tested on other samples than
+        before.
         """
         if self.data is None:
             return
@@ -110,10 +104,7 @@ class Task:
     def sent(self, whole: ArrayRecord) -> ArrayRecord:
         """The model of a file as it is sent.
 
-        Raises
-        ------
-        SettingsError
-            If what is frozen is not what this server has.
+        Raises SettingsError if what is frozen is not what this server has.
         """
         own, given = as_arrays(ArrayRecord(whole_state(self.model))), as_arrays(whole)
         for name in own.keys() - self.start.keys():

@@ -16,18 +16,10 @@ KEY = "flwr-distill"
 
 @dataclass(frozen=True)
 class Description:
-    """A model's inputs and outputs.
+    """A model's inputs and outputs."""
 
-    Parameters
-    ----------
-    model : str
-        Name of the architecture, as in the setting ``model`` but never ``auto``.
-    spec : DataSpec
-        Shape and normalisation of its inputs, and the run's label map.
-    """
-
-    model: str
-    spec: DataSpec
+    model: str  # name of the architecture, as in the setting ``model`` but never ``auto``
+    spec: DataSpec  # shape and normalisation of its inputs, and the run's label map
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -39,10 +39,7 @@ class ExportError(ValueError):
 def run_to_export(run: RunFiles, best_round: bool = False) -> RunFiles:
     """The run up to the round whose model is exported: the last or the most accurate one.
 
-    Raises
-    ------
-    ExportError
-        If there is no checkpoint of that round, or no global model at all.
+    Raises ExportError if there is no checkpoint of that round, or no global model at all.
     """
     if (method := method_of_run(run)) and method.personal:
         raise ExportError(
@@ -73,12 +70,8 @@ def export_model(run: RunFiles, form: Format, folder: Path) -> Path:
     ``logits`` (n, classes), for any n. Each is run once and must give the model's logits. Every
     file describes its inputs and classes, for :func:`server.export.prediction.read_model`.
 
-    Raises
-    ------
-    ExportError
-        If the format cannot hold the model.
-    ModelError
-        If the model cannot be built here.
+    Raises ExportError if the format cannot hold the model. Raises ModelError if the model cannot be
+    built here.
     """
     return write_model(weights_of(run), Description.of(run), form, folder / FILES[form])
 

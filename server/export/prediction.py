@@ -26,28 +26,17 @@ class ModelFileError(ValueError):
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """A model from a file.
+    """A model from a file."""
 
-    Parameters
-    ----------
-    description : Description
-        Its inputs and classes.
-    logits : Callable[[Tensor], Tensor]
-        Maps inputs (n, C, H, W) to logits (n, classes).
-    """
-
-    description: Description
-    logits: Callable[[Tensor], Tensor]
+    description: Description  # its inputs and classes
+    logits: Callable[[Tensor], Tensor]  # maps inputs (n, C, H, W) to logits (n, classes)
 
     def predictions(self, file: Path) -> Iterator[tuple[str, Tensor]]:
         """Name of each sample in a file, and the probability of each class, (classes,).
 
         An image file has one sample, a table one in each row.
 
-        Raises
-        ------
-        DatasetError
-            If the file is no image or table that can be read.
+        Raises DatasetError if the file is no image or table that can be read.
         """
         if self.description.spec.kind == "image":
             yield str(file), self.probabilities(file)
@@ -67,12 +56,8 @@ class ExportedModel:
 
         The image is brought to the model's channels and size, as nodes do with theirs.
 
-        Raises
-        ------
-        UnusableFileError
-            If the file is no image that can be read.
-        DatasetError
-            If its reader needs a package that is missing.
+        Raises UnusableFileError if the file is no image that can be read. Raises DatasetError if
+        its reader needs a package that is missing.
         """
         spec = self.description.spec
         inputs = normalise(read_image(image, spec)[None], spec)
@@ -84,11 +69,8 @@ def read_model(file: Path) -> ExportedModel:
 
     ONNX and safetensors files are data alone. A TorchScript file is a program that runs here.
 
-    Raises
-    ------
-    ModelFileError
-        If it is no such file, or of a model that takes neither images nor tables, or cannot be
-        built here.
+    Raises ModelFileError if it is no such file, or of a model that takes neither images nor tables,
+    or cannot be built here.
     """
     if not file.is_file():
         raise ModelFileError(f"{file}: there is no such file ({_REMEDY})")

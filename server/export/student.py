@@ -25,24 +25,12 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class Student:
-    """A small model, and what it learns on.
+    """A small model, and what it learns on."""
 
-    Parameters
-    ----------
-    model : str
-        Its architecture, as in the setting ``model``.
-    samples : str
-        Images without labels; see `task.datasets.auxiliary_images`.
-    size : int
-        Their number.
-    data_root : str (default: "")
-        Folder of named sets; empty for the default.
-    """
-
-    model: str
-    samples: str
-    size: int
-    data_root: str = ""
+    model: str  # its architecture, as in the setting ``model``
+    samples: str  # images without labels; see `task.datasets.auxiliary_images`
+    size: int  # their number
+    data_root: str = ""  # folder of named sets; empty for the default
 
 
 def export_student(run: RunFiles, student: Student, form: Format, folder: Path) -> tuple[Path, str]:
@@ -52,17 +40,9 @@ def export_student(run: RunFiles, student: Student, form: Format, folder: Path) 
     they are apart, by the divergence of its probabilities from the model's, with all logits brought
     to one deviation.
 
-    Returns
-    -------
-    tuple of Path and str
-        The file, and how well the student learnt, for the user.
-
-    Raises
-    ------
-    ExportError
-        If the run's inputs are no images, or the format cannot hold the student.
-    DatasetError, ModelError
-        If the images or the model cannot be had.
+    Returns the file, and how well the student learnt, for the user. Raises ExportError if the run's
+    inputs are no images, or the format cannot hold the student. Raises DatasetError or ModelError
+    if the images or the model cannot be had.
     """
     description = Description.of(run)
     spec, seed = description.spec, int(run.settings["seed"])

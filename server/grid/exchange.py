@@ -15,12 +15,7 @@ from flwr_distill.server.line import module_of_line
 class Exchange:
     """Sends messages and fetches replies over any Flower Grid, by its public methods alone.
 
-    Parameters
-    ----------
-    grid : Grid
-        Flower's own.
-    inbox : type[Inbox]
-        What replies are fetched by.
+    `inbox`: what replies are fetched by.
     """
 
     def __init__(self, grid: Grid, inbox: type[Inbox] = Inbox) -> None:

@@ -19,10 +19,7 @@ class Failures:
 
     Each stage of the grid reports node, phase, reason and itself.
 
-    Parameters
-    ----------
-    journal : Journal, optional (default: None)
-        Where they are recorded besides.
+    `journal`: where they are recorded besides.
     """
 
     def __init__(self, journal: Journal | None = None) -> None:

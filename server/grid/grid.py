@@ -24,22 +24,12 @@ class RunGrid(Grid):
     Nodes and replies come in the order of ``nodes.order``, so sums over replies do not depend on
     which node was faster.
 
-    Parameters
-    ----------
-    transport : Transport
-        Sends and receives, over the Grid that Flower passes to a ServerApp.
-    screening : Screening, optional (default: None)
-        Checks replies; None accepts all.
-    sums : SecureSums, optional (default: None)
-        Answers some phases with sums; None for a run without secure sums.
-    phases : Mapping[str, Phase], optional (default: None)
-        Phases of the run by message type; None allows those of all methods.
-    seed : int (default: 0)
-        Seed of the run, for sampling nodes.
-    quorum : float (default: 0.0)
-        Share of nodes that must send a usable reply in time, in phases with a quorum.
-    hooks : Hook, optional (default: None)
-        What sees the end of each phase; None for the journal alone.
+    `transport`: sends and receives, over the Grid that Flower passes to a ServerApp. `screening`:
+    checks replies; None accepts all. `sums`: answers some phases with sums; None for a run without
+    secure sums. `phases`: phases of the run by message type; None allows those of all methods.
+    `seed`: seed of the run, for sampling nodes. `quorum`: share of nodes that must send a usable
+    reply in time, in phases with a quorum. `hooks`: what sees the end of each phase; None for the
+    journal alone.
     """
 
     def __init__(
@@ -127,23 +117,10 @@ class RunGrid(Grid):
     ) -> list[Message]:
         """Push the messages of a phase and wait for replies, until the deadline.
 
-        Parameters
-        ----------
-        messages : Iterable[Message]
-            All of one type.
-        timeout : float, optional (default: None)
-            Seconds to wait, if shorter than the transport's deadline.
-
-        Returns
-        -------
-        list[Message]
-            Replies, error replies included, in the order of the nodes. The log names the nodes that
-            did not reply in time.
-
-        Raises
-        ------
-        QuorumError
-            If fewer nodes than the quorum sent a usable reply.
+        `messages`: all of one type. `timeout`: seconds to wait, if shorter than the transport's
+        deadline. Returns replies, error replies included, in the order of the nodes. The log names
+        the nodes that did not reply in time. Raises QuorumError if fewer nodes than the quorum sent
+        a usable reply.
         """
         messages = list(messages)
         if not messages:

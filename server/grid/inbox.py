@@ -32,21 +32,9 @@ class Inbox:
 
     A reply counts if its sender is the node that its message went to.
 
-    Parameters
-    ----------
-    grid : Grid
-        Flower's own.
-    messages : Mapping[str, Message]
-        By id.
-    most : callable
-        Gives the most that a reply to a message may hold; a larger one counts as an error.
-
-    Attributes
-    ----------
-    waiting : set[str]
-        Ids of the messages without a reply so far.
-    rejected : list[tuple[Message, str]]
-        Messages to which another node has replied, and why that shows; their own are still awaited.
+    `most`: gives the most that a reply to a message may hold; a larger one counts as an error.
+    `waiting`: ids of the messages without a reply so far. `rejected`: messages to which another
+    node has replied, and why that shows; their own are still awaited.
     """
 
     def __init__(

@@ -21,12 +21,7 @@ SAME_LIST = 0.5
 class Nodes:
     """Lists the nodes that can take part, in a fixed order.
 
-    Parameters
-    ----------
-    grid : Grid
-        Flower's own.
-    deadline : float
-        Seconds that a strategy may wait for nodes.
+    `deadline`: seconds that a strategy may wait for nodes.
     """
 
     def __init__(self, grid: Grid, deadline: float) -> None:
@@ -47,11 +42,9 @@ class Nodes:
     def ids(self) -> list[int]:
         """Ids of connected nodes that can take part, in the order of ``order``.
 
-        Raises
-        ------
-        TooFewNodesError
-            If no node has been connected for as long as a phase may take. Or if a strategy has
-            polled for so long, without a message or a pause, because it needs more nodes.
+        Raises TooFewNodesError if no node has been connected for as long as a phase may take. Or if
+        a strategy has polled for so long, without a message or a pause, because it needs more
+        nodes.
         """
         # Flower counts the nodes, then samples that many from a second list, and waits without
         # end if that one is shorter: both must be the same list.

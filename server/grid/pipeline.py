@@ -34,22 +34,10 @@ class Pipeline:
     and after each phase, because Flower's strategies sample nodes with it, and its retries draw
     from it too.
 
-    Parameters
-    ----------
-    transport : Transport
-        Sends and receives.
-    nodes : Nodes
-        Whose order replies come in.
-    screening : Screening or None
-        Checks replies, and compares them; None accepts all.
-    phases : Mapping[str, Phase]
-        Phases of the run by message type.
-    seed : int
-        Of the run.
-    quorum : float
-        Share of nodes that must send a usable reply in time, in phases with a quorum.
-    hooks : Hook
-        What sees the end of each phase.
+    `transport`: sends and receives. `nodes`: whose order replies come in. `screening`: checks
+    replies, and compares them; None accepts all. `phases`: phases of the run by message type.
+    `seed`: of the run. `quorum`: share of nodes that must send a usable reply in time, in phases
+    with a quorum. `hooks`: what sees the end of each phase.
     """
 
     def __init__(
@@ -86,19 +74,9 @@ class Pipeline:
     ) -> list[Message]:
         """Have a phase's messages pass all stages; return the replies in the order of the nodes.
 
-        Parameters
-        ----------
-        messages : list[Message]
-            All of one type, at least one.
-        timeout : float or None
-            Seconds to wait, if shorter than the deadline.
-        check : Check, optional (default: None)
-            Checks each reply; None for the screening's own.
-
-        Raises
-        ------
-        QuorumError
-            If fewer nodes than the quorum sent a usable reply.
+        `messages`: all of one type, at least one. `timeout`: seconds to wait, if shorter than the
+        deadline. `check`: checks each reply; None for the screening's own. Raises QuorumError if
+        fewer nodes than the quorum sent a usable reply.
         """
         received = self.receive(messages, timeout, check)
         self.book_phase(received.phase, received.seconds, len(messages), received.replies)
@@ -160,10 +138,7 @@ class Pipeline:
     def check_quorum(self, received: Received, replies: list[Message], num_nodes: int) -> None:
         """Check that enough of so many nodes have sent a usable reply, in phases with a quorum.
 
-        Raises
-        ------
-        QuorumError
-            If they have not.
+        Raises QuorumError if they have not.
         """
         phase = received.phase
         if phase not in self._phases or not self._phases[phase].quorum:

@@ -31,10 +31,7 @@ class Progress:
     def show(self, waiting: Iterable[int]) -> None:
         """Log whose replies are missing, and the time left at the others' pace, if it is time to.
 
-        Parameters
-        ----------
-        waiting : Iterable[int]
-            Ids of the nodes that have not replied.
+        `waiting`: ids of the nodes that have not replied.
         """
         now = time.monotonic()
         seconds = now - self._start

@@ -36,18 +36,11 @@ HISTORY = 20
 class Screening:
     """Says why replies are rejected: one by one as they arrive, and compared with each other.
 
-    Parameters
-    ----------
-    phases : Mapping[str, Phase]
-        Phases of the run by message type.
-    directory : Directory, optional (default: None)
-        Knows how many samples nodes have.
-    model : Mapping[str, ndarray], optional (default: None)
-        A model of the run. If a message carries a model, the reply is compared with that one, but
-        the types are always this model's: Flower's strategies turn integers, such as BatchNorm's
-        count of batches, into floats, and nodes return them as integers.
-    norm_threshold : float (default: 5.0)
-        For norms of updates, see :func:`protocol.outliers.absurdly_large`.
+    `phases`: phases of the run by message type. `directory`: knows how many samples nodes have.
+    `model`: a model of the run. If a message carries a model, the reply is compared with that one,
+    but the types are always this model's: Flower's strategies turn integers, such as BatchNorm's
+    count of batches, into floats, and nodes return them as integers. `norm_threshold`: for norms of
+    updates, see :func:`protocol.outliers.absurdly_large`.
     """
 
     def __init__(
@@ -95,16 +88,8 @@ class Screening:
     ) -> dict[int, str]:
         """Why replies that stand out are rejected, by node; claims of the others are corrected.
 
-        Parameters
-        ----------
-        message_type : str
-            Of the phase.
-        messages : Mapping[int, Message]
-            What was sent, by node.
-        replies : Iterable[Message]
-            What came.
-        connected : callable
-            Lists the nodes that can take part.
+        `message_type`: of the phase. `messages`: what was sent, by node. `connected`: lists the
+        nodes that can take part.
         """
         phase = self.phases.get(message_type)
         if phase is None or not phase.compared:

@@ -74,18 +74,8 @@ class SecureSums:
     A sum continues without the nodes that are lost, at any step, as long as two thirds are left. A
     sum that fails is a phase in which no node sends anything usable.
 
-    Parameters
-    ----------
-    screening : Screening
-        Checks what nodes send.
-    summed : Collection[str]
-        Message types.
-    longest : float
-        L2 norm to which nodes shorten a longer update.
-    run_id : int
-        Flower's.
-    run_config : Mapping[str, bool | int | float | str]
-        Of the run, as nodes have it.
+    `screening`: checks what nodes send. `longest`: L2 norm to which nodes shorten a longer update.
+    `run_config`: of the run, as nodes have it.
     """
 
     def __init__(
@@ -110,19 +100,9 @@ class SecureSums:
     ) -> list[Message]:
         """Have a phase's answers summed.
 
-        Parameters
-        ----------
-        pipeline : Pipeline
-            Which the messages of all steps pass.
-        messages : list[Message]
-            Of one of the summed types.
-        timeout : float or None
-            Seconds to wait in each step, if shorter than the deadline.
-
-        Raises
-        ------
-        QuorumError
-            If fewer nodes than the quorum sent masked answers.
+        `pipeline`: which the messages of all steps pass. `messages`: of one of the summed types.
+        `timeout`: seconds to wait in each step, if shorter than the deadline. Raises QuorumError if
+        fewer nodes than the quorum sent masked answers.
         """
         phase, begun_with = messages[0].metadata.message_type, len(messages)
         nodes = [message.metadata.dst_node_id for message in messages]
@@ -151,12 +131,8 @@ class SecureSums:
     ) -> tuple[list[Message], float]:
         """Replies with the mean, and the seconds that masked answers took.
 
-        Raises
-        ------
-        QuorumError
-            If too few of the nodes that the phase began with sent masked answers.
-        SumError
-            If the sum fails before there are any.
+        Raises QuorumError if too few of the nodes that the phase began with sent masked answers.
+        Raises SumError if the sum fails before there are any.
         """
         if not FEWEST <= len(messages) <= MOST:
             raise SumError(

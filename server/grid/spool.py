@@ -20,10 +20,7 @@ class Spool:
 
     The file is temporary and unnamed, and goes with the last of its arrays or with the process.
 
-    Parameters
-    ----------
-    in_memory : int (default: 64 MiB)
-        Bytes of arrays to keep in memory.
+    `in_memory`: bytes of arrays to keep in memory.
     """
 
     def __init__(self, in_memory: int = IN_MEMORY) -> None:
@@ -32,12 +29,8 @@ class Spool:
     def keep(self, content: RecordDict) -> None:
         """Decode a reply's arrays; those stored in the file become `StoredArray`.
 
-        Raises
-        ------
-        ValueError
-            If bytes do not decode to an array of numbers.
-        OSError
-            If the disk is full.
+        Raises ValueError if bytes do not decode to an array of numbers. Raises OSError if the disk
+        is full.
         """
         for record in content.array_records.values():
             decode(record)

@@ -35,12 +35,7 @@ from flwr_distill.task.words import counted
 class SumError(RuntimeError):
     """A secure sum has failed; what there is of it stays under masks.
 
-    Parameters
-    ----------
-    reason : str
-        For the log.
-    doubts : Iterable[int] (default: ())
-        Nodes that may be why.
+    `reason`: for the log. `doubts`: nodes that may be why.
     """
 
     def __init__(self, reason: str, doubts: Iterable[int] = ()) -> None:
@@ -159,10 +154,7 @@ def doubtful(
 def mask_of(the_sum: Sum, place: int, survivors: list[int], secret: bytes, size: int) -> Masked:
     """What is to be taken off a sum for a member: its own mask, or those that do not cancel.
 
-    Raises
-    ------
-    ValueError
-        If the secret is not the one that the node has published.
+    Raises ValueError if the secret is not the one that the node has published.
     """
     peers = the_sum.peers
     if len(secret) != 32:
@@ -185,10 +177,7 @@ def mean_of(
 ) -> tuple[dict[str, Arrays], dict[str, float], int]:
     """Mean arrays by record, mean metrics, and all samples, of a sum of so many nodes.
 
-    Raises
-    ------
-    SumError
-        If the masks did not cancel: a node did not add what it should have.
+    Raises SumError if the masks did not cancel: a node did not add what it should have.
     """
     sums = dequantised(total)
     size = sums.size - 1 - 2 * len(SUMMED_METRICS)

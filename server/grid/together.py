@@ -12,12 +12,8 @@ from flwr_distill.protocol.messages import BATCH, PARTITIONS, TOGETHER
 def name_companions(messages: Iterable[Message], partitions: Mapping[int, int]) -> None:
     """Write into each message which nodes get the same one, by partition, and a number of theirs.
 
-    Parameters
-    ----------
-    messages : Iterable[Message]
-        Of one phase. Those with the very same records are taken for the same.
-    partitions : Mapping[int, int]
-        Partition of each virtual node that asks for it, by node id; others' messages stay.
+    `messages`: of one phase. Those with the very same records are taken for the same. `partitions`:
+    partition of each virtual node that asks for it, by node id; others' messages stay.
     """
     alike: dict[frozenset[tuple[str, int]], list[Message]] = defaultdict(list)
     for message in messages:

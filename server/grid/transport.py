@@ -40,24 +40,12 @@ Accept = Callable[[Message, Message], Message]
 
 @dataclass(frozen=True)
 class Received:
-    """What came of a phase's messages before the deadline.
+    """What came of a phase's messages before the deadline."""
 
-    Parameters
-    ----------
-    messages : list[Message]
-        What was sent.
-    replies : list[Message]
-        In the order in which they arrived.
-    seconds : float
-        How long it took.
-    wait : float
-        How long it might have taken.
-    """
-
-    messages: list[Message]
-    replies: list[Message]
-    seconds: float
-    wait: float
+    messages: list[Message]  # what was sent
+    replies: list[Message]  # in the order in which they arrived
+    seconds: float  # how long it took
+    wait: float  # how long it might have taken
 
     @property
     def phase(self) -> str:
@@ -68,18 +56,10 @@ class Received:
 class Transport:
     """Sends messages over Flower's grid and keeps their replies.
 
-    Parameters
-    ----------
-    grid : Grid
-        Flower's own grid, of a deployment or a simulation.
-    deadline : float
-        Seconds after which a phase ends without the nodes that have not replied.
-    failures : Failures, optional (default: None)
-        Where replies are reported that another node sent.
-    names : Mapping[int, str], optional (default: None)
-        Names of nodes by id, for the log; may grow meanwhile.
-    model : Mapping[str, ndarray], optional (default: None)
-        A model of the run, for which replies have room whatever they answer.
+    `grid`: Flower's own grid, of a deployment or a simulation. `deadline`: seconds after which a
+    phase ends without the nodes that have not replied. `failures`: where replies are reported that
+    another node sent. `names`: names of nodes by id, for the log; may grow meanwhile. `model`: a
+    model of the run, for which replies have room whatever they answer.
     """
 
     def __init__(
@@ -114,16 +94,8 @@ class Transport:
     ) -> Received:
         """Push messages, and check and count replies as they arrive, until the deadline.
 
-        Parameters
-        ----------
-        messages : list[Message]
-            Of one phase.
-        timeout : float or None
-            Seconds to wait, if shorter than the deadline.
-        title : str
-            Name of the phase in the log.
-        accept : Accept
-            Checks each reply.
+        `messages`: of one phase. `timeout`: seconds to wait, if shorter than the deadline. `title`:
+        name of the phase in the log. `accept`: checks each reply.
         """
         wait = min(self.deadline, math.inf if timeout is None else timeout)
         wait = min(wait, max(LEAST_WAIT, SHARE * (self.due - time.monotonic())))

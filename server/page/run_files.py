@@ -94,10 +94,7 @@ class RunFiles:
 def read_run(folder: Path) -> RunFiles:
     """Read the folder of a run.
 
-    Raises
-    ------
-    RunFilesError
-        If it is not the folder of a run, or a file is malformed.
+    Raises RunFilesError if it is not the folder of a run, or a file is malformed.
     """
     if not (folder / "settings.json").is_file():
         raise RunFilesError(

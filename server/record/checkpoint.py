@@ -44,14 +44,8 @@ class Checkpoint:
 class Checkpoints(Hook):
     """Writes a run's checkpoints; keeps the last ones, and that of the best round.
 
-    Parameters
-    ----------
-    folder : Path
-        The run's.
-    keep : int
-        How many of the last rounds to keep.
-    best : callable
-        Gives the best round so far; None if there is none.
+    `keep`: how many of the last rounds to keep. `best`: gives the best round so far; None if there
+    is none.
     """
 
     def __init__(self, folder: Path, keep: int, best: Callable[[], int | None]) -> None:
@@ -69,10 +63,7 @@ def save_checkpoint(
 ) -> Path:
     """Write a checkpoint atomically; remove all but the last `keep` and the one of round `best`.
 
-    Raises
-    ------
-    PackingError
-        If the state or the record contain unsupported types.
+    Raises PackingError if the state or the record contain unsupported types.
     """
     arrays: Arrays = {}
     content = json.dumps(pack(vars(checkpoint), arrays))
@@ -92,10 +83,7 @@ def save_checkpoint(
 def load_checkpoint(file: Path) -> Checkpoint:
     """Read a checkpoint.
 
-    Raises
-    ------
-    CheckpointError
-        If the file is not a checkpoint, of another format, truncated or changed.
+    Raises CheckpointError if the file is not a checkpoint, of another format, truncated or changed.
     """
     remedy = "remove the file to resume from the one before it"
     try:

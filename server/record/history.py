@@ -18,27 +18,10 @@ from flwr_distill.server.record.journal import Journal
 class History:
     """Measures each round, and has what a checkpoint keeps of them.
 
-    Parameters
-    ----------
-    ledger : Ledger
-        Bytes of the run.
-    journal : Journal
-        Metrics of its nodes.
-    state : Mapping[str, Any], optional (default: None)
-        A checkpoint's record (:meth:`state_dict`) if the run is resumed.
-
-    Attributes
-    ----------
-    started : str
-        When the run started, in UTC.
-    rows : list[RoundRow]
-        Rounds that are over.
-    topology : Mapping[str, Any]
-        Clusters of the last round that had any.
-    heads : dict[str, list[str]]
-        Heads of clusters, by round.
-    ledger : Ledger
-        Bytes of the run.
+    `ledger`: bytes of the run. `journal`: metrics of its nodes. `state`: a checkpoint's record
+    (:meth:`state_dict`) if the run is resumed. `started`: when the run started, in UTC. `rows`:
+    rounds that are over. `topology`: clusters of the last round that had any. `heads`: heads of
+    clusters, by round. `ledger`: bytes of the run.
     """
 
     def __init__(

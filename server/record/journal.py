@@ -21,13 +21,8 @@ class Journal(Hook, logging.Handler):
     As a context manager, it also records warnings and errors in Flower's log, where strategies
     report nodes.
 
-    Parameters
-    ----------
-    file : Path
-        Where to write.
-    rounds : int, optional (default: None)
-        For a resumed run, its finished rounds: lines of later ones are removed. None starts a new
-        file.
+    `file`: where to write. `rounds`: for a resumed run, its finished rounds: lines of later ones
+    are removed. None starts a new file.
     """
 
     def __init__(self, file: Path, rounds: int | None = None) -> None:
@@ -93,12 +88,7 @@ class Journal(Hook, logging.Handler):
     def book_data(self, nodes: Mapping[str, Mapping[str, Any]], server: str) -> None:
         """Record what nodes have read, each once, and what the server has.
 
-        Parameters
-        ----------
-        nodes : Mapping[str, Mapping[str, Any]]
-            Samples and fingerprint by node.
-        server : str
-            Fingerprint of its data set.
+        `nodes`: samples and fingerprint by node. `server`: fingerprint of its data set.
         """
         new = {node: read for node, read in nodes.items() if node not in self._read}
         if new:

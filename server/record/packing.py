@@ -22,10 +22,7 @@ def pack(value: Any, arrays: Arrays, name: str = "") -> Any:
     lists, tuples, sets and mappings of these. Tuples and sets become lists, tensors become arrays.
     `name` is the path of the value, for error messages and array names.
 
-    Raises
-    ------
-    PackingError
-        If the data contain anything else.
+    Raises PackingError if the data contain anything else.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -52,10 +49,7 @@ def pack(value: Any, arrays: Arrays, name: str = "") -> Any:
 def unpack(packed: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
     """Undo :func:`pack`.
 
-    Raises
-    ------
-    KeyError, TypeError, ValueError
-        If `packed` was not made by it.
+    Raises KeyError or TypeError or ValueError if `packed` was not made by it.
     """
     if isinstance(packed, list):
         return [unpack(item, arrays) for item in packed]

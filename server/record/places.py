@@ -19,17 +19,11 @@ def returned_nodes(
 ) -> dict[int, int]:
     """New id of each node that is back, by its old one.
 
-    Parameters
-    ----------
-    places : Mapping[int, str]
-        What each node of the checkpoint was known by, such as its partition, in the order in which
-        they were met: the last of several with the same is the one that counts.
-    keys : Mapping[int, str]
-        Fingerprints of the keys or secrets that they had shown.
-    claims : Mapping[int, str]
-        What the nodes that are connected now say that they are known by.
-    shown : Mapping[int, str]
-        Fingerprints of the keys or secrets that these have shown.
+    `places`: what each node of the checkpoint was known by, such as its partition, in the order in
+    which they were met: the last of several with the same is the one that counts. `keys`:
+    fingerprints of the keys or secrets that they had shown. `claims`: what the nodes that are
+    connected now say that they are known by. `shown`: fingerprints of the keys or secrets that
+    these have shown.
     """
     returned = {}
     for name, old in {name: old for old, name in places.items()}.items():

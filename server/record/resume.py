@@ -57,10 +57,7 @@ MAY_CHANGE_ON_RESUME = {
 def find_run_to_resume(settings: RunSettings, run_id: int) -> Path:
     """Folder of the run that ``resume`` names, or of a new run.
 
-    Raises
-    ------
-    CheckpointError
-        If ``resume`` is set and there is no checkpoint.
+    Raises CheckpointError if ``resume`` is set and there is no checkpoint.
     """
     if not settings.resume:
         return Path(settings.runs_dir) / str(run_id)
@@ -91,15 +88,8 @@ def find_run_to_resume(settings: RunSettings, run_id: int) -> Path:
 def checkpoint_to_resume(settings: RunSettings, folder: Path, data: str = "") -> Checkpoint | None:
     """Load the last checkpoint in a locked folder; None for a new run.
 
-    Parameters
-    ----------
-    data : str (default: "")
-        Fingerprint of the server's data set; empty if it has none.
-
-    Raises
-    ------
-    CheckpointError
-        If the checkpoint is damaged, settings or data differ, or no round is left.
+    `data`: fingerprint of the server's data set; empty if it has none. Raises CheckpointError if
+    the checkpoint is damaged, settings or data differ, or no round is left.
     """
     if not settings.resume:
         return None
@@ -140,10 +130,7 @@ def way_to_resume(strategy: Strategy, folder: Path) -> str:
 def lock_run_folder(folder: Path) -> Iterator[Path]:
     """Create and lock a run's folder; wait a while for a run that was just stopped.
 
-    Raises
-    ------
-    CheckpointError
-        If another process keeps it locked.
+    Raises CheckpointError if another process keeps it locked.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
@@ -189,10 +176,7 @@ def state_of(strategy: Strategy) -> dict[str, Any]:
 def load_state(strategy: Strategy, state: Mapping[str, Any]) -> None:
     """Load what `state_of` gave.
 
-    Raises
-    ------
-    KeyError, TypeError, ValueError
-        If it is another strategy's, or damaged.
+    Raises KeyError or TypeError or ValueError if it is another strategy's, or damaged.
     """
     if hasattr(strategy, "load_state_dict"):
         strategy.load_state_dict(state)
@@ -207,11 +191,8 @@ def restore(strategy: Strategy, checkpoint: Checkpoint, roster: Roster) -> None:
 
     Nodes may be back with new ids, if they or the SuperLink restarted; see `returned_nodes`.
 
-    Raises
-    ------
-    CheckpointError
-        If the state is another strategy's, or another version's; or if the strategy has a loop of
-        its own, which would start over.
+    Raises CheckpointError if the state is another strategy's, or another version's; or if the
+    strategy has a loop of its own, which would start over.
     """
     if has_own_loop(type(strategy)):
         raise CheckpointError(

@@ -34,10 +34,7 @@ def full_id(text: str, ids: Sequence[str]) -> str:
 
     ``latest`` is the last one.
 
-    Raises
-    ------
-    RunIdError
-        If there is none, or there are several.
+    Raises RunIdError if there is none, or there are several.
     """
     if text in ids:
         return text

@@ -42,10 +42,7 @@ def results_in(folder: Path, way_to_resume: str) -> Iterator[None]:
 def check_writable(folder: Path) -> None:
     """Check that a folder is there or can be made, and that files can be written to it.
 
-    Raises
-    ------
-    ResultsError
-        If not; names what is in the way.
+    Raises ResultsError if not; names what is in the way.
     """
     there = next(place for place in (folder, *folder.parents) if os.path.exists(place))
     if not there.is_dir():
