@@ -11,19 +11,56 @@ from flwr.app import ArrayRecord, MetricRecord
 from flwr.common import log
 from torch import nn
 
-from flwr_distill.protocol.arrays import as_arrays
-from flwr_distill.server.evaluation import server_evaluation
+from flwr_distill.protocol.arrays import as_arrays, as_tensors
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.task.augmentation import chosen_changes
 from flwr_distill.task.auxiliary_names import OWN_FILE
-from flwr_distill.task.backbones import whole_state
+from flwr_distill.task.backbones import Frozen, whole_state
 from flwr_distill.task.compute.device import choose_device, describe_device
-from flwr_distill.task.datasets import Dataset, DataSpec, fingerprint_of
+from flwr_distill.task.datasets import Dataset, DataSpec, Samples, fingerprint_of
 from flwr_distill.task.datasets.registry import data_root
 from flwr_distill.task.errors import SettingsError
+from flwr_distill.task.evaluation import outputs, predict
 from flwr_distill.task.file_state import FilesChangedError
 from flwr_distill.task.models import ModelError, last_dense, model_of
 from flwr_distill.task.source import check_partition_settings, data_spec, server_data, source_files
+
+
+def server_evaluation(
+    model: nn.Module, test: Samples, device: torch.device | str = "cpu"
+) -> Callable[[int, ArrayRecord], MetricRecord]:
+    """Build what evaluates a round's model; overwrites the weights of `model`.
+
+    It returns ``accuracy`` in [0, 1], ``loss`` (mean cross-entropy, nats) and ``class-accuracy``, a
+    list with NaN for classes without samples.
+    """
+    labels = test.labels.cpu()
+    class_sizes = labels.bincount()
+    samples = test
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        nonlocal samples
+        model.load_state_dict(as_tensors(as_arrays(arrays)))
+        if samples is test and isinstance(model, Frozen) and not model.trained:
+            samples = _as_vectors(model, test, device)  # once: they do not change
+        predicted, loss = predict(model, samples, device)
+        correct = predicted == labels
+        hits = labels[correct].bincount(minlength=len(class_sizes))
+        return MetricRecord(
+            {
+                "accuracy": int(correct.sum()) / len(correct),
+                "loss": loss,
+                "class-accuracy": (hits.double() / class_sizes).tolist(),
+            }
+        )
+
+    return evaluate
+
+
+def _as_vectors(model: Frozen, samples: Samples, device: torch.device | str) -> Samples:
+    model.to(device).eval()
+    return Samples(outputs(model.vectors, samples.inputs, device), samples.labels)
+
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord]
 

@@ -4,8 +4,8 @@ import hashlib
 import re
 
 from flwr_distill.server.export.description import Description
-from flwr_distill.server.page.comparison import accuracy_of, best
 from flwr_distill.server.page.method import disclosed, private_by_method
+from flwr_distill.server.page.numbers import accuracy_of, best
 from flwr_distill.server.page.privacy import of_whole_nodes, spent
 from flwr_distill.server.page.run_files import RunFiles
 from flwr_distill.server.page.words import percent

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from flwr_distill.protocol.arrays import as_arrays, as_tensors
 from flwr_distill.protocol.meeting import one_line
 from flwr_distill.server.export.description import KEY, Description
-from flwr_distill.server.page.comparison import best
 from flwr_distill.server.page.method import method_of_run
+from flwr_distill.server.page.numbers import best
 from flwr_distill.server.page.run_files import RunFiles
 from flwr_distill.server.record.checkpoint import checkpoints, load_checkpoint
 from flwr_distill.task.models import create_model

@@ -47,10 +47,10 @@ from flwr_distill.protocol.secure_sums import (
     summed_records,
     told_alike,
 )
-from flwr_distill.server.grid.blame import Blame
 from flwr_distill.server.grid.pipeline import Pipeline
 from flwr_distill.server.grid.screening import Screening
 from flwr_distill.server.grid.sums import (
+    Blame,
     Sum,
     SumError,
     doubtful,

@@ -1,25 +1,61 @@
 """Sends a phase's messages and polls for the replies, until a deadline."""
 
 import math
+import re
+import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from flwr.app import Message, MessageType
+from flwr.app import ConfigRecord, Message, MessageType
 from flwr.serverapp import Grid
 
 from flwr_distill.protocol.arrays import Arrays
 from flwr_distill.protocol.edge import SHARE
-from flwr_distill.protocol.messages import ROUTE
+from flwr_distill.protocol.messages import BATCH, PARTITIONS, ROUTE, TOGETHER
 from flwr_distill.protocol.replies import set_aside
 from flwr_distill.server.grid.exchange import exchange_over
 from flwr_distill.server.grid.failures import Failures
-from flwr_distill.server.grid.ids import make_id_random
 from flwr_distill.server.grid.inbox import Most
 from flwr_distill.server.grid.ledger import Ledger, content_bytes, num_parts
 from flwr_distill.server.grid.progress import Progress
 from flwr_distill.server.grid.spool import Spool
-from flwr_distill.server.grid.together import name_companions
+
+RANDOM_BYTES = 16
+"""Bytes of chance in a message's id."""
+_NONCE = re.compile(rf"#[0-9a-f]{{{2 * RANDOM_BYTES}}}$")
+
+
+def make_id_random(message: Message) -> None:
+    """Put random bits into a message, before it is pushed.
+
+    A message's id is the hash of its metadata and content. Without these bits any node can compute
+    it from its own message, but for another node's id and a time in microseconds. A node that knows
+    an id can try to reply to it. The bits follow the group, the only text in Flower's metadata that
+    is free; replies repeat it, so that their ids are as random.
+    """
+    group = _NONCE.sub("", message.metadata.group_id)
+    message.metadata.group_id = f"{group}#{secrets.token_hex(RANDOM_BYTES)}"
+
+
+def name_companions(messages: Iterable[Message], partitions: Mapping[int, int]) -> None:
+    """Write into each message which nodes get the same one, by partition, and a number of theirs.
+
+    `messages`: of one phase. Those with the very same records are taken for the same. `partitions`:
+    partition of each virtual node that asks for it, by node id; others' messages stay.
+    """
+    alike: dict[frozenset[tuple[str, int]], list[Message]] = defaultdict(list)
+    for message in messages:
+        if message.metadata.dst_node_id in partitions:
+            records = frozenset((name, id(record)) for name, record in message.content.items())
+            alike[records].append(message)
+    for group in alike.values():
+        companions = sorted({partitions[message.metadata.dst_node_id] for message in group})
+        record = ConfigRecord({PARTITIONS: companions, BATCH: secrets.randbits(63)})
+        for message in group:
+            message.content[TOGETHER] = record
+
 
 FIRST_POLL = 0.02
 LONGEST_POLL = 0.5

@@ -1,15 +1,12 @@
-"""What a run cost (bytes, time), and its warnings."""
+"""What a run cost: bytes and time."""
 
 from collections import defaultdict
 from typing import Any
 
 from flwr_distill.protocol.registry import phase_titles
-from flwr_distill.server.page.notices import rounds_by_text
 from flwr_distill.server.page.run_files import RunFiles
-from flwr_distill.server.page.words import data_size, seconds, spans
+from flwr_distill.server.page.words import data_size, seconds
 from flwr_distill.strategies.common.sections import Section, Table
-
-MOST_WARNINGS = 100
 
 
 def traffic(run: RunFiles) -> Section | None:
@@ -98,16 +95,3 @@ def times(run: RunFiles) -> Section | None:
             )
         ],
     )
-
-
-def warnings(run: RunFiles) -> Section:
-    """Warnings of the run; equal ones are listed once, with their rounds."""
-    rounds = rounds_by_text(run, "warning")
-    if not rounds:
-        return Section("Faults", ["None: no warning in the log, no reply rejected."])
-    rows = [[text, spans(numbers), str(len(numbers))] for text, numbers in rounds.items()]
-    text = "All warnings in the run's log: nodes that failed or were late, replies rejected."
-    if len(rows) > MOST_WARNINGS:
-        text += f" The first {MOST_WARNINGS} of {len(rows)}; journal.jsonl has them all."
-    table = Table(["warning", "rounds", "#times"], rows[:MOST_WARNINGS])
-    return Section("Faults", [text], [table])

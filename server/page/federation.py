@@ -3,14 +3,15 @@
 from markupsafe import Markup
 
 from flwr_distill.server.page.drawings import cluster_nodes, cluster_star, dot_plot, leader_grid
-from flwr_distill.server.page.layout import scrolling
 from flwr_distill.server.page.run_files import RunFiles
 from flwr_distill.server.page.words import between
 from flwr_distill.strategies.common.sections import Figure, Section
 from flwr_distill.task.words import counted
 
-MOST_IN_HALF = 14
+MAX_IN_HALF = 14
 """With more nodes or rounds, a drawing takes the full width of the page."""
+SCROLLING = Markup('<div class="scroll">{}</div>')
+"""Lets a wide drawing scroll on narrow pages."""
 
 
 def topology(run: RunFiles) -> Section | None:
@@ -30,7 +31,7 @@ def topology(run: RunFiles) -> Section | None:
         colours = counted(len(groups), "homogeneous group")
         caption += f" Colours are the {colours}: nodes with similar labels."
     drawing = Markup('<div class="clusters">{}</div>').format(Markup().join(stars))
-    figures = [Figure("Clusters", caption, drawing, wide=sum(sizes) > MOST_IN_HALF)]
+    figures = [Figure("Clusters", caption, drawing, wide=sum(sizes) > MAX_IN_HALF)]
     heads = run.topology.get("heads", {})
     if led and len({tuple(sorted(those)) for those in heads.values()}) > 1:
         figures.append(
@@ -38,8 +39,8 @@ def topology(run: RunFiles) -> Section | None:
                 "Who led",
                 "A row for each node that was ever a head or leader, a column for each round: "
                 "filled when it was one.",
-                scrolling(leader_grid(run.topology)),
-                wide=len(heads) > MOST_IN_HALF,
+                SCROLLING.format(leader_grid(run.topology)),
+                wide=len(heads) > MAX_IN_HALF,
             )
         )
     return Section("Who worked with whom", figures=figures)
@@ -57,8 +58,8 @@ def partition(run: RunFiles) -> Section | None:
         f"Nodes hold {between(classes)} classes and {between(sizes)} samples, held-out samples "
         "included."
     )
-    drawing = scrolling(dot_plot(run.partition, run.class_name))
-    figure = Figure("Samples", caption, drawing, wide=len(sizes) > MOST_IN_HALF)
+    drawing = SCROLLING.format(dot_plot(run.partition, run.class_name))
+    figure = Figure("Samples", caption, drawing, wide=len(sizes) > MAX_IN_HALF)
     text = (
         "Computed from the settings, which say how the data set is split. Class counts are "
         "private: nodes were not asked for them, and private data sets are not shown."

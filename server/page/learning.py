@@ -2,13 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from flwr_distill.server.page.comparison import best
-from flwr_distill.server.page.curves import Point, Series, finite
+from flwr_distill.server.page.drawings import Point, Series, colour_beside_main, finite
 from flwr_distill.server.page.layout import chart
+from flwr_distill.server.page.numbers import best
 from flwr_distill.server.page.run_files import RunFiles
-from flwr_distill.server.page.svg import colour_beside_main
 from flwr_distill.server.page.words import percent
 from flwr_distill.strategies.common.sections import Figure, Section
 from flwr_distill.task.words import counted
@@ -106,4 +106,4 @@ def _spread(
     )
     figure = chart(title, caption, series, y_label, y_max=y_max)
     faint = [("faint", f"each other {what}")] if others else []
-    return Figure(title, caption, figure.drawing, [*figure.legend, *faint])
+    return replace(figure, legend=[*figure.legend, *faint])

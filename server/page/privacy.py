@@ -5,7 +5,7 @@ from flwr_distill.server.page.run_files import RunFiles
 from flwr_distill.strategies.common.sections import Section, Table
 from flwr_distill.task.words import counted
 
-MOST_OPEN = 12
+MAX_OPEN = 12
 """With more nodes, the table is folded."""
 EXPLAINED = (
     "It bounds how much a node's messages in this run reveal about whether any one sample was in "
@@ -53,7 +53,7 @@ def privacy(run: RunFiles) -> Section | None:
         f"{max(epsilons.values()):.3g}, at delta = {train['dp-delta']:g}."
     )
     rows = [[node, f"{epsilon:.3g}"] for node, epsilon in epsilons.items()]
-    folded = f"Epsilon of {len(rows)} nodes" if len(rows) > MOST_OPEN else ""
+    folded = f"Epsilon of {len(rows)} nodes" if len(rows) > MAX_OPEN else ""
     texts = (largest, of_whole_nodes(run), EXPLAINED if covered else TRAINED_WITHOUT)
     return Section(
         "Differential privacy",

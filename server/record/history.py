@@ -11,7 +11,7 @@ from flwr.app import MetricRecord
 
 from flwr_distill.server.grid.ledger import Ledger
 from flwr_distill.server.hooks import RoundRow
-from flwr_distill.server.page.comparison import best
+from flwr_distill.server.page.numbers import best
 from flwr_distill.server.record.journal import Journal
 
 

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from flwr_distill.server import app
 from flwr_distill.server.app import main
 from flwr_distill.server.hooks import Hook, Hooks
-from flwr_distill.server.record.report import Report
+from flwr_distill.server.record.hooks import Report
 from flwr_distill.server.rounds import NothingLearntError
 
 NODES = 2

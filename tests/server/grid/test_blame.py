@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flwr_distill.links.masks import threshold
-from flwr_distill.server.grid.blame import Blame
-from flwr_distill.server.grid.sums import liars, most_hostile
+from flwr_distill.server.grid.sums import Blame, liars, most_hostile
 
 
 @given(st.data())

@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flwr_distill.server.grid.ids import RANDOM_BYTES, make_id_random
+from flwr_distill.server.grid.transport import RANDOM_BYTES, make_id_random
 from tests.grids import plain_grid
 
 BITS = 128

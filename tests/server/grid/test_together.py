@@ -4,7 +4,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from flwr_distill.server.app import main
-from flwr_distill.server.grid.together import name_companions
+from flwr_distill.server.grid.transport import name_companions
 
 
 def test_nodes_with_the_very_same_records_are_companions():

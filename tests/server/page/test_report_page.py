@@ -7,8 +7,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from flwr_distill.server.page.curves import Series, line_chart
-from flwr_distill.server.page.drawings import cluster_star, dot_plot, leader_grid
+from flwr_distill.server.page.drawings import (
+    Series,
+    cluster_star,
+    dot_plot,
+    leader_grid,
+    line_chart,
+)
 from flwr_distill.server.page.run_files import RunFilesError, read_run
 from flwr_distill.server.page.run_page import run_page
 

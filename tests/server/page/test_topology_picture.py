@@ -5,7 +5,7 @@ from io import BytesIO
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 
-from flwr_distill.server.page.topology_picture import topology_picture
+from flwr_distill.server.page.drawings import topology_picture
 
 TOPOLOGY = {
     "clusters": [{"head": "10", "members": ["2"]}, {"head": "3", "members": []}],

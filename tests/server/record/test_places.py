@@ -3,7 +3,7 @@
 import pytest
 
 from flwr_distill.links.store import SECRET
-from flwr_distill.server.record.places import returned_nodes
+from flwr_distill.server.record.resume import returned_nodes
 from flwr_distill.server.roster import Roster
 
 FIRST = 2**64 - 1000  # as in conftest.py
