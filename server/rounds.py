@@ -15,7 +15,7 @@ from flwr_distill.protocol.method import Method
 from flwr_distill.protocol.registry import check_config, phases_of
 from flwr_distill.protocol.replies import NothingUsableError
 from flwr_distill.server.aggregation import AggregateTrain, aggregate_finite
-from flwr_distill.server.grid.failures import told
+from flwr_distill.server.grid.failures import reasons_text
 from flwr_distill.server.grid.grid import RunGrid
 from flwr_distill.server.hooks import Hook, RoundEnd, RunEnd, RunStart
 from flwr_distill.server.own_loop import Observed, OwnLoop
@@ -110,7 +110,7 @@ class Rounds:
             train_config=self.train_config(),
         )
         if not result.arrays:
-            reasons = told(self.grid.failures) or "the log says why"
+            reasons = reasons_text(self.grid.failures) or "the log says why"
             raise NothingLearntError(
                 f"start = {self.settings.start!r} made no model: {reasons} ({START_AGAIN})"
             )
@@ -129,7 +129,7 @@ class Rounds:
             else:
                 arrays = self._loop(done)
         except NothingUsableError as error:
-            reasons = told(self.grid.failures) or "no node gave a reason"
+            reasons = reasons_text(self.grid.failures) or "no node gave a reason"
             raise NothingLearntError(f"{error}: {reasons} ({START_AGAIN})") from error
         if arrays is None:
             rounds = self.settings.num_rounds - (done or 0)
@@ -225,7 +225,7 @@ class Rounds:
             what = "the strategy could use nothing that nodes sent"
         else:
             return ""
-        return f"{what}: {told(self.grid.failures) or 'the log says why'}"
+        return f"{what}: {reasons_text(self.grid.failures) or 'the log says why'}"
 
     def _topology(self) -> dict[str, Any] | None:
         """The strategy's clusters, with nodes by name; None if it has none."""

@@ -9,14 +9,14 @@ from flwr_distill.server.grid.transport import Transport
 from flwr_distill.strategies.common.directory import Directory
 
 
-def plain_grid(grid, deadline, journal=None, names=None, **settings):
+def plain_grid(grid, deadline, journal=None, names=(), **settings):
     """A grid that accepts all replies; `settings` are those of `RunGrid`."""
     return RunGrid(Transport(grid, deadline, Failures(journal), names), **settings)
 
 
 def screening_grid(
     grid,
-    deadline,
+    deadline=60,
     *,
     journal=None,
     phases=None,
@@ -29,9 +29,9 @@ def screening_grid(
     """A grid that screens replies; `summed` are arguments of `SecureSums`, if it has them."""
     directory = directory or Directory()
     phases = phases_of(None) if phases is None else phases
-    screening = Screening(phases, directory, model, norm_threshold)
+    screening = Screening(phases, directory, model or {}, norm_threshold)
     return RunGrid(
-        Transport(grid, deadline, Failures(journal), directory.names, model),
+        Transport(grid, deadline, Failures(journal), directory.names, model or {}),
         screening,
         SecureSums(screening, **summed) if summed else None,
         phases=phases,

@@ -22,14 +22,9 @@ class RunGrid(Grid):
     """Flower's interface to a run's transport, ledger, screening and secure sums.
 
     Nodes and replies come in the order of ``nodes.order``, so sums over replies do not depend on
-    which node was faster.
-
-    `transport`: sends and receives, over the Grid that Flower passes to a ServerApp. `screening`:
-    checks replies; None accepts all. `sums`: answers some phases with sums; None for a run without
-    secure sums. `phases`: phases of the run by message type; None allows those of all methods.
-    `seed`: seed of the run, for sampling nodes. `quorum`: share of nodes that must send a usable
-    reply in time, in phases with a quorum. `hooks`: what sees the end of each phase; None for the
-    journal alone.
+    which node was faster. Without `screening` all replies are accepted; `phases` are by default
+    those of all methods. In phases with a quorum, a share `quorum` of the nodes must send a usable
+    reply in time. `hooks` (default: the journal) see the end of each phase.
     """
 
     def __init__(
@@ -115,12 +110,11 @@ class RunGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Push the messages of a phase and wait for replies, until the deadline.
+        """Push the messages of a phase, all of one type, and wait for replies until the deadline.
 
-        `messages`: all of one type. `timeout`: seconds to wait, if shorter than the transport's
-        deadline. Returns replies, error replies included, in the order of the nodes. The log names
-        the nodes that did not reply in time. Raises QuorumError if fewer nodes than the quorum sent
-        a usable reply.
+        Returns replies, error replies included, in the order of the nodes; the log names late
+        nodes. A `timeout` in seconds may shorten the deadline. Raises QuorumError if fewer nodes
+        than the quorum sent a usable reply.
         """
         messages = list(messages)
         if not messages:

@@ -9,20 +9,17 @@ from flwr.serverapp import Grid
 from flwr_distill.strategies.common.waiting import TooFewNodesError
 
 PAUSE_SHARE = 0.1
-"""Share of a phase's deadline; who pauses longer between two calls for the nodes is not waiting."""
+"""Share of a phase's deadline; a strategy that pauses longer between polls is not waiting."""
 MIN_PAUSE = 5.0
 """Least such pause, in seconds; Flower's strategies poll every second."""
 WAIT_MARGIN = 2.0
-"""Seconds beyond the deadline, in which waits that have their own error raise that one."""
+"""Seconds beyond the deadline, in which waits with their own error raise that one."""
 SAME_LIST = 0.5
 """Seconds for which a list of connected nodes is reused within a phase."""
 
 
 class Nodes:
-    """Lists the nodes that can take part, in a fixed order.
-
-    `deadline`: seconds that a strategy may wait for nodes.
-    """
+    """Lists the nodes that can take part, in a fixed order; `deadline` is in seconds."""
 
     def __init__(self, grid: Grid, deadline: float) -> None:
         self.order: Mapping[int, int] = {}
@@ -40,11 +37,10 @@ class Nodes:
         self._polled = -math.inf
 
     def ids(self) -> list[int]:
-        """Ids of connected nodes that can take part, in the order of ``order``.
+        """Ids of connected nodes that can take part, by rank.
 
-        Raises TooFewNodesError if no node has been connected for as long as a phase may take. Or if
-        a strategy has polled for so long, without a message or a pause, because it needs more
-        nodes.
+        Raises TooFewNodesError if for the deadline's time no node was connected, or the strategy
+        has only polled for more nodes, without a message or a pause.
         """
         # Flower counts the nodes, then samples that many from a second list, and waits without
         # end if that one is shorter: both must be the same list.

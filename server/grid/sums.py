@@ -36,11 +36,11 @@ from flwr_distill.task.words import counted
 
 
 class Blame:
-    """Nodes that secure sums go without.
+    """Nodes that secure sums exclude.
 
-    One that has lied for all to see is left out until the run ends. One that may be why a sum has
-    failed, such as one that was silent, is asked again after 1, 2, 4, 8 ... rounds, so that it
-    spoils the fewer sums the more it has spoilt, and a lost connection costs no more than a round.
+    A proven liar is excluded until the run ends. A node that may be why a sum has failed, such as
+    a silent one, is asked again after 1, 2, 4, 8 ... rounds. So a lost connection costs one round,
+    and a node that spoils sums spoils ever fewer.
     """
 
     def __init__(self) -> None:
@@ -49,22 +49,22 @@ class Blame:
         self._retries = Retries()
 
     def lied(self, node: int, reason: str) -> None:
-        """Leave a node out until the run ends."""
+        """Exclude a node until the run ends."""
         if node not in self._lies:
             log(WARNING, "Secure sums continue without node %d: %s", node, reason)
             self._lies[node] = reason
 
     def doubted(self, nodes: Iterable[int], server_round: int, reason: str) -> None:
-        """Let nodes pause that may be why a sum has failed in this round."""
+        """Pause nodes that may be why a sum has failed in this round."""
         for node in nodes:
             if node not in self._lies and self._retries.due(node, server_round):
                 self._retries.failed(node, server_round)
                 self._doubts[node] = reason
 
-    def left_out(self, nodes: Collection[int], server_round: int, fewest: int) -> dict[int, str]:
-        """Why a round's sums go without some of these nodes, by node.
+    def excluded(self, nodes: Collection[int], server_round: int, min_left: int) -> dict[int, str]:
+        """Why a round's sums exclude some of these nodes, by node.
 
-        Pauses end early where fewer than `fewest` nodes would be left.
+        Pauses end early where fewer than `min_left` nodes would be left.
         """
         lies = {node: self._lies[node] for node in nodes if node in self._lies}
         pausing = {
@@ -72,14 +72,11 @@ class Blame:
             for node in nodes
             if node not in lies and not self._retries.due(node, server_round)
         }
-        return lies if len(nodes) - len(lies) - len(pausing) < fewest else lies | pausing
+        return lies if len(nodes) - len(lies) - len(pausing) < min_left else lies | pausing
 
 
 class SumError(RuntimeError):
-    """A secure sum has failed; what there is of it stays under masks.
-
-    `reason`: for the log. `doubts`: nodes that may be why.
-    """
+    """A secure sum has failed and stays masked; `doubts` are nodes that may be why."""
 
     def __init__(self, reason: str, doubts: Iterable[int] = ()) -> None:
         super().__init__(reason)
@@ -88,21 +85,17 @@ class SumError(RuntimeError):
 
 @dataclass(frozen=True)
 class Sum:
-    """A secure sum on its way.
-
-    `members` are places of the nodes whose shares the others hold, `shares` what these said of
-    them, by place; `context` is what masks depend on, `most` bounds the samples that count.
-    """
+    """A secure sum that is not complete."""
 
     peers: Peers
-    context: bytes
-    needed: int
-    shares: Mapping[int, Shares]
-    most: int
+    context: bytes  # what masks depend on
+    needed: int  # shares of a secret that open it
+    shares: Mapping[int, Shares]  # by place of the node that shared its secrets
+    most: int  # samples of a node that count
 
     @property
     def members(self) -> list[int]:
-        """Places, in order."""
+        """Places of the nodes that shared their secrets, in order."""
         return sorted(self.shares)
 
     def node(self, place: int) -> int:
@@ -146,9 +139,9 @@ def shares_of(
     survivors: Collection[int],
     helpers: Mapping[int, Sequence[bytes]],
 ) -> dict[int, bytes]:
-    """Shares of a member's secret as the member has told them, by the helper that gave them."""
-    position, told = the_sum.members.index(place), the_sum.shares[place]
-    digests = told.seed_digests if place in survivors else told.key_digests
+    """Shares of a member's secret that have the digests it published, by helper."""
+    position, shared = the_sum.members.index(place), the_sum.shares[place]
+    digests = shared.seed_digests if place in survivors else shared.key_digests
     return {
         helper: given[position]
         for helper, given in helpers.items()
@@ -156,17 +149,17 @@ def shares_of(
     }
 
 
-def most_hostile(num_nodes: int, needed: int) -> int:
-    """Nodes of a sum that may be hostile, so that one whom more accuse has lied."""
+def max_hostile(num_nodes: int, needed: int) -> int:
+    """Nodes of a sum that may be hostile: a node that more than these accuse has lied."""
     return max(num_nodes - needed, 1)
 
 
 def liars(the_sum: Sum, wrong: Collection[tuple[int, int]]) -> dict[int, str]:
-    """Nodes whose shares differ from what was told more often than hostile others can cause.
+    """Nodes with more wrong shares than hostile others can cause, and the reason.
 
     `wrong` are pairs of a helper and the member whose share it did not give.
     """
-    most = most_hostile(len(the_sum.peers.nodes), the_sum.needed)
+    most = max_hostile(len(the_sum.peers.nodes), the_sum.needed)
     lies = {}
     for place in the_sum.members:
         given = sum(helper == place for helper, _ in wrong)
@@ -185,7 +178,7 @@ def doubtful(
     wrong: Collection[tuple[int, int]],
     lies: Mapping[int, str],
 ) -> set[int]:
-    """Nodes that may be why masks stay on, where no liar explains it."""
+    """Nodes that may be why masks could not be removed, where no liar explains it."""
     unexplained = {place for place in closed if the_sum.node(place) not in lies}
     if not unexplained:
         return set()
@@ -195,7 +188,7 @@ def doubtful(
 
 
 def mask_of(the_sum: Sum, place: int, survivors: list[int], secret: bytes, size: int) -> Masked:
-    """What is to be taken off a sum for a member: its own mask, or those that do not cancel.
+    """The mask to subtract from a sum for a member: its own, or those that do not cancel.
 
     Raises ValueError if the secret is not the one that the node has published.
     """
@@ -220,16 +213,14 @@ def mean_of(
 ) -> tuple[dict[str, Arrays], dict[str, float], int]:
     """Mean arrays by record, mean metrics, and all samples, of a sum of so many nodes.
 
-    Raises SumError if the masks did not cancel: a node did not add what it should have.
+    Raises SumError if the masks did not cancel.
     """
     sums = dequantised(total)
     size = sums.size - 1 - 2 * len(SUMMED_METRICS)
     changes, weight, metrics = sums[:size], sums[size], sums[size + 1 :].reshape(-1, 2)
-    if not num_nodes <= weight <= MOST_WEIGHT or weight % 1:
-        raise SumError("the masks do not cancel: a node added others than it should have")
-    changes /= weight
-    if not (np.abs(changes) <= LARGEST_VALUE).all():
-        raise SumError("the masks do not cancel: a node added others than it should have")
+    is_weight = num_nodes <= weight <= MOST_WEIGHT and not weight % 1
+    if not (is_weight and (np.abs(changes := changes / weight) <= LARGEST_VALUE).all()):
+        raise SumError("the masks do not cancel: a node added wrong ones")
     means: dict[str, Arrays] = {}
     for record, arrays in records.items():
         size = sum(array.size for array in arrays.values())
@@ -243,7 +234,7 @@ def mean_of(
 
 
 def _moved(start: Arrays, changes: NDArray[np.float64], *, from_zero: bool) -> Arrays:
-    """The arrays after a change of all their numbers, or that change itself."""
+    """The arrays after a change of all their numbers, or the change alone."""
     moved = {}
     for name, array in start.items():
         change, changes = changes[: array.size].reshape(array.shape), changes[array.size :]

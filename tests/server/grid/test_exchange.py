@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr_distill.flower import lines
 from flwr_distill.server.grid import exchange as exchange_module
 from flwr_distill.server.grid.exchange import Exchange, exchange_over
-from flwr_distill.server.grid.inbox import ASKED, Most, OneByOneInbox
+from flwr_distill.server.grid.inbox import PULLS, Most, OneByOneInbox
 from tests.grids import plain_grid
 
 END = 2.0**40
@@ -97,13 +97,13 @@ def test_a_superlink_that_is_away_is_no_fault_of_a_node(memory_grid, monkeypatch
 
 
 def test_many_nodes_are_asked_for_in_turn_and_a_few_at_a_time(memory_grid, monkeypatch):
-    count = 2 * ASKED + 10
+    count = 2 * PULLS + 10
     grid = memory_grid({node: lambda message: None for node in range(1, count + 1)})
     inbox, asked = inbox_of(grid, count), []
     monkeypatch.setattr(grid, "pull_messages", lambda ids: asked.extend(ids) or [])
     for fetch in range(1, 4):
         assert list(inbox.fetch(END)) == []
-        assert len(asked) == fetch * ASKED
+        assert len(asked) == fetch * PULLS
     assert set(asked) == inbox.waiting
     assert list(inbox.fetch(time.monotonic() - 1)) == []
-    assert len(asked) == 3 * ASKED
+    assert len(asked) == 3 * PULLS

@@ -424,8 +424,8 @@ def test_a_node_weighs_what_it_said_at_first_whatever_it_claims(directory, claim
     answers[2] = lambda message: with_metric("num-examples", claim)(message, honest(2)(message))
     replies = asked(answers, directory=directory)
     assert [r["metrics"]["num-examples"] for r in replies] == [100 + p for p in range(NODES)]
-    assert [m for m in caplog.messages if "count" in m] == [
-        f"Node {FIRST + 2} claims {claim} samples: 102 count"
+    assert [m for m in caplog.messages if "capped" in m] == [
+        f"Sample count of node {FIRST + 2} capped at 102 (it claimed {claim})"
     ]
 
 
@@ -508,7 +508,7 @@ def test_weight_times_norm_is_judged(caplog):
     assert told((10, 1000.0)) == [False] * 6
     assert told((1000, 0.2)) == [False] * 6
     assert told((1000, 1000.0)) == [False] * 5 + [True]
-    assert reasons(caplog) == ["the norm of its arrays, times samples, is absurd"]
+    assert reasons(caplog) == ["the norm of its arrays, times samples, is far too large"]
 
 
 def test_nodes_cannot_hide_errors_by_the_code_of_those_that_were_logged(caplog):
