@@ -164,13 +164,16 @@ class Screening:
             return self.model
         if record is not self._sent:  # most strategies send the same one to all nodes
             self._sent = record
-            self._start = {
-                name: array.astype(self.model[name].dtype, copy=False)
-                if name in self.model
-                else array
-                for name, array in as_arrays(record).items()
-            }
+            self._start = typed(as_arrays(record), self.model)
         return self._start
+
+
+def typed(arrays: Arrays, model: Arrays) -> Arrays:
+    """The arrays in the types of a model's: Flower's means of integers are floats."""
+    return {
+        name: array.astype(model[name].dtype, copy=False) if name in model else array
+        for name, array in arrays.items()
+    }
 
 
 def _check_parcels(sent: RecordDict, content: RecordDict) -> None:

@@ -112,7 +112,7 @@ def leader_grid(topology: Mapping[str, Any]) -> Markup:
     rows = {node: index for node, index in cluster_by_node(topology).items() if node in leaders}
     cell = _cell(len(rounds))
 
-    def bar(x: float, y: float, width: float, style: str, content: object = "") -> Markup:
+    def bar(x: float, y: float, width: float, style: str, content: str = "") -> Markup:
         box = {"x": x, "y": y, "width": width, "height": NODE - 1, "class": style}
         return _element("rect", content, **box)
 
@@ -199,7 +199,7 @@ def _by_number(name: str) -> tuple[int, str]:
     return len(name), name
 
 
-def _element(tag: str, *content: object, **attributes: object) -> Markup:
+def _element(tag: str, *content: str, **attributes: object) -> Markup:
     """``<tag a="b">content</tag>``, escaped; ``class_`` is the attribute ``class``."""
     pairs = Markup().join(
         Markup(' {}="{}"').format(name.rstrip("_"), value) for name, value in attributes.items()
@@ -215,7 +215,7 @@ def _svg(width: float, height: float, parts: Sequence[Markup], fixed: bool = Fal
     return _element("svg", *parts, viewBox=f"0 0 {width} {height}", **size, role="img")
 
 
-def _text(x: float, y: float, content: object, style: str = "tick", anchor: str = "end") -> Markup:
+def _text(x: float, y: float, content: str, style: str = "tick", anchor: str = "end") -> Markup:
     """Text that ends at x; `anchor` ``start`` or ``middle`` lets it begin or centre there."""
     return _element("text", content, x=x, y=y, class_=style, **{"text-anchor": anchor})
 

@@ -18,7 +18,7 @@ from flwr_distill.server.settings import RunSettings
 
 
 class Report(Hook):
-    """Writes ``report.html`` of the files in a run's folder: the last of our hooks."""
+    """Writes ``report.html`` from the files in a run's folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

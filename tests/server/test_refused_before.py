@@ -3,10 +3,8 @@
 import re
 
 import pytest
-from flwr.app import Context, RecordDict
 
 import flwr_distill.server.task
-from flwr_distill.server.app import main
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.server.task import Task
 from flwr_distill.task.datasets.text import text_spec
@@ -86,16 +84,14 @@ from flwr_distill.task.errors import SettingsError
         ({"dataset": "digit"}, "digit.*digits"),
         (
             {"strategy": "fedavg", "train.dp-noise": 1.0, "model": "resnet8"},
-            r"train\.dp-noise = 1, model = 'resnet8': layer '.*', a BatchNorm2d, ",
+            r"train\.dp-noise = 1.0: .* model = 'resnet8': layer '.*', a BatchNorm2d, ",
         ),
     ],
 )
-def test_a_bad_setting_ends_the_run_before_any_node_is_asked(client_grid, tmp_path, settings, told):
-    config = {"min-nodes": 2, "runs-dir": str(tmp_path), **settings}
-    grid = client_grid(2, config)
+def test_a_bad_setting_ends_the_run_before_any_node_is_asked(play, settings, told):
     with pytest.raises(ValueError, match=f"(?s){told}") as error:
-        main(grid, Context(1, 1, {}, RecordDict(), config))
-    assert grid.pushed == []
+        play({"strategy": "hfldd", **settings}, nodes=2)
+    assert play.grid.pushed == []
     assert "\n" not in str(error.value)
     assert not re.search(r"Traceback|<class", str(error.value))
 

@@ -4,10 +4,8 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from flwr.app import Context, RecordDict
 
 from flwr_distill.distill.privacy import Closeness, PrivacyCard, Yardstick
-from flwr_distill.server.app import main
 from flwr_distill.server.page.privacy import privacy
 from flwr_distill.server.page.run_files import read_run
 from flwr_distill.server.page.run_page import run_page
@@ -16,21 +14,16 @@ from flwr_distill.task.source import partition_samples
 
 
 @pytest.fixture
-def run(client_grid, tmp_path):
-    run_config = {
+def run(play):
+    settings = {
         "strategy": "hfldd",
-        "num-rounds": 2,
-        "min-nodes": 4,
         "fraction-evaluate": 1.0,
-        "train.local-epochs": 1,
         "hfldd.distiller": "dm",
         "hfldd.distill-steps": 3,
         "hfldd.groups": 2,
         "partition.scheme": "iid",
-        "runs-dir": str(tmp_path),
     }
-    main(client_grid(4, run_config), Context(7, 1, {}, RecordDict(), run_config))
-    return read_run(tmp_path / "7")
+    return read_run(play(settings, nodes=4))
 
 
 def test_a_run_of_hfldd_tells_all_that_the_report_shows(run):
@@ -61,22 +54,11 @@ def test_a_run_of_hfldd_tells_all_that_the_report_shows(run):
         assert title in page, title
 
 
-def test_the_report_tells_what_left_the_nodes_by_the_method_that_auto_took(
-    client_grid, tmp_path, without_pictures
-):
-    run_config = {
-        "strategy": "auto",
-        "hfldd.share-raw-data": True,
-        "num-rounds": 1,
-        "min-nodes": 3,
-        "train.local-epochs": 1,
-        "partition.classes": 4,
-        "runs-dir": str(tmp_path),
-    }
-    main(client_grid(3, run_config), Context(7, 1, {}, RecordDict(), run_config))
-    page = (tmp_path / "7" / "report.html").read_text()
-    assert json.loads((tmp_path / "7" / "choice.json").read_text())["strategy"] == "hfldd"
-    assert "members sent their RAW DATA" in page
+def test_the_report_tells_what_left_the_nodes_by_the_method_that_auto_took(play, without_pictures):
+    settings = {"strategy": "auto", "hfldd.share-raw-data": True, "partition.classes": 4}
+    folder = play(settings, num_rounds=1)
+    assert json.loads((folder / "choice.json").read_text())["strategy"] == "hfldd"
+    assert "members sent their RAW DATA" in (folder / "report.html").read_text()
 
 
 def test_a_card_travels_as_numbers():

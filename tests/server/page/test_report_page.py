@@ -16,6 +16,7 @@ from flwr_distill.server.page.drawings import (
 )
 from flwr_distill.server.page.run_files import RunFilesError, read_run
 from flwr_distill.server.page.run_page import run_page
+from tests.errors import at
 
 TOPOLOGY = {
     "clusters": [{"head": "10", "members": ["2"]}, {"head": "3", "members": []}],
@@ -221,12 +222,12 @@ def test_a_run_that_was_broken_off_is_shown_as_far_as_it_came(finished_run):
 def test_a_malformed_file_is_named(finished_run, name, content):
     folder = finished_run()
     (folder / name).write_text(content)
-    with pytest.raises(RunFilesError, match=name):
+    with pytest.raises(RunFilesError, check=at(folder / name)):
         read_run(folder)
 
 
 def test_a_folder_without_a_run_is_refused_with_the_remedy(tmp_path):
-    with pytest.raises(RunFilesError, match=r"no settings.json.*runs list"):
+    with pytest.raises(RunFilesError, match=r"no settings.json", check=at(tmp_path)):
         read_run(tmp_path)
 
 
