@@ -30,7 +30,7 @@ class Roster:
     num_classes: int | None = None  # number of classes, which class folders must be; None for any
     nodes: dict[int, Description] = field(default_factory=dict)
     """Descriptions of the nodes that take part; one that returns with a new id is listed twice."""
-    left_out: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    excluded: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """Nodes that cannot take part, and why. They are asked again after 1, 2, 4 ... rounds."""
     warnings: list[str] = field(default_factory=list)
     """Possible faults of the federation."""
@@ -76,7 +76,7 @@ class Roster:
 
     def not_due(self, server_round: int) -> set[int]:
         """Excluded nodes that are not asked again in this round."""
-        return {node for node in self.left_out if not self._retries.due(node, server_round)}
+        return {node for node in self.excluded if not self._retries.due(node, server_round)}
 
     def meet_new(
         self, grid: Grid, timeout: float, first: Iterable[str] = (), server_round: int = 0
@@ -91,9 +91,9 @@ class Roster:
         self._settle_class_names(answers)
         missing = {node: about.missing or self._odd_names(about) for node, about in answers.items()}
         for node in unknown:
-            self.left_out.pop(node, None)
+            self.excluded.pop(node, None)
             if missing[node]:
-                self.left_out[node] = missing[node]
+                self.excluded[node] = missing[node]
                 self._retries.failed(node, server_round)
         ranks = {identity: rank for rank, identity in enumerate(first)}
 
@@ -157,7 +157,7 @@ class Roster:
         for text in faults:
             if text not in self.warnings:
                 log(WARNING, "%s", text)
-        names = {self.directory.name(node): missing for node, missing in self.left_out.items()}
+        names = {self.directory.name(node): missing for node, missing in self.excluded.items()}
         self.warnings = [*(f"Cannot take part: {line}" for line in by_reason(names)), *faults]
 
     def _shared_partitions(self, connected: Sequence[int]) -> list[str]:
@@ -228,7 +228,7 @@ def meet_nodes(
     roster.meet_new(grid, timeout, first)
     if len(roster.nodes) < min_nodes:
         roster.check_class_names()
-        missing = {roster.directory.name(node): why for node, why in roster.left_out.items()}
+        missing = {roster.directory.name(node): why for node, why in roster.excluded.items()}
         raise TooFewNodesError(
             f"min-nodes = {min_nodes}, but only {len(roster.nodes)} of "
             f"{counted(len(nodes), 'node')} can take part: {'; '.join(by_reason(missing))} (give "

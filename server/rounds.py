@@ -189,7 +189,7 @@ class Rounds:
             log(ERROR, "Round %d failed: %s", server_round, failure)
         self._failures = [*self._failures, failure] if failure else []
         self.model = arrays
-        self.grid.nodes.left_out = self.roster.not_due(server_round)
+        self.grid.nodes.excluded = self.roster.not_due(server_round)
         self.roster.meet_new(self.grid, self.settings.phase_timeout, server_round=server_round)
         self._follow_roster()
         self.hooks.on_checkpoint(self._checkpoint(server_round, arrays))
@@ -272,7 +272,7 @@ class Rounds:
         )
         self.grid.nodes.order = self.roster.order
         self.grid.transport.together = self.roster.together
-        self.grid.nodes.left_out = self.roster.left_out.keys()
+        self.grid.nodes.excluded = self.roster.excluded.keys()
         about = about_run(self.task.spec, self.roster, self.history.started, self.task.fingerprint)
         write_json(self.folder / "about.json", about)
 

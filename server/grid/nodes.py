@@ -24,7 +24,7 @@ class Nodes:
     def __init__(self, grid: Grid, deadline: float) -> None:
         self.order: Mapping[int, int] = {}
         """Rank of each known node id; unknown nodes come after these, by id."""
-        self.left_out: Collection[int] = ()
+        self.excluded: Collection[int] = ()
         """Connected nodes that cannot take part."""
         self.wanted = "the number of nodes that it needs"
         """What makes the strategy wait for nodes, for errors: its settings, with their values."""
@@ -56,7 +56,7 @@ class Nodes:
                 f"no node has been connected for phase-timeout = {self._deadline:.0f} s "
                 "(start nodes, or raise phase-timeout)"
             )
-        able = [node for node in self._connected if node not in self.left_out]
+        able = [node for node in self._connected if node not in self.excluded]
         if now > self._waiting_since + self._deadline + WAIT_MARGIN:
             self._waiting_since = math.inf
             raise TooFewNodesError(

@@ -15,11 +15,11 @@ from flwr_distill.task.plugin import PluginError, import_object
 
 def panels(run: RunFiles) -> list[Section]:
     """What the run started from, what its settings disclose, and the method's own sections."""
-    text = disclosed(run)
-    sections = [Section("What left the nodes", [text])] if text else []
+    disclosure = disclosed(run)
+    sections = [Section("What left the nodes", [disclosure])] if disclosure else []
     if start := run.settings.get("start"):
-        made = f"Training started from the model that {start} made, in one phase before round 1."
-        sections = [Section("Start", [made]), *sections]
+        text = f"Training started from the model that {start} made, in one phase before round 1."
+        sections = [Section("Start", [text]), *sections]
     method = method_of_run(run)
     for path in method.panels if method else ():
         try:

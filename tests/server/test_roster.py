@@ -131,7 +131,7 @@ def test_where_enough_can_take_part_the_others_are_left_out_and_asked_again(memo
     grid = memory_grid(answers)
     roster = met(grid, 1)
     assert list(roster.names.values()) == ["a"]
-    assert roster.left_out == {2: ("no data",)}
+    assert roster.excluded == {2: ("no data",)}
     assert roster.warnings == ["Cannot take part: b: no data"]
     due = []
     for server_round in range(1, 9):
@@ -141,7 +141,7 @@ def test_where_enough_can_take_part_the_others_are_left_out_and_asked_again(memo
     assert due == [1, 3, 7]
     grid.nodes[2] = node({"name": "b"})
     assert roster.meet_new(grid, 1, server_round=15) == [2]
-    assert (roster.left_out, roster.warnings) == ({}, [])
+    assert (roster.excluded, roster.warnings) == ({}, [])
 
 
 def test_a_partition_that_two_nodes_have_is_a_warning_until_one_is_gone(memory_grid, warnings):
@@ -215,7 +215,7 @@ def test_a_node_whose_class_names_most_others_do_not_share_is_left_out_by_name(m
     assert all(name in warning for name in ("ward", "cat and dog", "cat and hog"))
     grid.nodes |= {5: folders("dog", "fish"), 6: folders("cat", "dog"), 7: node()}
     assert roster.meet_new(grid, 1) == [6, 7]
-    assert "dog and fish" in roster.left_out[5][0]
+    assert "dog and fish" in roster.excluded[5][0]
 
 
 def test_too_few_nodes_with_the_same_class_names_end_the_run_with_the_setting(memory_grid):

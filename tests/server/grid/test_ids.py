@@ -63,11 +63,7 @@ def guesses(own, node):
 
 def test_a_node_does_not_find_the_id_of_another_by_its_own_message(superlink):
     sent = []
-
-    def fetches(message):
-        sent.append(message)
-
-    link = superlink(fetches, fetches)
+    link = superlink(sent.append, sent.append)
     grid = plain_grid(link.grid, deadline=0.2)
     grid.send_and_receive([message_to(node) for node in link.ids])
     own, theirs = sent
