@@ -60,7 +60,6 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands | None) -> None:
-    """Check the settings, meet the nodes, and run the strategy."""
     check_secure_sums(settings, find_strategy(settings.strategy)[1])
     settings = settings.defended(find_strategy(settings.strategy)[1])
     strategy_class, method = find_strategy(settings.strategy)  # the defence may take another

@@ -253,7 +253,6 @@ class EdgeRounds(Rounds):
         return sum(self.roster.directory.samples(self._connected()).values())
 
     def _train(self, message: Message) -> RecordDict:
-        """Run a round, from the model that came from above."""
         request = message.content.config_records.get(CONFIG, ConfigRecord())
         server_round, self.model = _round_of(request), self._received(message)
         self._begin(server_round)
@@ -275,7 +274,6 @@ class EdgeRounds(Rounds):
         return RecordDict({ARRAYS: as_record(model), METRICS: numbers})
 
     def _evaluate(self, message: Message) -> RecordDict:
-        """Have nodes evaluate the model that came from above."""
         request = message.content.config_records.get(CONFIG, ConfigRecord())
         server_round, model = _round_of(request), self._received(message)
         self._begin(server_round)
@@ -300,7 +298,6 @@ class EdgeRounds(Rounds):
         self.journal.round = server_round
 
     def _received(self, message: Message) -> ArrayRecord:
-        """The model from above, checked."""
         (record,) = message.content.array_records.values()
         start = as_arrays(self.task.start)
         try:

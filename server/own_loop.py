@@ -120,7 +120,6 @@ class OwnLoop:
         return self._metrics
 
     def _end_last(self, arrays: ArrayRecord) -> None:
-        """End the last round, with the run's result."""
         if self._started or arrays is self.rounds.model:
             self.evaluate(self._started, arrays)
         else:  # a loop without configure_train, of which only the result is known

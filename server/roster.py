@@ -147,7 +147,6 @@ class Roster:
         return (f"{difference} (rename its class folders, or set private.classes to all names)",)
 
     def _warn(self, connected: Sequence[int]) -> None:
-        """Find possible faults, and log new ones."""
         faults = [
             *self._shared_partitions(connected),
             *self._data_of_another_kind(connected),

@@ -265,7 +265,6 @@ class Rounds:
         return messages
 
     def _follow_roster(self) -> None:
-        """Update grid, journal and about.json from the roster."""
         self.journal.book_data(
             {str(node): about.read for node, about in self.roster.nodes.items()},
             self.task.fingerprint,
@@ -305,7 +304,6 @@ class Rounds:
 
 
 def _log_metrics(phase: str, metrics: MetricRecord | None) -> None:
-    """Log aggregated metrics in the form of Flower's loop."""
     if metrics is not None:
         log(INFO, "\t└──> Aggregated MetricRecord of %s: %s", phase, metrics)
 

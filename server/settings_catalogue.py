@@ -264,7 +264,6 @@ def main() -> None:
 
 
 def _settings(table: type[BaseModel], prefix: str = "") -> Iterator[Setting]:
-    """All keys of a table and of its subtables."""
     schemas = table.model_json_schema()["properties"]
     defaults = table().model_dump(mode="json", by_alias=True)
     inner = _tables(table)

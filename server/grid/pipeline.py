@@ -153,7 +153,6 @@ class Pipeline:
         return Message(Error(SET_ASIDE, reason), reply_to=message)
 
     def _log_errors(self, phase: str, replies: list[Message]) -> None:
-        """Log why nodes failed, and mark their replies as logged."""
         new: dict[int, list[str]] = {}
         for reply in replies:
             if reply.has_error() and reply.error.code != SET_ASIDE:

@@ -130,7 +130,6 @@ class Screening:
         trained: Mapping[int, RecordDict],
         samples: Mapping[int, int],
     ) -> dict[int, str]:
-        """Reasons to reject replies for their norms, by node."""
         if not self.norm_threshold:
             return {}
         norms: dict[str, dict[int, float]] = defaultdict(dict)
@@ -177,7 +176,6 @@ def typed(arrays: Arrays, model: Arrays) -> Arrays:
 
 
 def _check_parcels(sent: RecordDict, content: RecordDict) -> None:
-    """Check that a reply's parcels have routes, and no more bytes than these permit."""
     for name, parcel in content.config_records.items():
         stem, dot, rank = name.partition(".")
         if stem != PARCEL:
@@ -189,7 +187,6 @@ def _check_parcels(sent: RecordDict, content: RecordDict) -> None:
 
 
 def _check_rejected(sent: RecordDict, content: RecordDict) -> None:
-    """Check that a head or leader rejects only what it was sent."""
     received = [name for name in sent if name.partition(".")[0] in (PARCEL, DELIVERY)]
     rejected = content.metric_records.get(METRICS, MetricRecord()).get(REJECTED, 0)
     if isinstance(rejected, int) and rejected > len(received):

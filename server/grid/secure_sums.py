@@ -176,7 +176,6 @@ class SecureSums:
         return self.screening.phases[message.metadata.message_type]
 
     def _agreed(self, pipeline: Pipeline, messages: list[Message], timeout: float | None) -> Sum:
-        """Have the nodes publish keys and share their secrets."""
         nodes = [message.metadata.dst_node_id for message in messages]
         peers = self._published(pipeline, next(self._numbers), nodes, timeout)
         published = [int(node) for node in peers.nodes]

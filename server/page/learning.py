@@ -62,12 +62,9 @@ def _overall(rows: list[dict[str, Any]]) -> list[Figure]:
 
 
 def _by_node(run: RunFiles, key: str, unit: float) -> dict[str, list[Point]]:
-    """A metric that nodes reported, by node and round."""
     by_node: dict[str, list[Point]] = defaultdict(list)
-    for entry in run.journal:
-        for node, numbers in entry.get("nodes", {}).items():
-            if key in numbers:
-                by_node[run.name(node)].append((entry["round"], unit * numbers[key]))
+    for server_round, node, value in run.reported(key):
+        by_node[node].append((server_round, unit * value))
     return by_node
 
 

@@ -22,11 +22,8 @@ TRAINED_WITHOUT = (
 def spent(run: RunFiles, key: str = "dp-epsilon") -> dict[str, float]:
     """Largest epsilon that each node reported, by name."""
     epsilons: dict[str, float] = {}
-    for entry in run.journal:
-        for node, numbers in entry.get("nodes", {}).items():
-            if key in numbers:
-                name = run.name(node)
-                epsilons[name] = max(epsilons.get(name, 0.0), numbers[key])
+    for _, node, epsilon in run.reported(key):
+        epsilons[node] = max(epsilons.get(node, 0.0), epsilon)
     return epsilons
 
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -81,6 +81,13 @@ class RunFiles:
     def class_name(self, label: int) -> str:
         """Name of a class; without names its label."""
         return self.class_names[label] if label < len(self.class_names) else str(label)
+
+    def reported(self, key: str) -> Iterator[tuple[int, str, float]]:
+        """Round, node and value, wherever a node reported a metric."""
+        for entry in self.journal:
+            for node, numbers in entry.get("nodes", {}).items():
+                if key in numbers:
+                    yield entry["round"], self.name(node), numbers[key]
 
     def artifact(self, file: str) -> bytes:
         """Content of a file that the strategy left; empty if there is none."""

@@ -114,7 +114,7 @@ def test_report_and_card_tell_the_largest_epsilon_and_each_node_s(finished_run):
 
 
 def test_report_and_card_say_that_a_node_as_a_whole_is_not_hidden(finished_run):
-    of_all = [{"nodes": {"7": {"dp-epsilon": 2.5, "dp-epsilon-of-all": 41000.0}}}]
+    of_all = [{"round": 1, "nodes": {"7": {"dp-epsilon": 2.5, "dp-epsilon-of-all": 41000.0}}}]
     run = run_that_spent(finished_run, ENTRIES + of_all, train__dp_noise=1.5)
     said = "All samples of a node together have an epsilon of 4.1e+04. That bounds"
     assert said in privacy(run).text[1]

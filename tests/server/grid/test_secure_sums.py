@@ -37,6 +37,7 @@ from flwr_distill.strategies.fedlgd.method import (
 from flwr_distill.strategies.hfldd.method import NUM_PARCELS
 from tests.errors import at
 from tests.grids import screening_grid
+from tests.server.run_folder import journal as journal_of
 
 RUN, FIRST = 7, 2**64 - 50
 CONFIG = {"strategy": "fedavg", "secure-sums": True}
@@ -659,14 +660,9 @@ def test_the_journal_has_the_means_and_nothing_of_a_single_node(federation, tmp_
         weights = [update_of(node)[1] for node in range(3)]
         mean = np.average([0, 0.25, 0.5], None, weights)
         assert journal.mean("train", "train-loss") == pytest.approx(mean)
-    lines = (tmp_path / "journal.jsonl").read_text().splitlines()
-    losses = [
-        numbers.get("train-loss")
-        for line in lines
-        for numbers in json.loads(line).get("nodes", {}).values()
-    ]
-    phases = [json.loads(line).get("phase") for line in lines]
-    assert sorted(filter(None, phases)) == sorted(STEPS)
+    phases = journal_of(tmp_path, "phase")
+    losses = [of.get("train-loss") for entry in phases for of in entry["nodes"].values()]
+    assert sorted(entry["phase"] for entry in phases) == sorted(STEPS)
     assert [loss for loss in losses if loss] == [pytest.approx(mean)] * 3
 
 

@@ -1,13 +1,13 @@
 """The report of a whole run of our ServerApp with our ClientApp; only the wire is in memory."""
 
 import json
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 
 from flwr_distill.distill.privacy import Closeness, PrivacyCard, Yardstick
 from flwr_distill.server.page.privacy import privacy
-from flwr_distill.server.page.run_files import read_run
+from flwr_distill.server.page.run_files import RunFiles, read_run
 from flwr_distill.server.page.run_page import run_page
 from flwr_distill.task.settings import TaskSettings
 from flwr_distill.task.source import partition_samples
@@ -79,20 +79,19 @@ def test_a_card_travels_as_numbers():
 
 def journal_of(spent):
     """A journal in which each node reports what it has spent, in two rounds."""
+    rounds = {1: 0.5, 2: 1.0}
     return [
-        {"nodes": {str(node): {"dp-epsilon": share * epsilon} for node, epsilon in spent.items()}}
-        for share in (0.5, 1.0)
+        {"round": number, "nodes": {str(n): {"dp-epsilon": share * e} for n, e in spent.items()}}
+        for number, share in rounds.items()
     ]
 
 
 @pytest.mark.parametrize(("count", "is_folded"), [(12, False), (13, True)])
 def test_the_table_of_epsilons_is_folded_where_there_are_many_nodes(count, is_folded):
     spent = {node: 1.0 + node for node in range(count)}
-    run = SimpleNamespace(
-        journal=journal_of(spent),
-        settings={"train": {"dp-delta": 1e-5, "dp-noise": 1.0}},
-        name="node {}".format,
-    )
+    settings = {"train": {"dp-delta": 1e-5, "dp-noise": 1.0}}
+    about = {"nodes": {str(node): {"name": f"node {node}"} for node in spent}}
+    run = RunFiles(Path(), settings, about, [], journal_of(spent), {}, {}, {})
     section = privacy(run)
     (table,) = section.tables
     assert table.rows == [[f"node {node}", f"{1.0 + node:.3g}"] for node in range(count)]
