@@ -58,8 +58,8 @@ REFUSED = (EdgeError, LabelError, TooFewNodesError, NothingUsableError, QuorumEr
 class Command:
     """A message from above."""
 
-    message: Message  # the message
-    due: float  # when its answer is due, in monotonic seconds
+    message: Message
+    due: float  # monotonic seconds
     answer: Future[RecordDict] = field(default_factory=Future)
 
 

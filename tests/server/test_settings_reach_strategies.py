@@ -17,26 +17,6 @@ def run(play):
     return partial(play, {"num-rounds": 1}, nodes=2)
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"strategy": "fednova", "train__momentum": 0.9}, "train.momentum = 0.9: FedNova"),
-        ({"strategy": "fednova", "train__optimizer": "adam"}, "train.optimizer = 'adam'"),
-        ({"hfldd__distiller": "kpi"}, "hfldd.distiller = 'kpi'"),
-        ({"hfldd__start": "somewhere"}, "hfldd.start = 'somewhere'"),
-        ({"hfldd__votes": True}, "hfldd.rotate = True: must be false for hfldd.votes"),
-        (
-            {"hfldd__votes": True, "hfldd__rotate": False},
-            "hfldd.complete-clusters = True: must be false for hfldd.votes",
-        ),
-    ],
-)
-def test_what_a_method_cannot_do_is_refused_before_any_node_is_asked(run, play, settings, said):
-    with pytest.raises(SettingsError, match=said):
-        run(**settings)
-    assert play.grid.pushed == []
-
-
 def test_fedlgd_trains_with_a_relational_term_too(run):
     steps = {f"fedlgd__{name}_steps": 2 for name in ("first", "refine", "global")}
     settings = {"strategy": "fedlgd", "train__kd_lambda": 0.5, "fedlgd__every": 1, **steps}

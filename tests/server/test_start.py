@@ -71,20 +71,3 @@ def test_a_start_that_makes_no_model_ends_the_run_before_training(run):
 
     with pytest.raises(NothingLearntError, match="this node is broken", check=at("start")):
         run(broken=silent)
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"start": "fedavg"}, "start = 'fedavg': it makes no model .*take one of analytic"),
-        ({"strategy": "analytic"}, "strategy = 'analytic' it needs no start"),
-        ({"strategy": "fedproto"}, "nodes keep models of their own"),
-        ({"train__dp_noise": 1.0, "analytic__head": "lda"}, "'analytic': lda has no rule"),
-        ({"train__dp_noise": 1.0, "analytic__personal": 2.0}, "heads of their own sums .*no noise"),
-        ({"model": "mlp", "backbone__trains": "all"}, "no frozen network"),
-    ],
-)
-def test_a_start_that_cannot_be_is_refused_before_any_node_is_asked(run, play, settings, said):
-    with pytest.raises(ValueError, match=said):
-        run(**settings)
-    assert play.grid.pushed == []
