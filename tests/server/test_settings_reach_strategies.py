@@ -14,7 +14,7 @@ from tests.server.run_folder import rows
 
 @pytest.fixture
 def run(play):
-    return partial(play, {"num-rounds": 1}, nodes=2)
+    return partial(play, {"strategy": "hfldd", "num-rounds": 1}, nodes=2)
 
 
 def test_fedlgd_trains_with_a_relational_term_too(run):
