@@ -1,4 +1,4 @@
-"""Aggregates a round, unless NaN or infinity comes of it."""
+"""Aggregates a round, unless the result has NaN or infinity."""
 
 from collections.abc import Callable, Iterable
 from copy import deepcopy
@@ -19,27 +19,17 @@ AggregateTrain = Callable[[int, Iterable[Message]], tuple[ArrayRecord | None, Me
 
 @dataclass(frozen=True)
 class Aggregate:
-    """What a strategy made of a round's replies.
+    """A strategy's result of a round."""
 
-    Parameters
-    ----------
-    arrays : ArrayRecord or None
-        The new model; None if there is none.
-    metrics : MetricRecord or None
-        Aggregated metrics of the nodes.
-    broken : tuple[str, ...] (default: ())
-        What was not finite; the strategy has then forgotten the round.
-    """
-
-    arrays: ArrayRecord | None
-    metrics: MetricRecord | None
-    broken: tuple[str, ...] = ()
+    arrays: ArrayRecord | None  # the new model; None if there is none
+    metrics: MetricRecord | None  # aggregated metrics of the nodes
+    broken: tuple[str, ...] = ()  # what was not finite; the strategy then forgot the round
 
 
 def aggregate_finite(
     strategy: Strategy, aggregate: AggregateTrain, server_round: int, replies: Iterable[Message]
 ) -> Aggregate:
-    """Aggregate replies; the strategy's state is restored if NaN or infinity comes of them."""
+    """Aggregate replies; restore the strategy's state if the result is not finite."""
     before, values = _packed_state(strategy)
     values = deepcopy(values)
     arrays, metrics = aggregate(server_round, replies)

@@ -1,6 +1,5 @@
 """The ServerApp: runs a federation from its run config."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from logging import WARNING
@@ -52,7 +51,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run what the run config says; below an edge, what that is asked for."""
+    """Run a federation by its run config; below an edge, answer the messages from above."""
     if shutdown := module_of_line("shutdown"):
         shutdown.ignore_signals_at_the_end()
     settings = RunSettings.from_run_config(context.run_config)
@@ -61,17 +60,15 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands | None) -> None:
-    """Check the settings, meet the nodes, and run the strategy."""
     check_secure_sums(settings, find_strategy(settings.strategy)[1])
     settings = settings.defended(find_strategy(settings.strategy)[1])
     strategy_class, method = find_strategy(settings.strategy)  # the defence may take another
     check_privacy(settings, method)
     check_below(settings, strategy_class, method)
     check_columns(settings, edge=bool(settings.edge))
-    others = find_hooks(settings.hooks)
-    starting = method_of_start(settings, method)
-    of_start = settings_of_start(settings)
-    check_privacy(of_start, starting)
+    other_hooks = find_hooks(settings.hooks)
+    start_method, start_settings = method_of_start(settings, method), settings_of_start(settings)
+    check_privacy(start_settings, start_method)
     task = Task.of(settings)
     check_private_model(settings, task.model, task.spec)
     frozen = fingerprint(task.model)
@@ -79,8 +76,8 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
     directory = Directory(requirement, settings.most_samples, task.class_names)
     strategy = strategy_of_run(settings, observed(strategy_class), method, task, directory)
     start = None
-    if starting:
-        start = strategy_of_run(of_start, *find_strategy(starting.name), task, directory)
+    if start_method:
+        start = strategy_of_run(start_settings, *find_strategy(start_method.name), task, directory)
     folder = find_run_to_resume(settings, context.run_id)
     with (
         products_in("float32"),
@@ -93,8 +90,8 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
         with Journal(folder / "journal.jsonl", checkpoint.round if checkpoint else None) as journal:
             if shutdown := module_of_line("shutdown"):
                 shutdown.at_the_end(journal.stop)
-            hooks = Hooks(journal, others=others)
-            phases = phases_of(method, starting, secure_sums=settings.secure_sums)
+            hooks = Hooks(journal, others=other_hooks)
+            phases = phases_of(method, start_method, secure_sums=settings.secure_sums)
             start_model = as_arrays(task.start)
             screening = Screening(phases, directory, start_model, settings.norm_threshold)
             sums = None
@@ -106,10 +103,12 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
                     run_id=context.run_id,
                     run_config=context.run_config,
                 )
+            failures = Failures(journal)
+            transport = Transport(
+                grid, settings.phase_timeout, failures, directory.names, start_model
+            )
             run_grid = RunGrid(
-                Transport(
-                    grid, settings.phase_timeout, Failures(journal), directory.names, start_model
-                ),
+                transport,
                 screening,
                 sums,
                 phases=phases,
@@ -132,15 +131,12 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
             if task.evaluate is None and not settings.fraction_evaluate:
                 log(
                     WARNING,
-                    "Nothing will say how accurate the model is: the server has no test samples, "
-                    "and fraction-evaluate is 0 (set it to 1.0, and nodes test on held-out ones)",
+                    "The model's accuracy will be unknown: the server has no test samples, and "
+                    "fraction-evaluate is 0 (set it to 1.0, and nodes test on held-out ones)",
                 )
-            record = checkpoint.record if checkpoint else None
-            history = History(run_grid.ledger, journal, record)
+            history = History(run_grid.ledger, journal, checkpoint.record if checkpoint else None)
             hooks.add(*hooks_of_run(folder, settings, history, directory.class_name))
-            rounds_of: Callable[..., Rounds] = Rounds
-            if commands is not None:
-                rounds_of = partial(EdgeRounds, commands=commands)
+            rounds_of = Rounds if commands is None else partial(EdgeRounds, commands=commands)
             rounds = rounds_of(
                 settings=settings,
                 run_id=context.run_id,

@@ -44,8 +44,7 @@ def run_scale(
     """Mean and deviation of each column that a run leaves to nodes; None if there are none.
 
     A resumed run has those of its checkpoint. Others wait for ``min-nodes`` nodes, and ask all that
-    are connected. It is None, too, if none of these has sent anything usable; at the first meeting
-    nodes say why.
+    are connected. Also None if no answer is usable; nodes give their reasons at the first meeting.
     """
     if not columns:
         return None
@@ -58,11 +57,7 @@ def run_scale(
 
 
 def _ask_for_sums(grid: Grid, num_columns: int, timeout: float) -> Scale | None:
-    """The scale from secure sums, of which no single node's part is known.
-
-    More nodes than a sum can have are in several, each as large as the others, which share the
-    time.
-    """
+    """The scale from secure sums; several of equal size share the time if one is too small."""
     deadline = time.monotonic() + timeout
     request = ColumnsRequest(columns=num_columns).model_dump(by_alias=True)
     content = RecordDict({CONFIG: ConfigRecord(request)})
@@ -111,10 +106,10 @@ def _ask(grid: Grid, columns: Sequence[str], settings: RunSettings) -> Scale | N
 
 
 def far_from_others(parts: Mapping[int, Moments], columns: Sequence[str]) -> dict[int, str]:
-    """Why a node's values do not count: a column is in another unit, say, or a lie.
+    """Why nodes' values are rejected: a column is in another unit, or a lie.
 
-    Compared are means and deviations with the medians of all nodes, of which fewer than half cannot
-    move them far. A column that is constant on most nodes is not judged.
+    Means and deviations are compared with the medians of all nodes, which fewer than half of them
+    cannot move far. A column that is constant on most nodes is not judged.
     """
     reasons: dict[int, str] = {}
     if len(parts) < MIN_COMPARED:
@@ -134,15 +129,10 @@ def far_from_others(parts: Mapping[int, Moments], columns: Sequence[str]) -> dic
 
 
 def check_scale(scale: Scale | None, columns: Sequence[str]) -> None:
-    """Check that a run knows the scale of its columns.
-
-    Raises
-    ------
-    SettingsError
-        If it does not.
-    """
+    """Raise SettingsError if a run does not know the scale of its columns."""
     if scale is None and columns:
         raise SettingsError(
-            "no node sent means and deviations of its columns, as the log says (state them for "
-            f"each column, private.columns={columns[0]}:MEAN+-DEVIATION)"
+            "no node sent means and deviations of its columns, as the log says",
+            where="private.columns",
+            remedy=f"state them for each column, private.columns={columns[0]}:MEAN+-DEVIATION",
         )

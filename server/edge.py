@@ -1,4 +1,4 @@
-"""The run below an edge: it answers what comes from above, in place of rounds of its own."""
+"""The run below an edge: it answers messages from above, in place of its own rounds."""
 
 import queue
 import threading
@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.common import log
 from flwr.serverapp.strategy import Strategy
 
-from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record, check_arrays
+from flwr_distill.protocol.arrays import as_arrays, as_record, check_arrays
 from flwr_distill.protocol.edge import ASK, END, GREET, from_bytes, to_bytes
 from flwr_distill.protocol.edge_calls import EdgeError, listen
 from flwr_distill.protocol.meeting import DESCRIBE, Requirement, one_line
@@ -32,6 +32,7 @@ from flwr_distill.protocol.messages import (
 from flwr_distill.protocol.method import Method
 from flwr_distill.protocol.replies import NothingUsableError
 from flwr_distill.server.grid.pipeline import QuorumError
+from flwr_distill.server.grid.screening import typed
 from flwr_distill.server.record.recorder import write_rows
 from flwr_distill.server.roster import meet_nodes
 from flwr_distill.server.rounds import Rounds
@@ -43,47 +44,39 @@ from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.labels import LabelError
 
 THREADS = 8
-"""Calls at a time: an edge's node asks one thing after the other."""
-MOST_WAITING = 4
-LAST_WORDS = 5.0
-"""Seconds for which a run that has failed still says why."""
+"""Concurrent calls: an edge's node makes one after the other."""
+MAX_WAITING = 4
+FAREWELL = 5.0
+"""Seconds for which a run that has failed still reports why."""
 PATIENCE = 3
 """Phases here that a run waits for the next message: one above takes longer than one here."""
 REFUSED = (EdgeError, LabelError, TooFewNodesError, NothingUsableError, QuorumError)
-"""What ends an answer, and not the run."""
+"""Errors that end an answer, and not the run."""
 
 
 @dataclass
 class Command:
-    """A message from above.
-
-    Parameters
-    ----------
-    message : Message
-        The message.
-    due : float
-        When its answer is due, in monotonic seconds.
-    """
+    """A message from above."""
 
     message: Message
-    due: float
+    due: float  # monotonic seconds
     answer: Future[RecordDict] = field(default_factory=Future)
 
 
 class Commands:
-    """What is asked of this run, in turn."""
+    """A queue of messages from above."""
 
     def __init__(self) -> None:
         self.ended = threading.Event()
         """Whether the edge wants the run to end."""
-        self._waiting: queue.Queue[Command | None] = queue.Queue(MOST_WAITING)
-        self._over = ""
-        self._told = threading.Event()
+        self._waiting: queue.Queue[Command | None] = queue.Queue(MAX_WAITING)
+        self._closed = ""
+        self._reported = threading.Event()
         self._unanswered: set[Future[RecordDict]] = set()
         self._lock = threading.Lock()
 
     def next(self, seconds: float) -> Command | None:
-        """The next one that somebody still waits for; None after so long, or at the end."""
+        """The next one whose caller still waits; None after so long, or at the end."""
         end = time.monotonic() + seconds
         while not self.ended.is_set():
             try:
@@ -95,12 +88,12 @@ class Commands:
         return None
 
     def ask(self, request: bytes, seconds: float) -> bytes:
-        """Have the run answer a message, from another thread."""
+        """Have the run answer a message; called by another thread."""
         command = Command(from_bytes(request), time.monotonic() + seconds)
         with self._lock:
-            if self._over:
-                self._told.set()
-                raise EdgeError(self._over)
+            if self._closed:
+                self._reported.set()
+                raise EdgeError(self._closed)
             self._unanswered.add(command.answer)
         try:
             self._waiting.put_nowait(command)
@@ -110,7 +103,7 @@ class Commands:
         except OutOfTimeError:
             raise EdgeError(f"the run below did not answer within {seconds:.0f} s") from None
         except EdgeError:
-            self._told.set()
+            self._reported.set()
             raise
         finally:
             with self._lock:
@@ -118,21 +111,21 @@ class Commands:
         return to_bytes(Message(content, 0, command.message.metadata.message_type))
 
     def end(self, request: bytes, seconds: float) -> bytes:
-        """Have the run end once it has answered, from another thread."""
+        """Have the run end once it has answered; called by another thread."""
         self.ended.set()
         with suppress(queue.Full):
-            self._waiting.put_nowait(None)  # wakes who waits for the next
+            self._waiting.put_nowait(None)  # wakes `next`
         return b""
 
-    def close(self, reason: str, *, tell: float = 0.0) -> None:
-        """Refuse what waits and what comes; stay so long for one to be told."""
+    def close(self, reason: str, *, linger: float = 0.0) -> None:
+        """Refuse waiting and new messages; linger up to so many seconds until one caller knows."""
         with self._lock:
-            self._over = reason
-            self._told.clear()
+            self._closed = reason
+            self._reported.clear()
             for answer in self._unanswered:
                 if not answer.done():
                     answer.set_exception(EdgeError(reason))
-        self._told.wait(tell)
+        self._reported.wait(linger)
 
 
 @contextmanager
@@ -149,53 +142,43 @@ def commands_from_above(socket: str) -> Iterator[Commands | None]:
         commands.close("the run below has ended")
     except Exception as error:
         reason = one_line(f"the run below has failed: {error}")
-        commands.close(reason, tell=LAST_WORDS)
+        commands.close(reason, linger=FAREWELL)
         raise
     finally:
         server.stop(grace=1.0).wait()
 
 
 def check_below(settings: RunSettings, strategy: type[Strategy], method: Method | None) -> None:
-    """Check that a strategy can serve below an edge.
-
-    Raises
-    ------
-    SettingsError
-        If it makes no model of the one that it is given.
-    """
+    """Raise SettingsError if a strategy cannot serve below an edge: it makes its own models."""
     if not settings.edge:
         return
     reason = ""
     if has_own_loop(strategy):
-        reason = "it has a loop of its own"
+        reason = "it has its own loop"
     elif method and (method.personal or method.starts):
         reason = "nodes keep models of their own" if method.personal else "it does not train on"
     elif settings.start:
         reason = "the first model comes from above (set start to nothing)"
     if reason:
         raise SettingsError(
-            f"strategy = {settings.strategy!r} cannot serve below an edge: {reason} (give the edge "
-            "another with --strategy, such as fedavg or fedhead)"
+            f"strategy = {settings.strategy!r} cannot serve below an edge: {reason}",
+            where="edge",
+            remedy="give the edge another with --strategy, such as fedavg or fedhead",
         )
 
 
 @dataclass
 class EdgeRounds(Rounds):
-    """Rounds whose models come from above and go back there, when they are asked for.
+    """Rounds on request: their models come from above and go back there.
 
-    A round, an evaluation or a description that fails is refused with the reason, and the run goes
-    on. It ends after its last round, or when the edge wants it to, or if it is asked no more.
-
-    Parameters
-    ----------
-    commands : Commands
-        From above.
+    A failed round, evaluation or description is refused with the reason, and the run continues. It
+    ends after its last round, when the edge ends it, or without further requests.
     """
 
-    commands: Commands = field(default_factory=Commands)
+    commands: Commands = field(default_factory=Commands)  # from above
 
     def learn(self, done: int | None) -> ArrayRecord:
-        """The model of the last round that was asked for."""
+        """The model of the last requested round."""
         if done is None:
             self.end_round(0, self.model)
         last = done or 0
@@ -212,7 +195,8 @@ class EdgeRounds(Rounds):
             last = self.history.rows[-1].round
             if self._is_over(last, command.message):
                 return self.model
-        why = "the edge ended it" if self.commands.ended.is_set() else "it was asked no more"
+        ended = self.commands.ended.is_set()
+        why = "the edge ended it" if ended else "no request came from above"
         self.roster.warnings.append(
             f"Ended after round {last} of {self.settings.num_rounds}: {why}"
         )
@@ -220,7 +204,7 @@ class EdgeRounds(Rounds):
         return self.model
 
     def _is_over(self, last: int, message: Message) -> bool:
-        """Whether this was the last message that the run above has for the edge."""
+        """Whether the run above has no further message for the edge."""
         if last < self.settings.num_rounds:
             return False
         evaluates = self.settings.fraction_evaluate > 0
@@ -246,20 +230,19 @@ class EdgeRounds(Rounds):
         return [node for node in self.grid.get_node_ids() if node in self.roster.nodes]
 
     def _describe(self, message: Message) -> RecordDict:
-        """What the nodes hold together: samples as they count, and classes if all say theirs."""
+        """The nodes' samples, as they count, and their classes if all name theirs."""
         record = message.content.config_records.get(CONFIG)
         requirement = Requirement() if record is None else Requirement.checked(record, "message")
         if requirement.frozen not in ("", fingerprint(self.task.model)):
             raise EdgeError(
                 f"model = {self.settings.model!r} has another frozen network on this edge than on "
-                "the server (install the same version of the package, or copy the file, that "
-                "brings it)"
+                "the server (install the same version of its package, or copy its file)"
             )
         requirement.check_labels(self.task.spec.labels)
         config: dict[str, Any] = {}
-        held = [self.roster.nodes[node].classes for node in self._connected()]
-        if None not in held:
-            config["classes"] = sorted({label for labels in held for label in labels or ()})
+        classes = [self.roster.nodes[node].classes for node in self._connected()]
+        if None not in classes:
+            config["classes"] = sorted({label for labels in classes for label in labels or ()})
         if not self.task.class_names and self.roster.directory.class_names:
             config["class-names"] = list(self.roster.directory.class_names)
         metrics = MetricRecord({NUM_EXAMPLES: self._samples()})
@@ -270,35 +253,31 @@ class EdgeRounds(Rounds):
         return sum(self.roster.directory.samples(self._connected()).values())
 
     def _train(self, message: Message) -> RecordDict:
-        """Run a round, from the model that came from above."""
-        said = message.content.config_records.get(CONFIG, ConfigRecord())
-        server_round, self.model = _round_of(said), self._received(message)
+        request = message.content.config_records.get(CONFIG, ConfigRecord())
+        server_round, self.model = _round_of(request), self._received(message)
         self._begin(server_round)
         config = self.train_config()
-        config.update({key: value for key, value in said.items() if key in config})
+        config.update({key: value for key, value in request.items() if key in config})
         messages = self.strategy.configure_train(server_round, self.model, config, self.grid)
         replies = self.grid.send_and_receive(messages, timeout=self.settings.phase_timeout)
         spent = _spent(replies)
         arrays, metrics = self.aggregate(server_round, replies)
-        told = metrics or MetricRecord()
+        means = {
+            key: metrics[key] for key in (TRAIN_LOSS, TRAIN_ACCURACY) if metrics and key in metrics
+        }
         samples = self._samples()
         self.end_round(server_round, self.model if arrays is None else arrays)
         if self._failures:
             raise EdgeError(f"round {server_round} failed: {self._failures[-1]}")
-        means = {key: told[key] for key in (TRAIN_LOSS, TRAIN_ACCURACY) if key in told}
-        return RecordDict(
-            {
-                ARRAYS: as_record(_typed(as_arrays(self.model), as_arrays(self.task.start))),
-                METRICS: MetricRecord({NUM_EXAMPLES: samples, **means, **spent}),
-            }
-        )
+        model = typed(as_arrays(self.model), as_arrays(self.task.start))
+        numbers = MetricRecord({NUM_EXAMPLES: samples, **means, **spent})
+        return RecordDict({ARRAYS: as_record(model), METRICS: numbers})
 
     def _evaluate(self, message: Message) -> RecordDict:
-        """Have nodes evaluate the model that came from above."""
-        said = message.content.config_records.get(CONFIG, ConfigRecord())
-        server_round, model = _round_of(said), self._received(message)
+        request = message.content.config_records.get(CONFIG, ConfigRecord())
+        server_round, model = _round_of(request), self._received(message)
         self._begin(server_round)
-        messages = list(self.strategy.configure_evaluate(server_round, model, said, self.grid))
+        messages = list(self.strategy.configure_evaluate(server_round, model, request, self.grid))
         if not messages:
             raise EdgeError(
                 "no node evaluates below (start the edge with -c fraction-evaluate=1.0)"
@@ -319,11 +298,10 @@ class EdgeRounds(Rounds):
         self.journal.round = server_round
 
     def _received(self, message: Message) -> ArrayRecord:
-        """The model from above, checked."""
         (record,) = message.content.array_records.values()
         start = as_arrays(self.task.start)
         try:
-            return as_record(check_arrays(_typed(as_arrays(record), start), start))
+            return as_record(check_arrays(typed(as_arrays(record), start), start))
         except ValueError as error:
             raise EdgeError(f"the model from above is not this run's: {error}") from error
 
@@ -336,7 +314,7 @@ def _round_of(config: ConfigRecord) -> int:
 
 
 def _spent(replies: list[Message]) -> dict[str, float]:
-    """The largest epsilon that a node has spent, and its delta; nothing without any."""
+    """The largest epsilon of a node, and its delta; empty without any."""
     spent: list[tuple[Any, Any]] = [
         (epsilon, metrics["dp-delta"])
         for reply in replies
@@ -345,11 +323,3 @@ def _spent(replies: list[Message]) -> dict[str, float]:
         if isinstance(epsilon := metrics.get("dp-epsilon"), int | float)
     ]
     return dict(zip(("dp-epsilon", "dp-delta"), max(spent), strict=True)) if spent else {}
-
-
-def _typed(arrays: Arrays, like: Arrays) -> Arrays:
-    """Arrays in the types of the run's model: Flower's means of integers are none."""
-    return {
-        name: array.astype(like[name].dtype, copy=False) if name in like else array
-        for name, array in arrays.items()
-    }

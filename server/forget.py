@@ -1,4 +1,4 @@
-"""Takes nodes out of a finished run: its model becomes the one that the others would have given."""
+"""Takes nodes out of a finished run: its model becomes that of the other nodes alone."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -16,47 +16,34 @@ from flwr_distill.server.strategy import strategy_of_run
 from flwr_distill.server.task import Task
 from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.strategies.common.registry import find_strategy
+from flwr_distill.task.errors import ReportedError
 
 
-class ForgetError(ValueError):
-    """The run cannot forget these nodes; the message says why."""
+class ForgetError(ReportedError):
+    """The run cannot forget these nodes."""
 
 
 def forget(folder: Path, names: Collection[str]) -> MetricRecord | None:
-    """Take nodes out of a run's model, and all they sent out of its folder.
+    """Take nodes, by name, out of a run's model, and all they sent out of its folder.
 
     The last checkpoint and the model are replaced, older checkpoints are removed. The report, and
-    what was exported or copied before, stay as they are.
-
-    Parameters
-    ----------
-    folder : Path
-        The run's.
-    names : Collection[str]
-        Names of the nodes.
-
-    Returns
-    -------
-    MetricRecord or None
-        Accuracy and loss of the new model; None if the server has no test samples.
-
-    Raises
-    ------
-    ForgetError
-        If the run's strategy does not keep apart what nodes sent, it has no checkpoint, or no node
-        has such a name.
+    earlier exports and copies, are unchanged. Returns accuracy and loss of the new model; None if
+    the server has no test samples. Raises ForgetError if the run's strategy mixes what nodes sent,
+    it has no checkpoint, or no node has such a name.
     """
     with lock_run_folder(folder):
         files = checkpoints(folder)
         if not files:
-            raise ForgetError(f"{folder} has no checkpoint")
+            raise ForgetError("it has no checkpoint", where=folder)
         checkpoint = load_checkpoint([*files.values()][-1])
         settings = composed_settings().checked(checkpoint.settings, "checkpoint")
         strategy_class, method = find_strategy(settings.strategy)
         if not hasattr(strategy_class, "forget"):
             raise ForgetError(
-                f"strategy = {settings.strategy!r} cannot take a node out again: what nodes learnt "
-                "is mixed in its model (train a new one without the node)"
+                f"strategy = {settings.strategy!r} cannot take a node out again: its model mixes "
+                "what nodes learnt",
+                where=folder,
+                remedy="train a new one without the node",
             )
         task = Task.of(settings)
         strategy = strategy_of_run(settings, strategy_class, method, task, Directory())
@@ -64,7 +51,7 @@ def forget(folder: Path, names: Collection[str]) -> MetricRecord | None:
         try:
             arrays = strategy.forget(names, checkpoint.arrays)  # type: ignore[attr-defined]
         except ValueError as error:
-            raise ForgetError(str(error)) from None
+            raise ForgetError(str(error), where=folder) from None
         save_checkpoint(folder, replace(checkpoint, arrays=arrays, state=state_of(strategy)), 1)
         save_file(as_arrays(arrays), folder / MODEL)
         return task.evaluate(checkpoint.round, arrays) if task.evaluate else None

@@ -1,8 +1,4 @@
-"""Hooks: objects that see what happens in a run, in the order in which it happens.
-
-Recorder, journal, TensorBoard, checkpoints and report are hooks. A package or a run's owner may add
-others (docs/plugins.md).
-"""
+"""Hooks see a run's events in order: journal, recorder, checkpoints, report, and plug-ins'."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -40,165 +36,80 @@ class RoundRow:
 
 @dataclass(frozen=True)
 class RunStart:
-    """A run that starts, or that is resumed.
+    """A run that starts or is resumed."""
 
-    Parameters
-    ----------
-    run_id : int
-        Flower's; a resumed run has a new one.
-    folder : Path
-        Where its results are.
-    settings : Mapping[str, Any]
-        As in ``settings.json``.
-    nodes : Mapping[int, str]
-        Names of the nodes by Flower's id.
-    rows : Sequence[RoundRow]
-        Rounds that were over before; empty unless the run is resumed.
-    """
-
-    run_id: int
-    folder: Path
-    settings: Mapping[str, Any]
-    nodes: Mapping[int, str]
-    rows: Sequence[RoundRow]
+    run_id: int  # Flower's; a resumed run has a new one
+    folder: Path  # of its results
+    settings: Mapping[str, Any]  # as in ``settings.json``
+    nodes: Mapping[int, str]  # names of the nodes by Flower's id
+    rows: Sequence[RoundRow]  # rounds that were over before; empty unless the run is resumed
 
 
 @dataclass(frozen=True)
 class PhaseEnd:
-    """A phase that is over.
+    """A phase that is over."""
 
-    Parameters
-    ----------
-    round : int
-        Its round; 0 is before the first.
-    name : str
-        Its message type, such as ``train``.
-    seconds : float
-        How long it took.
-    asked : int
-        Nodes that it asked.
-    nodes : Mapping[str, Mapping[str, float]]
-        Metrics of each node that replied without an error, by Flower's id. Replies are not yet
-        compared with each other.
-    """
-
-    round: int
-    name: str
+    round: int  # its round; 0 is before the first
+    name: str  # its message type, such as ``train``
     seconds: float
-    asked: int
+    asked: int  # nodes
     nodes: Mapping[str, Mapping[str, float]]
+    """Metrics of each node that replied without an error, by Flower's id. Replies are not yet
+    compared with each other."""
 
 
 @dataclass(frozen=True)
 class RoundEnd:
-    """A round that is over; round 0 is the initial model.
+    """A round that is over; round 0 is the initial model."""
 
-    Parameters
-    ----------
-    row : RoundRow
-        Its numbers.
-    model : ArrayRecord or None
-        The model, without what is frozen in it; None if nodes keep models of their own.
-    topology : Mapping[str, Any] or None
-        The strategy's clusters, with nodes by name; None if it has none.
-    failure : str
-        Why nothing was learnt in it; empty if something was.
-    """
-
-    row: RoundRow
+    row: RoundRow  # its numbers
     model: ArrayRecord | None
+    """The model, without what is frozen in it; None if nodes keep models of their own."""
     topology: Mapping[str, Any] | None
-    failure: str = ""
+    """The strategy's clusters, with nodes by name; None if it has none."""
+    failure: str = ""  # why nothing was learnt in it; empty if something was
 
 
 @dataclass(frozen=True)
 class RunEnd:
-    """A run that has finished.
+    """A run that has finished."""
 
-    Parameters
-    ----------
-    model : ArrayRecord or None
-        The final model, whole; None if nodes keep models of their own.
-    formula_bytes : Mapping[str, float]
-        Cost of the run by the papers' formulas.
-    artifacts : Mapping[str, bytes]
-        The strategy's own files, by name.
-    warnings : Sequence[str]
-        What may be wrong with the federation.
-    partition : Mapping[str, list[int]] or None
-        Samples of each class by node name, where the settings alone say them.
-    """
-
-    model: ArrayRecord | None
-    formula_bytes: Mapping[str, float]
-    artifacts: Mapping[str, bytes]
-    warnings: Sequence[str]
+    model: ArrayRecord | None  # the final model, whole; None if nodes keep models of their own
+    formula_bytes: Mapping[str, float]  # cost of the run by the papers' formulas
+    artifacts: Mapping[str, bytes]  # the strategy's own files, by name
+    warnings: Sequence[str]  # what may be wrong with the federation
     partition: Mapping[str, list[int]] | None
+    """Samples of each class by node name, where the settings alone say them."""
 
 
 class Hook:
     """Sees a run's events; override what you need.
 
-    Methods are called in the run's own thread, which waits for them. What they are given is shared:
-    do not change it. If a method of another package's hook raises an exception, the log names the
-    hook and its later methods are not called; the run continues. One of ours ends the run.
+    Methods are called in the run's own thread, which waits for them. Do not change their arguments,
+    which are shared. If another package's hook raises an exception, the log names the hook, it gets
+    no further events, and the run continues. An exception in our own hooks ends the run.
     """
 
     def on_run_start(self, run: RunStart) -> None:
-        """See a run start: its nodes are known, and nothing has been trained.
-
-        Parameters
-        ----------
-        run : RunStart
-            The run.
-        """
+        """A run starts: its nodes are known, and nothing has been trained."""
 
     def on_phase(self, phase: PhaseEnd) -> None:
-        """See the end of a phase: messages of one type, with the replies that came in time.
-
-        Parameters
-        ----------
-        phase : PhaseEnd
-            The phase.
-        """
+        """A phase ends: messages of one type, with the replies that came in time."""
 
     def on_round_end(self, end: RoundEnd) -> None:
-        """See the end of a round, after evaluation; new nodes are met after it.
-
-        Parameters
-        ----------
-        end : RoundEnd
-            The round.
-        """
+        """A round ends, after evaluation; new nodes are met after it."""
 
     def on_checkpoint(self, checkpoint: "Checkpoint") -> None:
-        """See what a run needs to continue after a round; it is stored by then.
-
-        Parameters
-        ----------
-        checkpoint : Checkpoint
-            The state after the round, with nodes that were met since.
-        """
+        """A checkpoint is stored: the state after a round, with the nodes that were met since."""
 
     def on_failure(self, error: Exception, model: ArrayRecord | None) -> None:
-        """See a run fail after its start; the error then ends it.
+        """A run fails after its start, and the error then ends it.
 
-        Parameters
-        ----------
-        error : Exception
-            Why.
-        model : ArrayRecord or None
-            The model so far, whole; None if nothing was learnt, or nodes keep their own.
+        `model` is the whole model so far; None if nothing was learnt, or nodes keep their own.
         """
 
     def on_run_end(self, end: RunEnd) -> None:
-        """See a run finish; all its files are written by then.
-
-        Parameters
-        ----------
-        end : RunEnd
-            What came of it.
-        """
+        """A run finishes; all its files are written."""
 
 
 class Hooks(Hook):
@@ -218,32 +129,32 @@ class Hooks(Hook):
         self._own += own
 
     def on_run_start(self, run: RunStart) -> None:
-        """Pass it on; from here on, others' hooks get events too."""
+        """Others' hooks get this and later events."""
         self._call_own("on_run_start", run)
         self._started = True
         self._call_others("on_run_start", run)
 
     def on_phase(self, phase: PhaseEnd) -> None:
-        """Pass it on."""
+        """Pass on."""
         self._call("on_phase", phase)
 
     def on_round_end(self, end: RoundEnd) -> None:
-        """Pass it on."""
+        """Pass on."""
         self._call("on_round_end", end)
 
     def on_checkpoint(self, checkpoint: "Checkpoint") -> None:
-        """Pass it on."""
+        """Pass on."""
         self._call("on_checkpoint", checkpoint)
 
     def on_failure(self, error: Exception, model: ArrayRecord | None) -> None:
-        """Pass it on; others' hooks get it even if the report cannot be written."""
+        """Others' hooks get it even if the report cannot be written."""
         try:
             self._call_own("on_failure", error, model)
         finally:
             self._call_others("on_failure", error, model)
 
     def on_run_end(self, end: RunEnd) -> None:
-        """Pass it on."""
+        """Pass on."""
         self._call("on_run_end", end)
 
     def _call(self, method: str, *args: Any) -> None:
@@ -261,7 +172,7 @@ class Hooks(Hook):
         for name, hook in [*self._others.items()]:
             try:
                 getattr(hook, method)(*args)
-            except Exception as error:  # whatever another package's code does
+            except Exception as error:  # of another package
                 del self._others[name]
                 text = "Hook %s is switched off: its %s failed: %s"
                 log(WARNING, text, name, method, located(error, type(hook).__module__))

@@ -1,7 +1,4 @@
-"""Hooks of other packages, by the names in the setting ``hooks``.
-
-A package registers its hooks by entry points in the group ``flwr_distill.hooks``.
-"""
+"""Hooks of other packages: entry points of ``flwr_distill.hooks``, named in ``hooks``."""
 
 from importlib.metadata import entry_points
 
@@ -14,54 +11,45 @@ GROUP = "flwr_distill.hooks"
 
 
 def find_hooks(names: str) -> dict[str, Hook]:
-    """Make the hooks that a run names.
+    """Make the hooks that a run names, by name, in the same order.
 
-    Parameters
-    ----------
-    names : str
-        Names of entry points, or ``module:object``, separated by commas. Each leads to a `Hook`, or
-        to what makes one without arguments, such as its class.
-
-    Returns
-    -------
-    dict[str, Hook]
-        By name, in the same order.
-
-    Raises
-    ------
-    SettingsError
-        If a name is unknown or given twice, or what it leads to fails or is no hook.
+    `names` are entry points, or ``module:object``, separated by commas. Each leads to a `Hook`, or
+    to a callable that makes one without arguments, such as its class. Raises SettingsError if a
+    name is unknown or given twice, or leads to no hook.
     """
+
+    def error_of(problem: str, remedy: str = "") -> SettingsError:
+        return SettingsError(problem, where="hooks", value=names, remedy=remedy)
+
     hooks: dict[str, Hook] = {}
     for name in filter(None, map(str.strip, names.split(","))):
         if name in hooks:
-            raise SettingsError(f"hooks = {names!r}: {name} is named twice (name it once)")
+            raise error_of(f"{name} is named twice", "name it once")
         try:
-            hooks[name] = _made(_loaded(name))
+            hooks[name] = _hook_of(_loaded(name))
         except PluginError as error:
-            raise SettingsError(f"hooks = {names!r}: {name}: {error}") from error
+            raise error_of(f"{name}: {error}") from error
     return hooks
 
 
 def _loaded(name: str) -> object:
-    """What a name leads to."""
     if ":" in name:
         return import_object(name)
     points = entry_points(group=GROUP)
-    found = [point for point in points if point.name == name]
-    if not found:
+    matches = [point for point in points if point.name == name]
+    if not matches:
         known = ", ".join(sorted(points.names)) or "none is installed"
         raise PluginError(
             f"no installed hook has this name: {known} (install its package, or name it as "
             "module:object)"
         )
-    if len(found) > 1:
-        packages = listed(sorted(map(package_of, found)))
+    if len(matches) > 1:
+        packages = listed(sorted(map(package_of, matches)))
         raise PluginError(f"{packages} bring it (uninstall all but one, or use module:object)")
-    return load_plugin(found[0])
+    return load_plugin(matches[0])
 
 
-def _made(what: object) -> Hook:
+def _hook_of(what: object) -> Hook:
     """The hook itself, or the one that a class or function makes."""
     if callable(what) and not isinstance(what, Hook):
         try:

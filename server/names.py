@@ -1,9 +1,11 @@
-"""Calls nodes by name, where Flower and strategies write ids."""
+"""Replaces node ids by names in the log and in errors."""
 
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+
+from flwr_distill.task.errors import ReportedError
 
 FLOWER_LOGGER = logging.getLogger("flwr")
 """The logger of `flwr.common.log`."""
@@ -15,10 +17,7 @@ _NODE = re.compile(r"\b(?:[Nn]ode )?(\d{15,20})\b")
 def named(text: str, name: Callable[[str], str | None]) -> str:
     """Replace node ids by names: ``Node 1234567890123456 failed`` -> ``ward-3 failed``.
 
-    Parameters
-    ----------
-    name : callable
-        Gives the name for an id, or None to leave the id.
+    `name` gives the name for an id, or None to leave the id.
     """
     return _NODE.sub(lambda match: name(match[1]) or match[0], text)
 
@@ -27,10 +26,7 @@ def named(text: str, name: Callable[[str], str | None]) -> str:
 def names_in_log(names: Mapping[int, str]) -> Iterator[None]:
     """Call nodes by name in Flower's log, and in the error that ends the block.
 
-    Parameters
-    ----------
-    names : Mapping[int, str]
-        Name of each node id; may grow meanwhile.
+    `names` are by node id; they may grow in the block.
     """
 
     def name(node: str) -> str | None:
@@ -45,6 +41,8 @@ def names_in_log(names: Mapping[int, str]) -> Iterator[None]:
         yield
     except Exception as error:
         error.args = tuple(named(a, name) if isinstance(a, str) else a for a in error.args)
+        if isinstance(error, ReportedError):
+            error.problem, error.where = named(error.problem, name), named(error.where, name)
         raise
     finally:
         FLOWER_LOGGER.removeFilter(rename)

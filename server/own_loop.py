@@ -1,7 +1,4 @@
-"""Runs a strategy that has a loop of its own, in place of that of `server.rounds`.
-
-Its rounds are seen through those of Flower's methods that the loop calls. It need not call any.
-"""
+"""Runs a strategy with its own loop, whose rounds show in the Flower methods that it calls."""
 
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, cast
@@ -22,7 +19,7 @@ ConfigureTrain = Callable[[int, ArrayRecord, ConfigRecord, Grid], Iterable[Messa
 
 
 class Observed(Strategy):
-    """Mixin of a strategy's class, by which a run sees what the strategy's loop calls."""
+    """Mixin of a strategy's class that reports what the strategy's loop calls."""
 
     _observer: "OwnLoop"
 
@@ -49,7 +46,7 @@ class Observed(Strategy):
 
 
 def observed(strategy: type[Strategy]) -> type[Strategy]:
-    """A strategy's class as a run makes it: with `Observed` if it has a loop of its own."""
+    """A strategy's class, with `Observed` if it has its own loop."""
     if not has_own_loop(strategy):
         return strategy
     names = {name: getattr(strategy, name) for name in ("__module__", "__qualname__", "__doc__")}
@@ -59,24 +56,17 @@ def observed(strategy: type[Strategy]) -> type[Strategy]:
 class OwnLoop:
     """The loop of a strategy, whose rounds end as those of a run do.
 
-    A round ends when the strategy has it evaluated. If it does not, the round ends when the next
-    one begins, or with the run.
+    A round ends when the strategy evaluates it, else when the next one begins, or with the run.
     """
 
     def __init__(self, rounds: "Rounds") -> None:
         self.rounds = rounds
-        self._begun = self._ended = 0  # the last round that began, and that ended
-        self._made = rounds.model  # in the round that began last
+        self._started = self._ended = 0  # the last round that began, and that ended
+        self._model = rounds.model  # in the round that began last
         self._metrics: MetricRecord | None = None  # of the round that ended last
 
     def run(self, strategy: Observed) -> ArrayRecord | None:
-        """The model after all rounds; None if none changed it.
-
-        Raises
-        ------
-        SettingsError
-            If the strategy gives no result.
-        """
+        """The model after all rounds, None if none changed it; SettingsError without a result."""
         rounds, settings = self.rounds, self.rounds.settings
         strategy._observer = self
         self._metrics = rounds.end_round(0, rounds.model)
@@ -89,11 +79,13 @@ class OwnLoop:
             evaluate_fn=self.evaluate,
         )
         if not isinstance(result, Result):
-            self._end_last(self._made)
+            self._end_last(self._model)
             raise SettingsError(
-                f"strategy = {settings.strategy!r}: {type(strategy).__name__}.start returned "
-                f"{type(result).__name__}, need Flower's Result with the model (the model of the "
-                "last aggregate_train is in the run's folder)"
+                f"{type(strategy).__name__}.start returned {type(result).__name__}, need Flower's "
+                "Result with the model",
+                where="strategy",
+                value=settings.strategy,
+                remedy="the model of the last aggregate_train is in the run's folder",
             )
         self._end_last(result.arrays or rounds.model)
         return result.arrays or None
@@ -108,7 +100,7 @@ class OwnLoop:
     ) -> Iterable[Message]:
         """Begin a round: the one before ends, unless it has."""
         self.evaluate(server_round - 1, arrays)
-        self._begun = server_round
+        self._started = server_round
         config = ConfigRecord({**config, "lr": self.rounds.learning_rate(server_round)})
         return self.rounds.readable(configure(server_round, arrays, config, grid))
 
@@ -117,7 +109,7 @@ class OwnLoop:
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Aggregate a round, as rounds of a run do."""
         arrays, metrics = self.rounds.aggregate(server_round, replies, aggregate)
-        self._made = arrays or self._made
+        self._model = arrays or self._model
         return arrays, metrics
 
     def evaluate(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
@@ -128,8 +120,7 @@ class OwnLoop:
         return self._metrics
 
     def _end_last(self, arrays: ArrayRecord) -> None:
-        """End the last round, with the run's result."""
-        if self._begun or arrays is self.rounds.model:
-            self.evaluate(self._begun, arrays)
+        if self._started or arrays is self.rounds.model:
+            self.evaluate(self._started, arrays)
         else:  # a loop without configure_train, of which only the result is known
             self.evaluate(self.rounds.settings.num_rounds, arrays)

@@ -11,14 +11,9 @@ from flwr_distill.task.models import why_not_private, why_private_step_fails
 
 
 def check_privacy(settings: RunSettings, method: Method | None) -> None:
-    """Refuse a run if ``train.dp-noise`` is set and the method sends unprotected data.
+    """Raise SettingsError if ``train.dp-noise`` is set and the method sends unprotected data.
 
     `method` is None for classes of no method; nodes handle only plain training for them.
-
-    Raises
-    ------
-    SettingsError
-        If DP-SGD does not protect everything that the method sends.
     """
     if not settings.train.dp_noise or method is None:
         return
@@ -28,34 +23,23 @@ def check_privacy(settings: RunSettings, method: Method | None) -> None:
     elif method.phases or method.terms:
         hole = f"{method.name} does not declare what differential privacy covers"
     if hole:
-        noise = f"train.dp-noise = {settings.train.dp_noise:g}"
-        raise SettingsError(f"{noise}, strategy = {settings.strategy!r}: {hole}")
+        problem = f"does not fit strategy = {settings.strategy!r}: {hole}"
+        raise SettingsError(problem, where="train.dp-noise", value=settings.train.dp_noise)
 
 
 def check_private_model(settings: RunSettings, model: nn.Module, spec: DataSpec) -> None:
-    """Refuse a run with ``train.dp-noise`` if DP-SGD cannot train its model.
-
-    Raises
-    ------
-    SettingsError
-        Names the layer to blame.
-    """
+    """Raise SettingsError, with the layer, if DP-SGD is on and cannot train the run's model."""
     if not settings.train.dp_noise:
         return
     if reason := why_not_private(model) or why_private_step_fails(model, spec):
-        noise = f"train.dp-noise = {settings.train.dp_noise:g}"
-        raise SettingsError(f"{noise}, model = {settings.model!r}: {reason}")
+        problem = f"does not fit model = {settings.model!r}: {reason}"
+        raise SettingsError(problem, where="train.dp-noise", value=settings.train.dp_noise)
 
 
 def check_secure_sums(settings: RunSettings, method: Method | None) -> None:
-    """Refuse a run if ``secure-sums`` is set and its strategy needs single models.
+    """Raise SettingsError if ``secure-sums`` is set and another setting needs single models.
 
     A class of one's own may look at them, whatever class it is derived from.
-
-    Raises
-    ------
-    SettingsError
-        Names the setting that needs them.
     """
     if not settings.secure_sums:
         return
@@ -71,4 +55,4 @@ def check_secure_sums(settings: RunSettings, method: Method | None) -> None:
     else:
         reason = method.unsummed(settings.of_method(method)) if method.unsummed else ""
     if reason:
-        raise SettingsError(f"secure-sums = true: {reason}")
+        raise SettingsError(reason, where="secure-sums", value=True)

@@ -1,4 +1,4 @@
-"""Meets the nodes of a run: ids, names, order, and who cannot take part."""
+"""The nodes of a run: ids, names, order, and which cannot take part."""
 
 import math
 from collections import Counter, defaultdict
@@ -14,40 +14,26 @@ from flwr_distill.strategies.common.retries import Retries
 from flwr_distill.strategies.common.waiting import TooFewNodesError, connected_nodes
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.labels import LabelMap, in_order
-from flwr_distill.task.words import listed
+from flwr_distill.task.words import counted, listed
 
-MOST_CLASSES = 100
+MAX_CLASSES = 100
 """Class names in the setting that an error suggests."""
 
 
 @dataclass
 class Roster:
-    """The nodes of a run, in the order in which it met them.
+    """The nodes of a run, in the order in which it met them."""
 
-    Parameters
-    ----------
-    directory : Directory
-        Asks nodes who they are.
-    tested : tuple[int, ...] (default: ())
-        Classes that the model is tested on; it is a warning if no node holds one.
-    num_classes : int, optional (default: None)
-        Number of classes, which class folders must be; None for any.
-    nodes : dict[int, Description]
-        What each node that takes part says of itself. A node that returns with a new id is listed
-        twice.
-    left_out : dict[int, tuple[str, ...]]
-        Nodes that cannot take part, and why. They are asked again after 1, 2, 4 ... rounds.
-    warnings : list[str]
-        What may be wrong with the federation: nodes that are left out, partitions that several
-        nodes have, classes that no node holds, nodes with far more samples than others.
-    """
-
-    directory: Directory = field(default_factory=Directory)
+    directory: Directory = field(default_factory=Directory)  # asks nodes who they are
     tested: tuple[int, ...] = ()
-    num_classes: int | None = None
+    """Classes that the model is tested on; it is a warning if no node holds one."""
+    num_classes: int | None = None  # number of classes, which class folders must be; None for any
     nodes: dict[int, Description] = field(default_factory=dict)
-    left_out: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """Descriptions of the nodes that take part; one that returns with a new id is listed twice."""
+    excluded: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """Nodes that cannot take part, and why. They are asked again after 1, 2, 4 ... rounds."""
     warnings: list[str] = field(default_factory=list)
+    """Possible faults of the federation."""
     _retries: Retries = field(default_factory=Retries)
     _stated: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
@@ -58,10 +44,9 @@ class Roster:
 
     @property
     def identities(self) -> dict[int, str]:
-        """What tells each node id that is the same node in a resumed run.
+        """What identifies each node in a resumed run: its partition, else its name, else its id.
 
-        Its partition, else its name, else its id; with its data set if that differs from the run's,
-        as in ``usps/1``.
+        With its data set if that differs from the run's, as in ``usps/1``.
         """
         return {node: _identity(node, about) for node, about in self.nodes.items()}
 
@@ -72,12 +57,12 @@ class Roster:
 
     @property
     def keys(self) -> dict[int, str]:
-        """Fingerprint of what each node can be known by again: see `Description.key`."""
+        """Fingerprint of each node's key or secret; see `Description.key`."""
         return {node: about.key for node, about in self.nodes.items() if about.key}
 
     @property
     def resumed_keys(self) -> dict[int, str]:
-        """Fingerprint of what each node shows for its place in the run that this one resumes."""
+        """Fingerprint of each node's key or secret for the run that this one resumes."""
         return {node: about.resumed_key for node, about in self.nodes.items() if about.resumed_key}
 
     @property
@@ -90,8 +75,8 @@ class Roster:
         }
 
     def not_due(self, server_round: int) -> set[int]:
-        """Nodes that are left out, and not to be asked again in this round."""
-        return {node for node in self.left_out if not self._retries.due(node, server_round)}
+        """Excluded nodes that are not asked again in this round."""
+        return {node for node in self.excluded if not self._retries.due(node, server_round)}
 
     def meet_new(
         self, grid: Grid, timeout: float, first: Iterable[str] = (), server_round: int = 0
@@ -106,9 +91,9 @@ class Roster:
         self._settle_class_names(answers)
         missing = {node: about.missing or self._odd_names(about) for node, about in answers.items()}
         for node in unknown:
-            self.left_out.pop(node, None)
+            self.excluded.pop(node, None)
             if missing[node]:
-                self.left_out[node] = missing[node]
+                self.excluded[node] = missing[node]
                 self._retries.failed(node, server_round)
         ranks = {identity: rank for rank, identity in enumerate(first)}
 
@@ -123,22 +108,21 @@ class Roster:
         return able
 
     def check_class_names(self) -> None:
-        """Raise SettingsError if naming the classes is up to the nodes, and these disagree."""
+        """Raise SettingsError if nodes name the classes, and disagree."""
         if len(set(self._stated.values())) < 2:
             return
         folders = {self.directory.name(node): (listed(n),) for node, n in self._stated.items()}
         names = in_order(name for names in self._stated.values() for name in names)
-        shown = ",".join(names[:MOST_CLASSES]) + ",..." * (len(names) > MOST_CLASSES)
+        shown = ",".join(names[:MAX_CLASSES]) + ",..." * (len(names) > MAX_CLASSES)
         raise SettingsError(
-            f'private.classes = "", but nodes have different class folders: '
-            f'{"; ".join(by_reason(folders))} (set private.classes="{shown}")'
+            f"nodes have different class folders: {'; '.join(by_reason(folders))}",
+            where="private.classes",
+            value="",
+            remedy=f'set private.classes="{shown}"',
         )
 
     def _settle_class_names(self, answers: Mapping[int, Description]) -> None:
-        """Take the names that most nodes state: more than half of those that name classes.
-
-        Nodes that cannot take part have no say.
-        """
+        """Take the class names of most nodes that name classes and can take part."""
         if self.directory.class_names:
             return
         self._stated = {n: about.class_names for n, about in answers.items() if about.class_names}
@@ -163,18 +147,17 @@ class Roster:
         return (f"{difference} (rename its class folders, or set private.classes to all names)",)
 
     def _warn(self, connected: Sequence[int]) -> None:
-        """Find what may be wrong, and log what is new."""
-        found = [
+        faults = [
             *self._shared_partitions(connected),
             *self._data_of_another_kind(connected),
             *self._classes_of_nobody(),
             *self._very_large_nodes(connected),
         ]
-        for text in found:
+        for text in faults:
             if text not in self.warnings:
                 log(WARNING, "%s", text)
-        names = {self.directory.name(node): missing for node, missing in self.left_out.items()}
-        self.warnings = [*(f"Left out: {line}" for line in by_reason(names)), *found]
+        names = {self.directory.name(node): missing for node, missing in self.excluded.items()}
+        self.warnings = [*(f"Cannot take part: {line}" for line in by_reason(names)), *faults]
 
     def _shared_partitions(self, connected: Sequence[int]) -> list[str]:
         nodes: dict[tuple[str, int], list[str]] = defaultdict(list)
@@ -216,14 +199,13 @@ class Roster:
         ]
 
     def _classes_of_nobody(self) -> list[str]:
-        """A warning about classes of the test set that no node holds, if all nodes say theirs."""
-        held: set[int] = set()
-        for about in self.nodes.values():
-            if about.classes is None:
-                return []
-            held.update(about.classes)
-        missing = [label for label in self.tested if label not in held]
-        if not missing or not self.nodes:
+        """A warning about classes of the test set that no node has, if all nodes say theirs."""
+        classes_of_nodes = [about.classes for about in self.nodes.values()]
+        if not classes_of_nodes or None in classes_of_nodes:
+            return []
+        known = {label for classes in classes_of_nodes for label in classes or ()}
+        missing = [label for label in self.tested if label not in known]
+        if not missing:
             return []
         classes = listed([self.directory.class_name(label) for label in missing])
         return [
@@ -238,31 +220,23 @@ def meet_nodes(
 ) -> None:
     """Wait for `min_nodes` nodes, and add all connected ones that can take part to the roster.
 
-    Raises
-    ------
-    TooFewNodesError
-        If fewer nodes connect within `timeout` seconds, or fewer can take part.
-    SettingsError
-        If too few can take part because their class folders differ, and no setting names classes.
+    Raises TooFewNodesError if fewer nodes connect within `timeout` seconds, or can take part, and
+    SettingsError if their class folders differ, and no setting names classes.
     """
     nodes = connected_nodes(grid, min_nodes, timeout)
     roster.meet_new(grid, timeout, first)
     if len(roster.nodes) < min_nodes:
         roster.check_class_names()
-        missing = {roster.directory.name(node): why for node, why in roster.left_out.items()}
+        missing = {roster.directory.name(node): why for node, why in roster.excluded.items()}
         raise TooFewNodesError(
-            f"min-nodes = {min_nodes}, but only {len(roster.nodes)} of {_count(len(nodes))} can "
-            f"take part: {'; '.join(by_reason(missing))} (give these nodes what is "
-            "missing, or lower min-nodes)"
+            f"min-nodes = {min_nodes}, but only {len(roster.nodes)} of "
+            f"{counted(len(nodes), 'node')} can take part: {'; '.join(by_reason(missing))} (give "
+            "these nodes what is missing, or lower min-nodes)"
         )
     if not roster.directory.class_names:
         log(INFO, "Neither run nor nodes name the classes: they are called by their positions")
     num_examples = sum(about.num_examples for about in roster.nodes.values())
-    log(INFO, "%s: %d training samples", _count(len(roster.nodes)), num_examples)
-
-
-def _count(nodes: int) -> str:
-    return f"{nodes} {'node' if nodes == 1 else 'nodes'}"
+    log(INFO, "%s: %d training samples", counted(len(roster.nodes), "node"), num_examples)
 
 
 def _identity(node: int, about: Description) -> str:

@@ -15,7 +15,7 @@ from flwr_distill.protocol.method import Method
 from flwr_distill.protocol.registry import check_config, phases_of
 from flwr_distill.protocol.replies import NothingUsableError
 from flwr_distill.server.aggregation import AggregateTrain, aggregate_finite
-from flwr_distill.server.grid.failures import told
+from flwr_distill.server.grid.failures import reasons_text
 from flwr_distill.server.grid.grid import RunGrid
 from flwr_distill.server.hooks import Hook, RoundEnd, RunEnd, RunStart
 from flwr_distill.server.own_loop import Observed, OwnLoop
@@ -29,6 +29,7 @@ from flwr_distill.server.roster import Roster
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.server.task import Task
 from flwr_distill.strategies.common.traffic import fedavg_bits
+from flwr_distill.task.errors import ReportedError
 from flwr_distill.task.plugin import import_object
 from flwr_distill.task.settings import TrainSettings
 from flwr_distill.task.words import counted
@@ -36,18 +37,18 @@ from flwr_distill.task.words import counted
 START_AGAIN = "the nodes' logs say more; fix them and start the run again"
 
 
-class NothingLearntError(RuntimeError):
-    """Nodes sent nothing usable, so that nothing was learnt; names their reasons."""
+class NothingLearntError(ReportedError):
+    """Nodes sent nothing usable, so that nothing was learnt."""
 
 
 @dataclass
 class Rounds:
     """Runs a strategy to the last round, from the start or from a checkpoint.
 
-    A strategy `start` makes the model that the first round begins with; without, it is random.
+    A strategy `start` makes the model of the first round; without one, it is random.
 
     A round in which nothing was learnt has failed. ``patience-failed`` of them in a row end the run
-    with an error, and so does a run of failed rounds alone.
+    with an error, and so do failed rounds alone.
     """
 
     settings: RunSettings
@@ -67,15 +68,12 @@ class Rounds:
         self.model = self.task.start
         """At the end of the last round."""
         self._failures: list[str] = []  # of the last rounds, in a row
-        self._broken: tuple[str, ...] = ()  # what is not finite after the round
+        self._broken: tuple[str, ...] = ()  # names of results that are not finite
         self._personal = self.method is not None and self.method.personal
         self.grid.nodes.wanted = node_settings(self.strategy) or self.grid.nodes.wanted
 
     def run(self, checkpoint: Checkpoint | None = None) -> None:
-        """Run the remaining rounds and have hooks write the results.
-
-        If the run fails, hooks see that before the exception propagates.
-        """
+        """Run the remaining rounds; hooks write the results, and see an error before the caller."""
         self._follow_roster()
         done = None
         if checkpoint:
@@ -97,13 +95,7 @@ class Rounds:
             raise
 
     def _first_model(self, start: Strategy) -> ArrayRecord:
-        """The model after one round of the strategy `start`.
-
-        Raises
-        ------
-        NothingLearntError
-            If there is none.
-        """
+        """The model after one round of the strategy `start`; NothingLearntError without any."""
         log(INFO, "%s makes the model that training starts from", type(start).__name__)
         result = start.start(
             grid=self.grid,
@@ -113,22 +105,19 @@ class Rounds:
             train_config=self.train_config(),
         )
         if not result.arrays:
-            reasons = told(self.grid.failures) or "the log says why"
+            reasons = reasons_text(self.grid.failures) or "the log says why"
             raise NothingLearntError(
-                f"start = {self.settings.start!r} made no model: {reasons} ({START_AGAIN})"
+                f"made no model: {reasons}",
+                where="start",
+                value=self.settings.start,
+                remedy=START_AGAIN,
             )
         return result.arrays
 
     def learn(self, done: int | None) -> ArrayRecord:
-        """The model after the rounds that are left; `done` are those before, None if it is new.
+        """The model after the rounds that are left; `done` is the last one before, None if new.
 
-        Raises
-        ------
-        NothingLearntError
-            If no round changed it, or too many in a row did not.
-        SettingsError
-            If a strategy with a loop of its own gives no result, or a key to nodes that they do not
-            read.
+        Raises NothingLearntError if no round changed it, or too many in a row did not.
         """
         try:
             if isinstance(self.strategy, Observed):
@@ -136,18 +125,17 @@ class Rounds:
             else:
                 arrays = self._loop(done)
         except NothingUsableError as error:
-            reasons = told(self.grid.failures) or "no node gave a reason"
-            raise NothingLearntError(f"{error}: {reasons} ({START_AGAIN})") from error
+            reasons = reasons_text(self.grid.failures) or "no node gave a reason"
+            raise NothingLearntError(f"{error}: {reasons}", remedy=START_AGAIN) from error
         if arrays is None:
             rounds = self.settings.num_rounds - (done or 0)
             reasons = next(reversed(self._failures), "the strategy made no model of the replies")
-            raise NothingLearntError(
-                f"nothing was learnt in {counted(rounds, 'round')}: {reasons} ({START_AGAIN})"
-            )
+            problem = f"nothing was learnt in {counted(rounds, 'round')}: {reasons}"
+            raise NothingLearntError(problem, remedy=START_AGAIN)
         return arrays
 
     def _loop(self, done: int | None) -> ArrayRecord | None:
-        """The rounds of Flower's ``Strategy.start``; the last model, None if none was made."""
+        """The rounds of Flower's ``Strategy.start``; gives the last model, None without any."""
         strategy, timeout = self.strategy, self.settings.phase_timeout
         log(INFO, "Starting %s strategy:", type(strategy).__name__)
         strategy.summary()
@@ -156,14 +144,14 @@ class Rounds:
         learnt, arrays = None, self.model
         for server_round in range((done or 0) + 1, self.settings.num_rounds + 1):
             config = self.train_config(server_round)
-            asked = strategy.configure_train(server_round, arrays, config, self.grid)
-            replies = self.grid.send_and_receive(self.readable(asked), timeout=timeout)
-            made, metrics = self.aggregate(server_round, replies)
-            if made is not None:
-                learnt = arrays = made
+            messages = strategy.configure_train(server_round, arrays, config, self.grid)
+            replies = self.grid.send_and_receive(self.readable(messages), timeout=timeout)
+            model, metrics = self.aggregate(server_round, replies)
+            if model is not None:
+                learnt = arrays = model
             _log_metrics("train", metrics)
-            asked = strategy.configure_evaluate(server_round, arrays, ConfigRecord(), self.grid)
-            replies = self.grid.send_and_receive(self.readable(asked), timeout=timeout)
+            messages = strategy.configure_evaluate(server_round, arrays, ConfigRecord(), self.grid)
+            replies = self.grid.send_and_receive(self.readable(messages), timeout=timeout)
             _log_metrics("evaluate", strategy.aggregate_evaluate(server_round, replies))
             self.end_round(server_round, arrays)
         return learnt
@@ -178,21 +166,16 @@ class Rounds:
 
         `aggregate` is by default the strategy's ``aggregate_train``.
         """
-        made = aggregate_finite(
-            self.strategy, aggregate or self.strategy.aggregate_train, server_round, replies
-        )
-        self._broken = made.broken
-        return made.arrays, made.metrics
+        aggregate = aggregate or self.strategy.aggregate_train
+        result = aggregate_finite(self.strategy, aggregate, server_round, replies)
+        self._broken = result.broken
+        return result.arrays, result.metrics
 
     def end_round(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         """End a round: evaluate, record, meet new nodes, save a checkpoint.
 
-        Raises
-        ------
-        NothingLearntError
-            If it is one failed round too many.
-        FilesChangedError
-            If the server's data set has changed.
+        Raises NothingLearntError if too many rounds in a row failed, and FilesChangedError if the
+        server's data set has changed.
         """
         self.task.check_data(self.settings)
         evaluate = None if self._personal else self.task.evaluate
@@ -206,7 +189,7 @@ class Rounds:
             log(ERROR, "Round %d failed: %s", server_round, failure)
         self._failures = [*self._failures, failure] if failure else []
         self.model = arrays
-        self.grid.nodes.left_out = self.roster.not_due(server_round)
+        self.grid.nodes.excluded = self.roster.not_due(server_round)
         self.roster.meet_new(self.grid, self.settings.phase_timeout, server_round=server_round)
         self._follow_roster()
         self.hooks.on_checkpoint(self._checkpoint(server_round, arrays))
@@ -214,18 +197,19 @@ class Rounds:
             setting = way_to_resume(self.strategy, self.folder)
             how = f"continue with {setting}" if setting else "start a new run"
             raise NothingLearntError(
-                f"{counted(len(self._failures), 'failed round')}, and patience-failed = "
-                f"{self.settings.patience_failed}: {failure} (fix the nodes and {how}, or raise "
-                "patience-failed)"
+                f"{counted(len(self._failures), 'failed round')}: {failure}",
+                where="patience-failed",
+                value=self.settings.patience_failed,
+                remedy=f"fix the nodes and {how}, or raise patience-failed",
             )
         self.grid.begin_round(server_round + 1)
         return metrics
 
     def _failure(self, arrays: ArrayRecord) -> str:
-        """Why the round has failed, with the nodes' reasons; an empty text if it has not."""
+        """Why the round has failed, with the nodes' reasons; empty if it has not."""
         stuck = arrays is self.model
         if stuck and self._broken:
-            return f"{self._broken[0]} held NaN or infinity, so it was left out"
+            return f"{self._broken[0]} had NaN or infinity, so it was rejected"
         if stuck and not self.grid.answered:
             return "no node was asked to take part"
         barren = [phase for phase, answered in self.grid.answered.items() if not answered]
@@ -236,7 +220,7 @@ class Rounds:
             what = "the strategy could use nothing that nodes sent"
         else:
             return ""
-        return f"{what}: {told(self.grid.failures) or 'the log says why'}"
+        return f"{what}: {reasons_text(self.grid.failures) or 'the log says why'}"
 
     def _topology(self) -> dict[str, Any] | None:
         """The strategy's clusters, with nodes by name; None if it has none."""
@@ -269,28 +253,25 @@ class Rounds:
         return config
 
     def learning_rate(self, server_round: int) -> float:
-        """Learning rate of a round of this run."""
+        """Of a round of this run."""
         return learning_rate(self.settings.train, server_round, self.settings.num_rounds)
 
     @staticmethod
     def readable(messages: Iterable[Message]) -> list[Message]:
-        """The messages, once it is certain that nodes read all of their configs."""
+        """The messages; SettingsError if nodes do not read a key of a config."""
         messages = list(messages)
         for message in messages:
             check_config(message)
         return messages
 
     def _follow_roster(self) -> None:
-        """Have grid, journal and about.json agree with the roster."""
         self.journal.book_data(
             {str(node): about.read for node, about in self.roster.nodes.items()},
             self.task.fingerprint,
         )
-        self.grid.nodes.order, self.grid.transport.together = (
-            self.roster.order,
-            self.roster.together,
-        )
-        self.grid.nodes.left_out = self.roster.left_out.keys()
+        self.grid.nodes.order = self.roster.order
+        self.grid.transport.together = self.roster.together
+        self.grid.nodes.excluded = self.roster.excluded.keys()
         about = about_run(self.task.spec, self.roster, self.history.started, self.task.fingerprint)
         write_json(self.folder / "about.json", about)
 
@@ -323,7 +304,6 @@ class Rounds:
 
 
 def _log_metrics(phase: str, metrics: MetricRecord | None) -> None:
-    """Log what a strategy makes of nodes' metrics, in the form of Flower's loop."""
     if metrics is not None:
         log(INFO, "\t└──> Aggregated MetricRecord of %s: %s", phase, metrics)
 
@@ -336,7 +316,7 @@ def learning_rate(train: TrainSettings, server_round: int, num_rounds: int) -> f
 
 
 def node_settings(strategy: Strategy) -> str:
-    """The arguments by which one of Flower's strategies waits for nodes, with their values."""
+    """The arguments by which a Flower strategy waits for nodes, with their values."""
     inner = getattr(strategy, "strategy", strategy)  # of Flower's wrappers
     names = ("min_available_nodes", "min_train_nodes", "min_evaluate_nodes")
     values = [(name, getattr(inner, name, None)) for name in names]

@@ -13,12 +13,7 @@ from flwr_distill.protocol.arguments import method_settings, read_arguments
 from flwr_distill.protocol.method import Method
 from flwr_distill.protocol.registry import all_methods
 from flwr_distill.task.errors import SettingsError
-from flwr_distill.task.settings import (
-    Block,
-    RunConfigValue,
-    TaskSettings,
-    nested,
-)
+from flwr_distill.task.settings import Block, RunConfigValue, TaskSettings, nested
 
 
 class RunSettings(TaskSettings):
@@ -92,22 +87,13 @@ class RunSettings(TaskSettings):
 
     @classmethod
     def from_run_config(cls, run_config: Mapping[str, RunConfigValue]) -> "RunSettings":
-        """Read and check a Flower run config, with the tables of all methods.
-
-        Raises
-        ------
-        SettingsError
-            Names every key that is unknown, of the wrong type or out of range.
-        """
+        """Read a Flower run config with the tables of all methods; SettingsError on bad keys."""
         return composed_settings().checked(nested(run_config), "run config")
 
     def defended(self, method: Method | None) -> "RunSettings":
         """These settings with a method's rules against hostile nodes, if ``defence`` is on.
 
-        Raises
-        ------
-        SettingsError
-            If the method has none.
+        Raises SettingsError if the method has none.
         """
         if self.defence == "off":
             return self
@@ -117,8 +103,10 @@ class RunSettings(TaskSettings):
         if not rules:
             known = ", ".join(sorted(name for name, m in all_methods().items() if m.defence))
             raise SettingsError(
-                f'defence = "on": strategy = {self.strategy!r} declares no rules against hostile '
-                f"nodes (take one of {known}, or set an aggregator)"
+                f"strategy = {self.strategy!r} declares no rules against hostile nodes",
+                where="defence",
+                value="on",
+                remedy=f"take one of {known}, or set an aggregator",
             )
         log(INFO, 'defence = "on": %s', ", ".join(f"{key} = {rules[key]!r}" for key in rules))
         values = nested(rules)
@@ -131,13 +119,7 @@ class RunSettings(TaskSettings):
         return type(self).checked(values, "run config")
 
     def of_method(self, method: Method | None) -> Block | None:
-        """Settings of a method: its table, overridden by ``strategy-args``.
-
-        Raises
-        ------
-        SettingsError
-            If a value is of the wrong type or out of range.
-        """
+        """Settings of a method: its table, overridden by ``strategy-args``; may be refused."""
         if method is None or method.settings is None:
             return None
         table: Block = getattr(self, _attribute(method), None) or method.settings()
@@ -159,8 +141,9 @@ def composed_settings(methods: Mapping[str, Method] | None = None) -> type[RunSe
         name = _attribute(method)
         if name in RunSettings.model_fields or tables.get(name, (block,))[0] is not block:
             raise SettingsError(
-                f"method {method.name!r} of {method.package}: the name of its table, "
-                f"{method.table_name}, is taken by other settings (choose another)"
+                f"the name of its table, {method.table_name}, is taken by other settings",
+                where=f"method {method.name!r} of {method.package}",
+                remedy="choose another",
             )
         tables[name] = (block, block())
     return create_model("RunSettings", __base__=RunSettings, **tables)

@@ -1,9 +1,7 @@
-"""Every run-config key with its type, bounds, default and meaning, read off the settings' classes.
+"""Every run-config key with its type, bounds, default and meaning, from the settings' classes.
 
-``python -m flwr_distill.server.settings_catalogue`` (``make settings``) rewrites what is made of
-them: the run config that ``pyproject.toml`` declares, the app's settings in the installed package,
-and the page ``docs/settings.md``. With the name of an installed package and that of a file, it
-writes such a page for the package.
+As a script (``make settings``) it rewrites the run config in both ``pyproject.toml`` files and
+``docs/settings.md``. With the names of an installed package and a file, it writes such a page.
 """
 
 import json
@@ -29,7 +27,7 @@ APP = ROOT / "flwr_distill" / "app" / "pyproject.toml"
 PAGE = ROOT / "docs" / "settings.md"
 
 CORE = "core"
-"""What the keys outside of any table are called."""
+"""The name for keys outside of any table."""
 
 _DECLARED = "tool.flwr.app.config"
 _DECLARED_TABLES = re.compile(
@@ -79,42 +77,28 @@ _INTRODUCTION_OF_PACKAGE = """\
 
 @dataclass(frozen=True)
 class Setting:
-    """A run-config key.
+    """A run-config key."""
 
-    Parameters
-    ----------
-    key : str
-        Dotted, with hyphens.
-    default : Any
-        As in JSON.
-    schema : Mapping[str, Any]
-        JSON schema of its values.
-    meaning : str
-        What it is, in Markdown: its field's description; empty if it has none.
-    """
-
-    key: str
-    default: Any
-    schema: Mapping[str, Any]
-    meaning: str
+    key: str  # dotted, with hyphens
+    default: Any  # as in JSON
+    schema: Mapping[str, Any]  # JSON schema of its values
+    meaning: str  # what it is, in Markdown: its field's description; empty if it has none
 
     @property
     def type(self) -> str:
-        """Type of its values, in plain words."""
+        """In plain words."""
         kinds = [kind.get("type") for kind in self.schema.get("anyOf", [self.schema])]
         return " or ".join(_TYPES.get(kind, "any value") for kind in kinds)
 
     @property
     def bounds(self) -> str:
-        """Values that are allowed, in Markdown; empty if all of the type are."""
+        """Allowed values, in Markdown; empty if all of the type are."""
         if choices := self.schema.get("enum"):
             return ", ".join(f"`{choice}`" for choice in choices)
         if self.schema.get("minLength") == 1:
             return "not empty"
-        bounds = (
-            text.format(self.schema[key]) for key, text in _BOUNDS.items() if key in self.schema
-        )
-        return ", ".join(bounds)
+        given = _BOUNDS.keys() & self.schema.keys()
+        return ", ".join(_BOUNDS[key].format(self.schema[key]) for key in _BOUNDS if key in given)
 
     @property
     def values(self) -> str:
@@ -124,50 +108,34 @@ class Setting:
 
 @dataclass(frozen=True)
 class SettingsTable:
-    """A table of the run config.
+    """A table of the run config."""
 
-    Parameters
-    ----------
-    name : str
-        As in the run config; `CORE` for the keys outside of any table.
-    meaning : str
-        What it is, in Markdown.
-    methods : tuple of Method
-        The methods that it belongs to; empty if to all.
-    settings : tuple of Setting
-        Its keys.
-    """
-
-    name: str
-    meaning: str
-    methods: tuple[Method, ...]
-    settings: tuple[Setting, ...]
+    name: str  # as in the run config; `CORE` for the keys outside of any table
+    meaning: str  # what it is, in Markdown
+    methods: tuple[Method, ...]  # the methods that it belongs to; empty if to all
+    settings: tuple[Setting, ...]  # its keys
 
     @property
     def prefix(self) -> str:
-        """What its keys begin with."""
+        """Of its keys."""
         return "" if self.name == CORE else f"{self.name}."
 
     @property
     def declared(self) -> bool:
-        """Whether the app declares its keys, as it does not those of installed packages."""
+        """Whether the app declares its keys; it does not declare those of installed packages."""
         return not self.methods or any(not method.package for method in self.methods)
 
 
 def settings_tables(methods: Mapping[str, Method]) -> list[SettingsTable]:
-    """All tables: the core keys, the tables that all runs have, and those of methods by name.
-
-    Parameters
-    ----------
-    methods : Mapping[str, Method]
-        The methods, by name.
-    """
+    """All tables: the core keys, the tables that all runs have, and those of methods by name."""
     composed = composed_settings(methods)
     core = tuple(setting for setting in _settings(composed) if "." not in setting.key)
     tables = [SettingsTable(CORE, "What every run has besides the tables below.", (), core)]
     common = _tables(RunSettings)
     for name, table in sorted(_tables(composed).items(), key=lambda t: (t[0] not in common, t[0])):
-        owners = [m for m in methods.values() if m.settings and _hyphenated(m.table_name) == name]
+        owners = [
+            m for m in methods.values() if m.settings and m.table_name.replace("_", "-") == name
+        ]
         meaning = _markdown((table.__doc__ or "").partition("\n\n")[0])
         settings = tuple(_settings(table, f"{name}."))
         tables.append(SettingsTable(name, meaning, tuple(owners), settings))
@@ -175,16 +143,9 @@ def settings_tables(methods: Mapping[str, Method]) -> list[SettingsTable]:
 
 
 def to_toml(tables: Iterable[SettingsTable], *, under: str = "", explained: bool = False) -> str:
-    """Write settings at their defaults as TOML.
+    """Settings at their defaults as TOML, the core keys first.
 
-    Parameters
-    ----------
-    tables : iterable of SettingsTable
-        The core keys first, if they are among them.
-    under : str (default: "")
-        Table that all of them stand in.
-    explained : bool (default: False)
-        Whether comments say what each key is.
+    All are within the table `under`. If `explained`, comments give the meaning of each key.
     """
     parts = []
     for table in tables:
@@ -192,7 +153,14 @@ def to_toml(tables: Iterable[SettingsTable], *, under: str = "", explained: bool
         lines = [f"[{header}]"] if header else []
         for setting in table.settings:
             if explained:
-                lines += _comment(f"{setting.meaning} ({setting.values})")
+                comment = f"{setting.meaning} ({setting.values})"
+                lines += textwrap.wrap(
+                    comment,
+                    100,
+                    initial_indent="# ",
+                    subsequent_indent="# ",
+                    break_on_hyphens=False,
+                )
             key = setting.key.removeprefix(table.prefix)
             given = setting.default is not None  # TOML has no null
             lines.append(f"{'' if given else '# '}{key} = {json.dumps(setting.default)}")
@@ -219,15 +187,9 @@ def as_json(tables: Iterable[SettingsTable]) -> list[dict[str, Any]]:
 
 
 def preset(tables: Iterable[SettingsTable], strategy: str = "") -> str:
-    """Write a run config for ``flwr-distill run -c FILE``: settings at their defaults, explained.
+    """A run config for ``flwr-distill run -c FILE``: settings at their defaults, explained.
 
-    Parameters
-    ----------
-    tables : iterable of SettingsTable
-        The core keys first, if they are among them.
-    strategy : str (default: "")
-        Method that the run is to have; if empty, the settings of other packages are left out, since
-        nodes may be without these.
+    Without a `strategy`, settings of other packages are omitted, since nodes may be without these.
     """
     first = f"strategy = {json.dumps(strategy)}" if strategy else ""
     written = to_toml((t for t in tables if strategy or t.declared), explained=True)
@@ -235,16 +197,9 @@ def preset(tables: Iterable[SettingsTable], strategy: str = "") -> str:
 
 
 def with_plugins(pyproject: str, run_config: Mapping[str, RunConfigValue]) -> str:
-    """Give the text of an app's ``pyproject.toml`` with settings of installed packages.
+    """An app's ``pyproject.toml`` with the tables of installed packages that a run config names.
 
-    Those are the tables that a run names: a node without the package may refuse them.
-
-    Parameters
-    ----------
-    pyproject : str
-        It declares the settings of built-in methods.
-    run_config : Mapping[str, bool | int | float | str]
-        Overrides of the run, by dotted key.
+    Others are omitted: a node without the package may refuse them.
     """
     named = {key.partition(".")[0] for key in run_config if "." in key}
     if not named:
@@ -254,7 +209,7 @@ def with_plugins(pyproject: str, run_config: Mapping[str, RunConfigValue]) -> st
 
 
 def declared_in(pyproject: str) -> str:
-    """Give the text of a ``pyproject.toml`` in which the app declares the settings as they are."""
+    """A ``pyproject.toml`` with current declarations of the settings."""
     tables = to_toml(settings_tables(built_in_methods()), under=_DECLARED)
     note = "# Written by `make settings`; docs/settings.md says what these are."
     header, _, rest = tables.partition("\n")
@@ -263,7 +218,7 @@ def declared_in(pyproject: str) -> str:
 
 
 def packaged(pyproject: str) -> str:
-    """Give the text of the packaged app's ``pyproject.toml``: what Flower reads of a project's."""
+    """The packaged app's ``pyproject.toml``: the parts of a project's that Flower reads."""
     project = tomllib.loads(pyproject)["project"]
     keys = ("name", "version", "description", "license")
     lines = [f"{key} = {json.dumps(project[key])}" for key in keys]
@@ -273,7 +228,7 @@ def packaged(pyproject: str) -> str:
 
 
 def page(package: str = "") -> str:
-    """Give the text of ``docs/settings.md``, or of such a page for an installed package."""
+    """The text of ``docs/settings.md``, or of such a page for an installed package."""
     parts, methods = [_INTRODUCTION], built_in_methods()
     tables = settings_tables(methods)
     if package:
@@ -297,7 +252,7 @@ def page(package: str = "") -> str:
 
 
 def main() -> None:
-    """Rewrite the files that are made of the settings, where they have changed."""
+    """Rewrite the files that depend on the settings, where they have changed."""
     declared = declared_in(PYPROJECT.read_text(encoding="utf-8"))
     texts = {PYPROJECT: declared, APP: packaged(declared), PAGE: page()}
     if len(sys.argv) > 1:
@@ -309,7 +264,6 @@ def main() -> None:
 
 
 def _settings(table: type[BaseModel], prefix: str = "") -> Iterator[Setting]:
-    """All keys of a table and of those in it."""
     schemas = table.model_json_schema()["properties"]
     defaults = table().model_dump(mode="json", by_alias=True)
     inner = _tables(table)
@@ -331,7 +285,7 @@ def _tables(table: type[BaseModel]) -> dict[str, type[BaseModel]]:
 
 
 def _markdown(text: str | None) -> str:
-    """Docstrings' markup, ``:func:`name```, as Markdown in one line; empty if there is none."""
+    """A docstring's markup, such as ``:func:`name```, as Markdown in one line."""
     one_line = " ".join((text or "").split())
     return re.sub(r":\w+:`|``", "`", one_line)
 
@@ -347,23 +301,13 @@ def _markdown_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> st
 def _with_values(
     tables: Iterable[SettingsTable], run_config: Mapping[str, RunConfigValue]
 ) -> Iterator[SettingsTable]:
-    """Tables whose settings without a default, for which TOML has no value, have a run's."""
+    """The tables with a run's values for settings whose default, null, TOML cannot express."""
     for table in tables:
         settings = (
             replace(s, default=run_config.get(s.key)) if s.default is None else s
             for s in table.settings
         )
         yield replace(table, settings=tuple(settings))
-
-
-def _hyphenated(name: str) -> str:
-    return name.replace("_", "-")
-
-
-def _comment(text: str) -> list[str]:
-    return textwrap.wrap(
-        text, 100, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False
-    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Creates the strategy of a run, and that which makes its first model."""
+"""Creates a run's strategy, and the one that makes its first model."""
 
 from flwr.serverapp.strategy import Strategy
 
@@ -23,12 +23,9 @@ def strategy_of_run(
     task: Task,
     directory: Directory,
 ) -> Strategy:
-    """Create a run's strategy; `method` is None for undeclared classes.
+    """Create a run's strategy; SettingsError if it refuses the settings.
 
-    Raises
-    ------
-    SettingsError
-        If the strategy does not accept the settings.
+    `method` is None for undeclared classes.
     """
 
     def create(name: str) -> Strategy:
@@ -66,23 +63,19 @@ def settings_of_start(settings: RunSettings) -> RunSettings:
 def method_of_start(settings: RunSettings, method: Method | None) -> Method | None:
     """The method that makes the first model of a run of `method`; None if it is random.
 
-    Raises
-    ------
-    SettingsError
-        If ``start`` names no method that can, or `method` has no use for a first model.
+    Raises SettingsError if ``start`` names no method that can, or `method` needs no first model.
     """
     if not settings.start:
         return None
     able = {name: other for name, other in all_methods().items() if other.starts}
+    problem = remedy = ""
     if settings.start not in able:
-        raise SettingsError(
-            f"start = {settings.start!r}: it makes no model that training can start from (take "
-            f'one of {", ".join(able)}, or "")'
-        )
-    if method and (method.personal or method.starts):
-        why = "nodes keep models of their own" if method.personal else "it needs no start"
-        raise SettingsError(
-            f"start = {settings.start!r}: with strategy = {settings.strategy!r} {why} (set start "
-            'to "")'
-        )
+        problem = "it makes no model that training can start from"
+        remedy = f'take one of {", ".join(able)}, or ""'
+    elif method and (method.personal or method.starts):
+        reason = "nodes keep models of their own" if method.personal else "it needs no start"
+        problem = f"with strategy = {settings.strategy!r} {reason}"
+        remedy = 'set start to ""'
+    if problem:
+        raise SettingsError(problem, where="start", value=settings.start, remedy=remedy)
     return able[settings.start]

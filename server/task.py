@@ -11,53 +11,78 @@ from flwr.app import ArrayRecord, MetricRecord
 from flwr.common import log
 from torch import nn
 
-from flwr_distill.protocol.arrays import as_arrays
-from flwr_distill.server.evaluation import server_evaluation
+from flwr_distill.protocol.arrays import as_arrays, as_tensors
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.task.augmentation import chosen_changes
 from flwr_distill.task.auxiliary_names import OWN_FILE
-from flwr_distill.task.backbones import whole_state
+from flwr_distill.task.backbones import Frozen, whole_state
 from flwr_distill.task.compute.device import choose_device, describe_device
-from flwr_distill.task.datasets import Dataset, DataSpec, fingerprint_of
+from flwr_distill.task.datasets import Dataset, DataSpec, Samples, fingerprint_of
 from flwr_distill.task.datasets.registry import data_root
 from flwr_distill.task.errors import SettingsError
+from flwr_distill.task.evaluation import outputs, predict
 from flwr_distill.task.file_state import FilesChangedError
 from flwr_distill.task.models import ModelError, last_dense, model_of
 from flwr_distill.task.source import check_partition_settings, data_spec, server_data, source_files
+
+
+def server_evaluation(
+    model: nn.Module, test: Samples, device: torch.device | str = "cpu"
+) -> Callable[[int, ArrayRecord], MetricRecord]:
+    """A function that evaluates a round's model; it overwrites the weights of `model`.
+
+    It returns ``accuracy`` in [0, 1], ``loss`` (mean cross-entropy, nats) and ``class-accuracy``, a
+    list with NaN for classes without samples.
+    """
+    labels = test.labels.cpu()
+    class_sizes = labels.bincount()
+    samples = test
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        nonlocal samples
+        model.load_state_dict(as_tensors(as_arrays(arrays)))
+        if samples is test and isinstance(model, Frozen) and not model.trained:
+            samples = _as_vectors(model, test, device)  # once: they do not change
+        predicted, loss = predict(model, samples, device)
+        correct = predicted == labels
+        hits = labels[correct].bincount(minlength=len(class_sizes))
+        return MetricRecord(
+            {
+                "accuracy": int(correct.sum()) / len(correct),
+                "loss": loss,
+                "class-accuracy": (hits.double() / class_sizes).tolist(),
+            }
+        )
+
+    return evaluate
+
+
+def _as_vectors(model: Frozen, samples: Samples, device: torch.device | str) -> Samples:
+    model.to(device).eval()
+    return Samples(outputs(model.vectors, samples.inputs, device), samples.labels)
+
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord]
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a federation trains.
-
-    `start` holds the initial weights, as they are sent: without what is frozen. `device` is where
-    the server computes. `evaluate` is None if the server has no test samples. `tested` are the
-    labels of its test samples, or all labels without. `data` is the named data set as the server
-    has read it, if there is one, and `fingerprint` its hash.
-    """
+    """The data shape, model and evaluation that a federation trains with."""
 
     spec: DataSpec
     model: nn.Module
-    start: ArrayRecord
-    device: torch.device
-    evaluate: Evaluate | None
-    tested: tuple[int, ...]
-    data: Dataset | None = None
-    fingerprint: str = ""
+    start: ArrayRecord  # initial weights without frozen ones, as they are sent
+    device: torch.device  # of the server
+    evaluate: Evaluate | None  # None if the server has no test samples
+    tested: tuple[int, ...]  # labels of the test samples; all labels without any
+    data: Dataset | None = None  # the named data set as the server has read it
+    fingerprint: str = ""  # its hash
 
     @classmethod
     def of(cls, settings: RunSettings) -> "Task":
         """Build the task from a run's settings.
 
-        Raises
-        ------
-        SettingsError
-            If the model has no layer ``train.feature-layer``, or the data cannot be changed as
-            ``train.augment`` says.
-        DatasetError, ModelError, PartitionError
-            If data, model or partition are not possible.
+        Raises SettingsError, DatasetError, ModelError or PartitionError if they are impossible.
         """
         settings = _with_own_weights(settings)
         spec = data_spec(settings)
@@ -82,45 +107,37 @@ class Task:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the classes by label; empty if it is up to the nodes what they are called."""
+        """Names of the classes by label; empty if nodes name them."""
         return self.spec.class_names if self.data else self.spec.labels.classes
 
     def check_data(self, settings: RunSettings) -> None:
-        """Check that the server's data set is still what was read at first.
-
-        Raises
-        ------
-        FilesChangedError
-            If it is not: the model would be tested on other samples than before.
-        """
+        """Raise FilesChangedError if the server's data set, on which it tests, has changed."""
         if self.data is None:
             return
         data = server_data(settings)
         if data is not self.data and _fingerprint(data) != self.fingerprint:
             files = ", ".join(str(path) for path in source_files(settings) if path.exists())
             raise FilesChangedError(
-                f"dataset = {settings.dataset!r}: {files}: changed on the server since this run "
-                "has read it (start a new run with what is there now)"
+                f"{files}: changed on the server since this run has read it",
+                where="dataset",
+                value=settings.dataset,
+                remedy="start a new run with the present files",
             )
 
     def whole(self, sent: ArrayRecord) -> ArrayRecord:
-        """A model of the run with what is frozen, for files that stand alone."""
+        """A model of the run with its frozen weights, for files."""
         return ArrayRecord({**ArrayRecord(whole_state(self.model)), **sent})
 
     def sent(self, whole: ArrayRecord) -> ArrayRecord:
-        """The model of a file as it is sent.
-
-        Raises
-        ------
-        SettingsError
-            If what is frozen is not what this server has.
-        """
+        """The model of a file without frozen weights; SettingsError if these differ from ours."""
         own, given = as_arrays(ArrayRecord(whole_state(self.model))), as_arrays(whole)
         for name in own.keys() - self.start.keys():
             if not np.array_equal(own[name], given[name]):
                 raise SettingsError(
-                    f"the run's frozen network had another {name} (give the server and all nodes "
-                    "the file or package again that it had then, or start a new run)"
+                    f"the run's frozen network had another {name}",
+                    where="model",
+                    remedy="give the server and all nodes the file or package again that it had "
+                    "then, or start a new run",
                 )
         return ArrayRecord({name: whole[name] for name in self.start})
 
@@ -146,4 +163,6 @@ def _check_layer(model: nn.Module, name: str) -> None:
         last_dense(model, name)
     except ModelError as error:
         remedy = 'leave it at "" for the last one'
-        raise SettingsError(f"train.feature-layer = {name!r}: {error} ({remedy})") from None
+        raise SettingsError(
+            str(error), where="train.feature-layer", value=name, remedy=remedy
+        ) from None

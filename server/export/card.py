@@ -4,8 +4,8 @@ import hashlib
 import re
 
 from flwr_distill.server.export.description import Description
-from flwr_distill.server.page.comparison import accuracy_of, best
 from flwr_distill.server.page.method import disclosed, private_by_method
+from flwr_distill.server.page.numbers import accuracy_of, best
 from flwr_distill.server.page.privacy import of_whole_nodes, spent
 from flwr_distill.server.page.run_files import RunFiles
 from flwr_distill.server.page.words import percent
@@ -155,19 +155,16 @@ def _privacy(run: RunFiles) -> list[str]:
             "- Trained without differential privacy: nothing bounds what the model reveals about "
             "single samples, and it was not tested for membership inference."
         ]
-    cosines = _reported(run, "highest-cosine")
-    if cosines:
+    if cosines := [cosine for *_, cosine in run.reported("highest-cosine")]:
         lines.append(
             f"- {counted(len(cosines), 'node')} sent virtual images to other nodes. The one most "
             f"like a real image of its node had a cosine of {max(cosines):.3f} (1 is a copy); the "
             "run's report has each node's privacy card."
         )
-    epsilons_of_images = _reported(run, "virtual-epsilon")
-    if epsilons_of_images:
+    if of_images := [epsilon for *_, epsilon in run.reported("virtual-epsilon")]:
         lines.append(
-            f"- {counted(len(epsilons_of_images), 'node')} sent virtual images to other nodes, "
-            "made under differential privacy with an epsilon of "
-            f"{max(epsilons_of_images):g}."
+            f"- {counted(len(of_images), 'node')} sent virtual images to other nodes, made under "
+            f"differential privacy with an epsilon of {max(of_images):g}."
         )
     if run.artifact("virtual.png"):
         lines.append("- The server also made virtual images from the nodes' messages.")
@@ -179,9 +176,3 @@ def _privacy(run: RunFiles) -> list[str]:
 def _scale(spec: DataSpec, values: tuple[float, ...]) -> str:
     """Means or deviations; of a table with all digits, for columns with a large offset."""
     return ", ".join(repr(value) if spec.kind == "table" else f"{value:g}" for value in values)
-
-
-def _reported(run: RunFiles, key: str) -> list[float]:
-    """Every value of a metric that nodes reported."""
-    phases = (entry.get("nodes", {}).values() for entry in run.journal)
-    return [numbers[key] for nodes in phases for numbers in nodes if key in numbers]

@@ -1,4 +1,4 @@
-"""What an exported model file says of itself, so that it can be used without its run."""
+"""The description in an exported model file, by which it can be used without its run."""
 
 import json
 from dataclasses import asdict, dataclass, replace
@@ -16,18 +16,10 @@ KEY = "flwr-distill"
 
 @dataclass(frozen=True)
 class Description:
-    """A model's inputs and outputs.
+    """A model's inputs and outputs."""
 
-    Parameters
-    ----------
-    model : str
-        Name of the architecture, as in the setting ``model`` but never ``auto``.
-    spec : DataSpec
-        Shape and normalisation of its inputs, and the run's label map.
-    """
-
-    model: str
-    spec: DataSpec
+    model: str  # name of the architecture, as in the setting ``model`` but never ``auto``
+    spec: DataSpec  # shape and normalisation of its inputs, and the run's label map
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -40,15 +32,15 @@ class Description:
         spec = TypeAdapter(DataSpec).validate_python(run.about["spec"])
         names = tuple(run.class_names) or spec.class_names
         model = architecture(run.settings["model"], spec)
-        return cls(model, _with_classes(spec, names))
+        return cls(model, replace(spec, labels=replace(spec.labels, classes=names)))
 
     def to_json(self) -> str:
-        """Return it as the text that stands in a model file."""
+        """The text in a model file."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read that text, which anybody may have written; ValueError if it describes no model."""
+        """Read the untrusted text of a model file; ValueError if it describes no model."""
         try:
             description = TypeAdapter(cls).validate_json(text)
         except ValidationError as error:
@@ -57,7 +49,3 @@ class Description:
         if not description.spec.labels.classes:
             raise ValueError("spec.labels.classes: need the names of its classes; export it again")
         return description
-
-
-def _with_classes(spec: DataSpec, names: tuple[str, ...]) -> DataSpec:
-    return replace(spec, labels=replace(spec.labels, classes=names))

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from flwr_distill.protocol.arrays import as_arrays, as_tensors
 from flwr_distill.protocol.meeting import one_line
 from flwr_distill.server.export.description import KEY, Description
-from flwr_distill.server.page.comparison import best
 from flwr_distill.server.page.method import method_of_run
+from flwr_distill.server.page.numbers import best
 from flwr_distill.server.page.run_files import RunFiles
 from flwr_distill.server.record.checkpoint import checkpoints, load_checkpoint
+from flwr_distill.task.errors import ReportedError
 from flwr_distill.task.models import create_model
 
 MODEL = "model.safetensors"
@@ -32,22 +33,20 @@ TOLERANCE = 1e-3
 _OTHERS = "flwr-distill runs list shows other runs"
 
 
-class ExportError(ValueError):
+class ExportError(ReportedError):
     """The run has no model, or the format cannot hold it."""
 
 
 def run_to_export(run: RunFiles, best_round: bool = False) -> RunFiles:
     """The run up to the round whose model is exported: the last or the most accurate one.
 
-    Raises
-    ------
-    ExportError
-        If there is no checkpoint of that round, or no global model at all.
+    Raises ExportError if that round has no checkpoint, or the run no global model.
     """
     if (method := method_of_run(run)) and method.personal:
         raise ExportError(
-            f"{run.folder}: nodes keep models of their own under strategy = {method.name!r}, and "
-            "there is no global one to export"
+            f"nodes keep models of their own under strategy = {method.name!r}, and there is no "
+            "global one to export",
+            where=run.folder,
         )
     rounds = set(checkpoints(run.folder))
     if (run.folder / MODEL).exists() and run.rows:
@@ -56,12 +55,15 @@ def run_to_export(run: RunFiles, best_round: bool = False) -> RunFiles:
     wanted = peak["round"] if best_round and peak else max(rounds, default=None)
     if wanted not in rounds or "spec" not in run.about:
         raise ExportError(
-            f"{run.folder} holds no model of that round (rounds kept: {sorted(rounds)}; {_OTHERS})"
+            f"it has no model of that round, but of {sorted(rounds)}",
+            where=run.folder,
+            remedy=_OTHERS,
         )
     if not any(rounds) and not run.settings.get("start"):
         raise ExportError(
-            f"{run.folder} has no model yet, only the random one of its start (wait for the end of "
-            f"round 1; {_OTHERS})"
+            "it has no model yet, only the random one of its start",
+            where=run.folder,
+            remedy=f"wait for the end of round 1; {_OTHERS}",
         )
     return replace(run, rows=[row for row in run.rows if row["round"] <= wanted])
 
@@ -73,12 +75,8 @@ def export_model(run: RunFiles, form: Format, folder: Path) -> Path:
     ``logits`` (n, classes), for any n. Each is run once and must give the model's logits. Every
     file describes its inputs and classes, for :func:`server.export.prediction.read_model`.
 
-    Raises
-    ------
-    ExportError
-        If the format cannot hold the model.
-    ModelError
-        If the model cannot be built here.
+    Raises ExportError if the format cannot hold the model, and ModelError if it cannot be built
+    here.
     """
     return write_model(weights_of(run), Description.of(run), form, folder / FILES[form])
 
@@ -101,7 +99,8 @@ def write_model(
         with warnings.catch_warnings(action="ignore"):  # both are deprecated
             write(model, inputs, file, metadata)
     except RuntimeError as error:
-        raise ExportError(f"{form} cannot hold {description.model!r}: {one_line(error)}") from error
+        problem = f"{form} cannot hold it: {one_line(error)}"
+        raise ExportError(problem, where="model", value=description.model) from error
     return _checked(model, torch.rand(5, *shape), form, file)
 
 
@@ -139,8 +138,9 @@ def _checked(model: nn.Module, inputs: Tensor, form: Format, file: Path) -> Path
     if not np.allclose(logits, model(inputs).numpy(), atol=TOLERANCE):
         file.unlink()
         raise ExportError(
-            f"{form} cannot hold {type(model).__name__}: its outputs differ from the model's "
-            "(export as safetensors)"
+            f"{form} cannot hold it: the program's outputs differ from the model's",
+            where=type(model).__name__,
+            remedy="export as safetensors",
         )
     return file
 

@@ -17,37 +17,25 @@ from flwr_distill.server.export.description import KEY, Description
 from flwr_distill.task.datasets import load_inputs
 from flwr_distill.task.datasets.images import read_image
 from flwr_distill.task.datasets.types import normalise
+from flwr_distill.task.errors import ReportedError
 from flwr_distill.task.models import create_model, is_code
 
 
-class ModelFileError(ValueError):
-    """The file is no exported model, or one that cannot be used here; the message says why."""
+class ModelFileError(ReportedError):
+    """The file is no exported model, or one that cannot be used here."""
 
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """A model from a file.
+    """A model from a file."""
 
-    Parameters
-    ----------
-    description : Description
-        Its inputs and classes.
-    logits : Callable[[Tensor], Tensor]
-        Maps inputs (n, C, H, W) to logits (n, classes).
-    """
-
-    description: Description
-    logits: Callable[[Tensor], Tensor]
+    description: Description  # its inputs and classes
+    logits: Callable[[Tensor], Tensor]  # maps inputs (n, C, H, W) to logits (n, classes)
 
     def predictions(self, file: Path) -> Iterator[tuple[str, Tensor]]:
         """Name of each sample in a file, and the probability of each class, (classes,).
 
-        An image file has one sample, a table one in each row.
-
-        Raises
-        ------
-        DatasetError
-            If the file is no image or table that can be read.
+        An image file has one sample, a table one in each row. Raises DatasetError if unreadable.
         """
         if self.description.spec.kind == "image":
             yield str(file), self.probabilities(file)
@@ -65,14 +53,8 @@ class ExportedModel:
     def probabilities(self, image: Path) -> Tensor:
         """Probability of each class for an image file, (classes,).
 
-        The image is brought to the model's channels and size, as nodes do with theirs.
-
-        Raises
-        ------
-        UnusableFileError
-            If the file is no image that can be read.
-        DatasetError
-            If its reader needs a package that is missing.
+        The image gets the model's channels and size, as on nodes. Raises UnusableFileError if it is
+        unreadable, DatasetError if its reader needs a missing package.
         """
         spec = self.description.spec
         inputs = normalise(read_image(image, spec)[None], spec)
@@ -84,28 +66,22 @@ def read_model(file: Path) -> ExportedModel:
 
     ONNX and safetensors files are data alone. A TorchScript file is a program that runs here.
 
-    Raises
-    ------
-    ModelFileError
-        If it is no such file, or of a model that takes neither images nor tables, or cannot be
-        built here.
+    Raises ModelFileError if it is no such file, or its model cannot be built or used here.
     """
     if not file.is_file():
-        raise ModelFileError(f"{file}: there is no such file ({_REMEDY})")
+        raise ModelFileError("there is no such file", where=file, remedy=_REMEDY)
     if file.suffix not in _READERS:
-        raise ModelFileError(
-            f"{file}: a model's name ends in {', '.join(_READERS)}, got {file.suffix or 'none'!r} "
-            f"({_REMEDY})"
-        )
+        problem = f"a model's name ends in {', '.join(_READERS)}, got {file.suffix or 'none'!r}"
+        raise ModelFileError(problem, where=file, remedy=_REMEDY)
     try:
         model = _READERS[file.suffix](file)
     except (DecodeError, RuntimeError, SafetensorError, ValueError) as error:
         reason = one_line(error) or type(error).__name__
-        raise ModelFileError(f"{file}: not a model that can be used here: {reason}") from error
+        problem = f"not a model that can be used here: {reason}"
+        raise ModelFileError(problem, where=file) from error
     if (kind := model.description.spec.kind) == "text":
-        raise ModelFileError(
-            f"{file}: its inputs are of kind {kind}; only images and tables can be predicted"
-        )
+        problem = f"its inputs are of kind {kind}; only images and tables can be predicted"
+        raise ModelFileError(problem, where=file)
     return model
 
 

@@ -1,4 +1,4 @@
-"""A small model for devices that cannot run a run's own: distilled from it, on any images."""
+"""Distils a run's model into a smaller one, on any images."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flwr_distill.distill.ensemble import Distilled, distil_ensemble
+from flwr_distill.distill.ensemble import distil_ensemble
 from flwr_distill.server.export.description import Description
 from flwr_distill.server.export.model import FILES, ExportError, Format, weights_of, write_model
 from flwr_distill.server.page.run_files import RunFiles
@@ -17,7 +17,7 @@ from flwr_distill.task.evaluation import outputs
 from flwr_distill.task.models import create_model
 
 SHARPNESS = 2.0
-"""Deviation of the logits that the student learns from: those of least squares are flat."""
+"""Deviation of the logits to learn from: those of least squares are flat."""
 EPOCHS = 60
 LR = 3e-3
 BATCH = 64
@@ -25,67 +25,45 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class Student:
-    """A small model, and what it learns on.
+    """A small model, and what it learns on."""
 
-    Parameters
-    ----------
-    model : str
-        Its architecture, as in the setting ``model``.
-    samples : str
-        Images without labels; see `task.datasets.auxiliary_images`.
-    size : int
-        Their number.
-    data_root : str (default: "")
-        Folder of named sets; empty for the default.
-    """
-
-    model: str
-    samples: str
-    size: int
-    data_root: str = ""
+    model: str  # its architecture, as in the setting ``model``
+    samples: str  # images without labels; see `task.datasets.auxiliary_images`
+    size: int  # their number
+    data_root: str = ""  # folder of named sets; empty for the default
 
 
 def export_student(run: RunFiles, student: Student, form: Format, folder: Path) -> tuple[Path, str]:
     """Distil the model of a run's last round into a student, and write that beside it.
 
-    Both are shown images without labels. The student learns the order of the classes and how far
-    they are apart, by the divergence of its probabilities from the model's, with all logits brought
-    to one deviation.
+    The student learns on images without labels. Its loss is the divergence of its probabilities
+    from the model's, with the model's logits scaled to one deviation.
 
-    Returns
-    -------
-    tuple of Path and str
-        The file, and how well the student learnt, for the user.
-
-    Raises
-    ------
-    ExportError
-        If the run's inputs are no images, or the format cannot hold the student.
-    DatasetError, ModelError
-        If the images or the model cannot be had.
+    Returns the file, and how well the student learnt, for the user. Raises ExportError if the run's
+    inputs are no images or the format cannot hold the student; DatasetError or ModelError if images
+    or model are unavailable.
     """
     description = Description.of(run)
     spec, seed = description.spec, int(run.settings["seed"])
     if spec.kind != "image":
-        raise ExportError(f"{run.folder}: a student learns on images, and inputs are {spec.kind}s")
+        problem = f"a student learns on images, and inputs are {spec.kind}s"
+        raise ExportError(problem, where=run.folder)
     teacher = create_model(description.model, spec)
     teacher.load_state_dict(weights_of(run))
     inputs = auxiliary_images(student.samples, spec, student.size, seed, student.data_root or None)
     model = create_model(student.model, spec, seed=seed)
-    _, told = distil(teacher, model, inputs, seed)
+    agreement = distil(teacher, model, inputs, seed)
     small = replace(description, model=student.model)
     file = folder / f"student-{FILES[form]}"
-    return write_model(whole_state(model), small, form, file), told
+    return write_model(whole_state(model), small, form, file), agreement
 
 
-def distil(
-    teacher: nn.Module, student: nn.Module, inputs: Tensor, seed: int
-) -> tuple[Distilled, str]:
-    """Train a student, in place, on what a model says of samples without labels."""
+def distil(teacher: nn.Module, student: nn.Module, inputs: Tensor, seed: int) -> str:
+    """Train a student, in place, on a model's outputs for unlabelled inputs (n, ...)."""
     logits = outputs(teacher.eval(), inputs, "cpu")
     targets = functional.softmax(SHARPNESS * logits / logits.std(1, keepdim=True).mean(), dim=1)
     generator = torch.Generator().manual_seed(seed)
-    distilled = distil_ensemble(
+    distil_ensemble(
         student,
         inputs,
         targets,
@@ -96,4 +74,4 @@ def distil(
         generator=generator,
     )
     alike = (outputs(student.eval(), inputs, "cpu").argmax(1) == logits.argmax(1)).float().mean()
-    return distilled, f"it agrees with the model on {alike:.0%} of the {len(inputs)} images"
+    return f"it agrees with the model on {alike:.0%} of the {len(inputs)} images"

@@ -1,4 +1,4 @@
-"""How a run's messages go out and its replies come in, by what the installed Flower offers."""
+"""Pushes messages and pulls replies, by what the installed Flower offers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
@@ -13,22 +13,14 @@ from flwr_distill.server.line import module_of_line
 
 
 class Exchange:
-    """Sends messages and fetches replies over any Flower Grid, by its public methods alone.
-
-    Parameters
-    ----------
-    grid : Grid
-        Flower's own.
-    inbox : type[Inbox]
-        What replies are fetched by.
-    """
+    """Sends messages and fetches replies over any Flower Grid, by its public methods alone."""
 
     def __init__(self, grid: Grid, inbox: type[Inbox] = Inbox) -> None:
         self._grid = grid
         self._inbox = inbox
 
     def prepare(self, messages: Sequence[Message]) -> None:
-        """Write into a phase's messages what nodes need to know besides."""
+        """Add what nodes need to know about a phase to its messages."""
 
     def push(self, messages: Sequence[Message]) -> list[str]:
         """Push messages; return their ids, empty for those that the SuperLink refused."""
@@ -40,10 +32,7 @@ class Exchange:
 
 
 def exchange_over(grid: Grid) -> Exchange:
-    """Open the exchange for a grid: the one of the installed Flower's line, if there is one.
-
-    Else Flower's own way, which is slower; the log says so.
-    """
+    """The exchange for a grid, by the installed Flower's line; without one, Flower's slower way."""
     if line := module_of_line("exchange"):
         own: Exchange | None = line.exchange_over(grid)
         return own or Exchange(grid)

@@ -8,27 +8,18 @@ from flwr_distill.protocol.replies import Stage
 from flwr_distill.server.record.journal import Journal
 from flwr_distill.strategies.common.directory import by_reason
 
-LONGEST_TEXT = 100_000
+MAX_TEXT = 100_000
 """Characters of an error that are read: a node may send megabytes."""
 RAISED = re.compile(r"<class '(?:[\w.]*\.)?(\w+)'>:<'(.*)'>", re.DOTALL)
 """Exception of a ClientApp, as Flower writes it into an error reply."""
 
 
 class Failures:
-    """A round's failures by node; the journal has those of all rounds.
-
-    Each stage of the grid reports node, phase, reason and itself.
-
-    Parameters
-    ----------
-    journal : Journal, optional (default: None)
-        Where they are recorded besides.
-    """
+    """Reasons of this round by node; the journal, if there is one, has those of all rounds."""
 
     def __init__(self, journal: Journal | None = None) -> None:
         self.journal = journal
         self.by_node: dict[int, list[str]] = {}
-        """Reasons of this round."""
 
     def begin_round(self) -> None:
         """Drop the failures of the round before."""
@@ -47,14 +38,14 @@ class Failures:
             self.journal.book_set_aside(node, phase, reason, stage)
 
 
-def told(failures: Mapping[int, Sequence[str]]) -> str:
-    """Reasons with their nodes, that of most nodes first; see `by_reason`."""
+def reasons_text(failures: Mapping[int, Sequence[str]]) -> str:
+    """Reasons with their nodes, the most frequent one first; see `by_reason`."""
     distinct = {str(node): list(dict.fromkeys(reasons)) for node, reasons in failures.items()}
     return "; ".join(by_reason(distinct))
 
 
 def reason_of(error_text: str) -> str:
     """What a node's error says, on one short line that is safe to print; see `one_line`."""
-    text = error_text[:LONGEST_TEXT].strip()
+    text = error_text[:MAX_TEXT].strip()
     raised = RAISED.fullmatch(text)
     return one_line(f"{raised[1]}: {raised[2]}" if raised else text) or "no reason given"

@@ -22,24 +22,9 @@ class RunGrid(Grid):
     """Flower's interface to a run's transport, ledger, screening and secure sums.
 
     Nodes and replies come in the order of ``nodes.order``, so sums over replies do not depend on
-    which node was faster.
-
-    Parameters
-    ----------
-    transport : Transport
-        Sends and receives, over the Grid that Flower passes to a ServerApp.
-    screening : Screening, optional (default: None)
-        Checks replies; None accepts all.
-    sums : SecureSums, optional (default: None)
-        Answers some phases with sums; None for a run without secure sums.
-    phases : Mapping[str, Phase], optional (default: None)
-        Phases of the run by message type; None allows those of all methods.
-    seed : int (default: 0)
-        Seed of the run, for sampling nodes.
-    quorum : float (default: 0.0)
-        Share of nodes that must send a usable reply in time, in phases with a quorum.
-    hooks : Hook, optional (default: None)
-        What sees the end of each phase; None for the journal alone.
+    which node was faster. Without `screening` all replies are accepted; `phases` are by default
+    those of all methods. In phases with a quorum, a share `quorum` of the nodes must send a usable
+    reply in time. `hooks` (default: the journal) see the end of each phase.
     """
 
     def __init__(
@@ -125,25 +110,11 @@ class RunGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Push the messages of a phase and wait for replies, until the deadline.
+        """Push the messages of a phase, all of one type, and wait for replies until the deadline.
 
-        Parameters
-        ----------
-        messages : Iterable[Message]
-            All of one type.
-        timeout : float, optional (default: None)
-            Seconds to wait, if shorter than the transport's deadline.
-
-        Returns
-        -------
-        list[Message]
-            Replies, error replies included, in the order of the nodes. The log names the nodes that
-            did not reply in time.
-
-        Raises
-        ------
-        QuorumError
-            If fewer nodes than the quorum sent a usable reply.
+        Returns replies, error replies included, in the order of the nodes; the log names late
+        nodes. A `timeout` in seconds may shorten the deadline. Raises QuorumError if fewer nodes
+        than the quorum sent a usable reply.
         """
         messages = list(messages)
         if not messages:

@@ -11,12 +11,12 @@ from flwr.serverapp import Grid
 from flwr_distill.protocol.replies import SET_ASIDE, UNKNOWN, UNREADABLE
 from flwr_distill.server.grid.ledger import content_bytes, num_parts
 
-ASKED = 64
-"""Replies that a fetch asks for one by one, so that its cost does not grow with the nodes."""
+PULLS = 64
+"""Replies that one fetch pulls one by one, so that its cost does not grow with the nodes."""
 SUPERLINK = 1
 """Flower's id of the SuperLink, which reports the nodes that were lost."""
 _CONNECTION = ("grpc", "httpx")
-"""Packages whose errors tell of the SuperLink, and not of what a node has sent."""
+"""Packages whose errors are the SuperLink's, and not about what a node has sent."""
 
 
 @dataclass(frozen=True)
@@ -30,33 +30,17 @@ class Most:
 class Inbox:
     """Replies that a phase waits for.
 
-    A reply counts if its sender is the node that its message went to.
-
-    Parameters
-    ----------
-    grid : Grid
-        Flower's own.
-    messages : Mapping[str, Message]
-        By id.
-    most : callable
-        Gives the most that a reply to a message may hold; a larger one counts as an error.
-
-    Attributes
-    ----------
-    waiting : set[str]
-        Ids of the messages without a reply so far.
-    rejected : list[tuple[Message, str]]
-        Messages to which another node has replied, and why that shows; their own are still awaited.
+    A reply counts if its sender is the node that its message went to. One that is larger than
+    `most` of its message counts as an error. `messages` are by id.
     """
 
     def __init__(
-        self,
-        grid: Grid,
-        messages: Mapping[str, Message],
-        most: Callable[[Message], Most],
+        self, grid: Grid, messages: Mapping[str, Message], most: Callable[[Message], Most]
     ) -> None:
         self.waiting = set(messages)
+        """Ids of the messages without a reply so far."""
         self.rejected: list[tuple[Message, str]] = []
+        """Messages with a reply of another node, and why that shows; they stay awaited."""
         self._grid = grid
         self._messages = messages
         self._most = most
@@ -104,17 +88,14 @@ class OneByOneInbox(Inbox):
     """
 
     def __init__(
-        self,
-        grid: Grid,
-        messages: Mapping[str, Message],
-        most: Callable[[Message], Most],
+        self, grid: Grid, messages: Mapping[str, Message], most: Callable[[Message], Most]
     ) -> None:
         super().__init__(grid, messages, most)
         self._turn = deque(messages)
 
     def fetch(self, end: float) -> Iterator[Message]:
         """Yield replies that have arrived; see `Inbox`."""
-        for _ in range(min(ASKED, len(self._turn))):
+        for _ in range(min(PULLS, len(self._turn))):
             if monotonic() >= end:
                 return
             message_id = self._turn.popleft()
@@ -137,7 +118,7 @@ class OneByOneInbox(Inbox):
 
 
 def answer_of(reply: Message) -> RecordDict | Error:
-    """What a node has answered; codes of errors that only the server gives are not its to use."""
+    """A node's answer; it cannot use the codes of errors that only the server gives."""
     if not reply.has_error():
         return reply.content
     if reply.error.code in (SET_ASIDE, UNREADABLE):
@@ -146,10 +127,10 @@ def answer_of(reply: Message) -> RecordDict | Error:
 
 
 def too_large(most: int, what: str) -> Error:
-    """What a reply with more of something counts as."""
+    """The error that replaces a reply with more than `most` bytes or parts."""
     return Error(UNREADABLE, f"Its reply has more than {most:,} {what}, the most for this phase")
 
 
 def unreadable(error: Exception) -> Error:
-    """What a reply counts as that cannot be read."""
+    """The error that replaces a reply that cannot be read."""
     return Error(UNREADABLE, f"Its reply cannot be read: {error}")

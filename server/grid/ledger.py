@@ -39,14 +39,14 @@ class Ledger:
             self.payloads[message.metadata.message_type, DOWN] += payload
 
     def book_received(self, reply: Message) -> None:
-        """Count a reply as it arrived: arrays that were decoded since are encoded to be counted."""
+        """Count a reply, before its arrays are decoded."""
         if reply.has_content():  # error replies carry no records
             phase = reply.metadata.message_type
             self.entries[phase, UP] += content_bytes(reply.content)
             self.payloads[phase, UP] += payload_bytes(reply.content)
 
     def book_parcels(self, reply: Message) -> None:
-        """Count the parcels of a reply that was checked, by what it says of them."""
+        """Count the parcels of a checked reply by the sizes that it claims."""
         phase = reply.metadata.message_type
         for name, record in reply.content.config_records.items():
             if name.partition(".")[0] == PARCEL:

@@ -9,30 +9,22 @@ from flwr.serverapp import Grid
 from flwr_distill.strategies.common.waiting import TooFewNodesError
 
 PAUSE_SHARE = 0.1
-"""Share of a phase's deadline; who pauses longer between two calls for the nodes is not waiting."""
+"""Share of a phase's deadline; a strategy that pauses longer between polls is not waiting."""
 MIN_PAUSE = 5.0
 """Least such pause, in seconds; Flower's strategies poll every second."""
 WAIT_MARGIN = 2.0
-"""Seconds beyond the deadline, in which waits that have their own error raise that one."""
+"""Seconds beyond the deadline, in which waits with their own error raise that one."""
 SAME_LIST = 0.5
 """Seconds for which a list of connected nodes is reused within a phase."""
 
 
 class Nodes:
-    """Lists the nodes that can take part, in a fixed order.
-
-    Parameters
-    ----------
-    grid : Grid
-        Flower's own.
-    deadline : float
-        Seconds that a strategy may wait for nodes.
-    """
+    """Lists the nodes that can take part, in a fixed order; `deadline` is in seconds."""
 
     def __init__(self, grid: Grid, deadline: float) -> None:
         self.order: Mapping[int, int] = {}
         """Rank of each known node id; unknown nodes come after these, by id."""
-        self.left_out: Collection[int] = ()
+        self.excluded: Collection[int] = ()
         """Connected nodes that cannot take part."""
         self.wanted = "the number of nodes that it needs"
         """What makes the strategy wait for nodes, for errors: its settings, with their values."""
@@ -45,13 +37,10 @@ class Nodes:
         self._polled = -math.inf
 
     def ids(self) -> list[int]:
-        """Ids of connected nodes that can take part, in the order of ``order``.
+        """Ids of connected nodes that can take part, by rank.
 
-        Raises
-        ------
-        TooFewNodesError
-            If no node has been connected for as long as a phase may take. Or if a strategy has
-            polled for so long, without a message or a pause, because it needs more nodes.
+        Raises TooFewNodesError if for the deadline's time no node was connected, or the strategy
+        has only polled for more nodes, without a message or a pause.
         """
         # Flower counts the nodes, then samples that many from a second list, and waits without
         # end if that one is shorter: both must be the same list.
@@ -67,7 +56,7 @@ class Nodes:
                 f"no node has been connected for phase-timeout = {self._deadline:.0f} s "
                 "(start nodes, or raise phase-timeout)"
             )
-        able = [node for node in self._connected if node not in self.left_out]
+        able = [node for node in self._connected if node not in self.excluded]
         if now > self._waiting_since + self._deadline + WAIT_MARGIN:
             self._waiting_since = math.inf
             raise TooFewNodesError(

@@ -1,4 +1,4 @@
-"""Says in the log how far a long phase is."""
+"""Logs the progress of a long phase."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,38 +11,28 @@ from flwr_distill.task.words import counted, listed
 EVERY = 4.0
 """Seconds between lines; a tenth of what the phase has taken, where that is more."""
 LONG = 20.0
-"""Seconds without any reply after which one line says what may keep nodes."""
+"""Seconds without any reply after which one line says why nodes may be slow."""
 
 
 class Progress:
-    """The progress of a phase, named `title`, in which `total` nodes are asked.
-
-    `names` has those of nodes by id; nodes that are asked for theirs have none yet.
-    """
+    """The progress of a phase; `names` are those of nodes by id, which nodes may not have yet."""
 
     def __init__(self, title: str, total: int, names: Mapping[int, str]) -> None:
         self._title = title
         self._names = names
-        self._nodes = f"{total} node{'' if total == 1 else 's'}"
         self._total = total
-        self._start = self._said = time.monotonic()
+        self._start = self._shown = time.monotonic()
         self._explained = False
 
     def show(self, waiting: Iterable[int]) -> None:
-        """Log whose replies are missing, and the time left at the others' pace, if it is time to.
-
-        Parameters
-        ----------
-        waiting : Iterable[int]
-            Ids of the nodes that have not replied.
-        """
+        """Log which nodes' replies are missing, and the time left at the others' pace."""
         now = time.monotonic()
         seconds = now - self._start
-        if now - self._said < max(EVERY, seconds / 10):
+        if now - self._shown < max(EVERY, seconds / 10):
             return
         if not (missing := sorted(waiting)):
             return
-        self._said = now
+        self._shown = now
         replied = self._total - len(missing)
         when = f"{seconds:.0f} s so far"
         if replied:
@@ -51,7 +41,8 @@ class Progress:
             self._explained = True
             when += "; nodes that are busy with another run reply once they are done with it"
         who = self._who(missing)
-        log(INFO, "%s: %d of %s, waiting for %s, %s", self._title, replied, self._nodes, who, when)
+        nodes = counted(self._total, "node")
+        log(INFO, "%s: %d of %s, waiting for %s, %s", self._title, replied, nodes, who, when)
 
     def _who(self, nodes: Sequence[int]) -> str:
         """The nodes by name; those without one are counted, since ids say nothing to a reader."""

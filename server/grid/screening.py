@@ -7,6 +7,7 @@ then compared with each other.
 import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from logging import WARNING
 from statistics import median
 
@@ -33,34 +34,21 @@ HISTORY = 20
 """Rounds whose median norm the norms of few replies are compared with."""
 
 
+@dataclass
 class Screening:
     """Says why replies are rejected: one by one as they arrive, and compared with each other.
 
-    Parameters
-    ----------
-    phases : Mapping[str, Phase]
-        Phases of the run by message type.
-    directory : Directory, optional (default: None)
-        Knows how many samples nodes have.
-    model : Mapping[str, ndarray], optional (default: None)
-        A model of the run. If a message carries a model, the reply is compared with that one, but
-        the types are always this model's: Flower's strategies turn integers, such as BatchNorm's
-        count of batches, into floats, and nodes return them as integers.
-    norm_threshold : float (default: 5.0)
-        For norms of updates, see :func:`protocol.outliers.absurdly_large`.
+    If a message carries a model, the reply is compared with that one. But the types are always
+    those of the run's `model`: Flower's strategies turn integers, such as BatchNorm's count of
+    batches, into floats, and nodes return them as integers.
     """
 
-    def __init__(
-        self,
-        phases: Mapping[str, Phase],
-        directory: Directory | None = None,
-        model: Arrays | None = None,
-        norm_threshold: float = 5.0,
-    ) -> None:
-        self.phases = phases
-        self.directory = directory or Directory()
-        self._model = model or {}
-        self._norm_threshold = norm_threshold
+    phases: Mapping[str, Phase]  # of the run, by message type
+    directory: Directory = field(default_factory=Directory)  # knows how many samples nodes have
+    model: Arrays = field(default_factory=dict)
+    norm_threshold: float = 5.0  # see `protocol.outliers.absurdly_large`
+
+    def __post_init__(self) -> None:
         self._earlier: dict[tuple[str, str], deque[float]] = defaultdict(
             lambda: deque(maxlen=HISTORY)
         )
@@ -95,16 +83,7 @@ class Screening:
     ) -> dict[int, str]:
         """Why replies that stand out are rejected, by node; claims of the others are corrected.
 
-        Parameters
-        ----------
-        message_type : str
-            Of the phase.
-        messages : Mapping[int, Message]
-            What was sent, by node.
-        replies : Iterable[Message]
-            What came.
-        connected : callable
-            Lists the nodes that can take part.
+        `messages` are by node; `connected` lists the nodes that can take part.
         """
         phase = self.phases.get(message_type)
         if phase is None or not phase.compared:
@@ -115,33 +94,33 @@ class Screening:
             if reply.has_content() and NUM_EXAMPLES in reply.content.metric_records.get(METRICS, {})
         }
         if phase.rates:
-            _drop_what_some_lack(trained, {NUM_EXAMPLES, *phase.rates})
-        reasons = _lacking_what_most_have(trained)
+            _drop_optional_metrics(trained, {NUM_EXAMPLES, *phase.rates})
+        reasons = _without_usual_parts(trained)
         trained = {node: content for node, content in trained.items() if node not in reasons}
         known = () if phase.pooled else {*connected(), *messages}
-        says = self._says(known, trained, own=not phase.pooled)
-        reasons |= self._outliers(phase, messages, trained, says)
-        for node, say in says.items():
-            trained[node].metric_records[METRICS][NUM_EXAMPLES] = say
+        samples = self._samples(known, trained, own=not phase.pooled)
+        reasons |= self._outliers(phase, messages, trained, samples)
+        for node, count in samples.items():
+            trained[node].metric_records[METRICS][NUM_EXAMPLES] = count
         return reasons
 
-    def _says(
+    def _samples(
         self, known: Collection[int], trained: Mapping[int, RecordDict], *, own: bool
     ) -> dict[int, int]:
-        """Samples that count, by node: no more than it has, if it trained on its own."""
+        """Samples that count, by node: no more than it has, if it trained on its `own`."""
         claims = {
             node: int(content.metric_records[METRICS][NUM_EXAMPLES])  # type: ignore[arg-type]
             for node, content in trained.items()
         }
         if not own:
             return claims
-        told = self.directory.samples(known)
-        limits = {**capped(claims, self.directory.most_samples), **told}
+        limits = capped(claims, self.directory.most_samples) | self.directory.samples(known)
         for node, claim in claims.items():
             first = self.directory.num_examples.get(node, limits[node])
             if claim > first and node not in self._corrected:  # the roster warns of large ones
                 self._corrected.add(node)
-                log(WARNING, "Node %d claims %d samples: %d count", node, claim, limits[node])
+                text = "Sample count of node %d capped at %d (it claimed %d)"
+                log(WARNING, text, node, limits[node], claim)
         return {node: min(claim, limits[node]) for node, claim in claims.items()}
 
     def _outliers(
@@ -149,10 +128,9 @@ class Screening:
         phase: Phase,
         messages: Mapping[int, Message],
         trained: Mapping[int, RecordDict],
-        says: Mapping[int, int],
+        samples: Mapping[int, int],
     ) -> dict[int, str]:
-        """Reasons to set replies aside, by node, for their norms."""
-        if not self._norm_threshold:
+        if not self.norm_threshold:
             return {}
         norms: dict[str, dict[int, float]] = defaultdict(dict)
         for node, content in trained.items():
@@ -160,20 +138,20 @@ class Screening:
                 start = self.start_of(messages[node]) if name == ARRAYS else None
                 norms[name][node] = update_norm(RecordArrays(record), start)
         reasons: dict[int, str] = {}
-        # Who has the most samples that count may well have the longest update, too.
+        # The node with the most samples that count may well have the longest update, too.
         most = self.directory.most_samples
-        weighted_threshold = self._norm_threshold + math.log(max(most, 1)) if most else 0
+        weighted_threshold = self.norm_threshold + math.log(max(most, 1)) if most else 0
         for name, by_node in norms.items():
             earlier = self._earlier[phase.message_type, name]
             known = {-1 - i: n for i, n in enumerate(earlier)} if len(by_node) < FEWEST else {}
-            for node in absurdly_large({**known, **by_node}, self._norm_threshold):
+            for node in absurdly_large({**known, **by_node}, self.norm_threshold):
                 if node in by_node:
                     reasons.setdefault(node, f"the norm of its {name} exceeds norm-threshold")
             for node in idle(by_node) if name == ARRAYS else ():
                 reasons.setdefault(node, "its update is next to nothing beside the others'")
-            weighted = {node: says[node] * norm for node, norm in by_node.items()}
+            weighted = {node: samples[node] * norm for node, norm in by_node.items()}
             for node in absurdly_large(weighted, weighted_threshold):
-                reasons.setdefault(node, f"the norm of its {name}, times samples, is absurd")
+                reasons.setdefault(node, f"the norm of its {name}, times samples, is far too large")
             if usual := [norm for node, norm in by_node.items() if node not in reasons]:
                 earlier.append(median(usual))
         return reasons
@@ -182,20 +160,22 @@ class Screening:
         """The model that a node starts from: the message's, else the run's."""
         record = message.content.array_records.get(ARRAYS)
         if record is None:
-            return self._model
+            return self.model
         if record is not self._sent:  # most strategies send the same one to all nodes
             self._sent = record
-            self._start = {
-                name: array.astype(self._model[name].dtype, copy=False)
-                if name in self._model
-                else array
-                for name, array in as_arrays(record).items()
-            }
+            self._start = typed(as_arrays(record), self.model)
         return self._start
 
 
+def typed(arrays: Arrays, model: Arrays) -> Arrays:
+    """The arrays in the types of a model's: Flower's means of integers are floats."""
+    return {
+        name: array.astype(model[name].dtype, copy=False) if name in model else array
+        for name, array in arrays.items()
+    }
+
+
 def _check_parcels(sent: RecordDict, content: RecordDict) -> None:
-    """Check that a reply's parcels have routes, and no more bytes than these permit."""
     for name, parcel in content.config_records.items():
         stem, dot, rank = name.partition(".")
         if stem != PARCEL:
@@ -207,7 +187,6 @@ def _check_parcels(sent: RecordDict, content: RecordDict) -> None:
 
 
 def _check_rejected(sent: RecordDict, content: RecordDict) -> None:
-    """Check that a head or leader rejects nothing that it was not sent."""
     received = [name for name in sent if name.partition(".")[0] in (PARCEL, DELIVERY)]
     rejected = content.metric_records.get(METRICS, MetricRecord()).get(REJECTED, 0)
     if isinstance(rejected, int) and rejected > len(received):
@@ -231,10 +210,10 @@ Part = tuple[str, str, int]
 """Name of a record, key of a metric in it if any, and the length of its list."""
 
 
-def _drop_what_some_lack(replies: Mapping[int, RecordDict], needed: Collection[str]) -> None:
-    """Remove metrics that are not needed and not in all replies, such as a loss.
+def _drop_optional_metrics(replies: Mapping[int, RecordDict], needed: Collection[str]) -> None:
+    """Remove metrics that are not needed and not in all replies.
 
-    A node's policy may hold them back (`node.evaluation`), and its rate counts all the same.
+    A node's policy may withhold a loss (`node.evaluation`); its rate counts all the same.
     """
     metrics = [content.metric_records[METRICS] for content in replies.values()]
     for record in metrics:
@@ -243,7 +222,7 @@ def _drop_what_some_lack(replies: Mapping[int, RecordDict], needed: Collection[s
                 del record[key]
 
 
-def _lacking_what_most_have(replies: Mapping[int, RecordDict]) -> dict[int, str]:
+def _without_usual_parts(replies: Mapping[int, RecordDict]) -> dict[int, str]:
     """Why replies are rejected that miss what more than half have, by node.
 
     What half or fewer have is removed from the others: Flower's strategies raise if replies differ,

@@ -1,6 +1,6 @@
 """Secure sums: the server sees the sum of the models that nodes train, and no single one.
 
-Strategies notice nothing: each node's reply holds the mean of all, and the weighted mean of equal
+Strategies notice nothing: each node's reply is the mean of all, and the weighted mean of equal
 models is that mean; all samples are spread evenly over the replies. The protocol is in
 `protocol.secure_sums`, its maths in `links.masks`.
 """
@@ -8,6 +8,7 @@ models is that mean; all samples are spread evenly over the replies. The protoco
 import itertools
 from collections import Counter
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from functools import partial
 from logging import ERROR
 from typing import Any
@@ -17,13 +18,7 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common import log
 
 from flwr_distill.links.credentials import name_of
-from flwr_distill.links.masks import (
-    FEWEST,
-    MOST,
-    Masked,
-    opened,
-    threshold,
-)
+from flwr_distill.links.masks import FEWEST, MOST, Masked, opened, threshold
 from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record
 from flwr_distill.protocol.meeting import one_line
 from flwr_distill.protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES
@@ -47,17 +42,17 @@ from flwr_distill.protocol.secure_sums import (
     summed_records,
     told_alike,
 )
-from flwr_distill.server.grid.blame import Blame
 from flwr_distill.server.grid.pipeline import Pipeline
 from flwr_distill.server.grid.screening import Screening
 from flwr_distill.server.grid.sums import (
+    Blame,
     Sum,
     SumError,
     doubtful,
     liars,
     mask_of,
+    max_hostile,
     mean_of,
-    most_hostile,
     refused_keys,
     shares_of,
     unusable_keys,
@@ -68,73 +63,42 @@ from flwr_distill.task.words import counted, listed
 _ONE_AUTHORITY = "give each node a --peer-certificate of one authority, and a name of its own"
 
 
+@dataclass
 class SecureSums:
-    """Has the messages of some phases answered by secure sums.
+    """Replaces the answers to some phases by secure sums.
 
     A sum continues without the nodes that are lost, at any step, as long as two thirds are left. A
     sum that fails is a phase in which no node sends anything usable.
-
-    Parameters
-    ----------
-    screening : Screening
-        Checks what nodes send.
-    summed : Collection[str]
-        Message types.
-    longest : float
-        L2 norm to which nodes shorten a longer update.
-    run_id : int
-        Flower's.
-    run_config : Mapping[str, bool | int | float | str]
-        Of the run, as nodes have it.
     """
 
-    def __init__(
-        self,
-        screening: Screening,
-        *,
-        summed: Collection[str],
-        longest: float,
-        run_id: int,
-        run_config: Mapping[str, Any],
-    ) -> None:
-        self.summed = summed
-        self._screening = screening
-        self._longest = longest
-        self._run_id = run_id
-        self._run_config = run_config
+    screening: Screening
+    summed: Collection[str]  # message types
+    longest: float  # L2 norm to which nodes shorten a longer update
+    run_id: int  # Flower's
+    run_config: Mapping[str, Any]  # as nodes have it
+
+    def __post_init__(self) -> None:
         self._numbers = itertools.count(1)
         self._blame = Blame()
 
     def ask(
         self, pipeline: Pipeline, messages: list[Message], timeout: float | None
     ) -> list[Message]:
-        """Have a phase's answers summed.
+        """Run a phase of a summed type; each step waits `timeout` seconds, or until the deadline.
 
-        Parameters
-        ----------
-        pipeline : Pipeline
-            Which the messages of all steps pass.
-        messages : list[Message]
-            Of one of the summed types.
-        timeout : float or None
-            Seconds to wait in each step, if shorter than the deadline.
-
-        Raises
-        ------
-        QuorumError
-            If fewer nodes than the quorum sent masked answers.
+        Raises QuorumError if fewer nodes than the quorum sent masked answers.
         """
-        phase, begun_with = messages[0].metadata.message_type, len(messages)
+        phase, num_asked = messages[0].metadata.message_type, len(messages)
         nodes = [message.metadata.dst_node_id for message in messages]
-        left_out = self._blame.left_out(nodes, pipeline.round, FEWEST)
+        excluded = self._blame.excluded(nodes, pipeline.round, FEWEST)
         replies = [
-            _error(pipeline, message, f"secure sums go without it: {left_out[node]}")
+            _error(pipeline, message, f"secure sums exclude it: {excluded[node]}")
             for message, node in zip(messages, nodes, strict=True)
-            if node in left_out
+            if node in excluded
         ]
-        messages = [m for m in messages if m.metadata.dst_node_id not in left_out]
+        messages = [m for m in messages if m.metadata.dst_node_id not in excluded]
         try:
-            summed, seconds = self._secure_sum(pipeline, messages, timeout, begun_with)
+            summed, seconds = self._secure_sum(pipeline, messages, timeout, num_asked)
         except SumError as error:
             summed, seconds = self._failed(pipeline, messages, error), 0.0
         replies += summed
@@ -143,20 +107,12 @@ class SecureSums:
         return replies
 
     def _secure_sum(
-        self,
-        pipeline: Pipeline,
-        messages: list[Message],
-        timeout: float | None,
-        begun_with: int,
+        self, pipeline: Pipeline, messages: list[Message], timeout: float | None, num_asked: int
     ) -> tuple[list[Message], float]:
         """Replies with the mean, and the seconds that masked answers took.
 
-        Raises
-        ------
-        QuorumError
-            If too few of the nodes that the phase began with sent masked answers.
-        SumError
-            If the sum fails before there are any.
+        Raises QuorumError if too few of `num_asked` nodes sent masked answers, and SumError if the
+        sum fails before there are any.
         """
         if not FEWEST <= len(messages) <= MOST:
             raise SumError(
@@ -166,10 +122,10 @@ class SecureSums:
         records = self._common_records(messages)
         the_sum = self._agreed(pipeline, messages, timeout)
         by_node = {message.metadata.dst_node_id: message for message in messages}
-        asked = self._masking_messages(the_sum, by_node)
-        received = pipeline.receive(asked, timeout, partial(self._check, num_masked(records)))
+        requests = self._requests(the_sum, by_node)
+        received = pipeline.receive(requests, timeout, partial(self._check, num_masked(records)))
         replies = pipeline.settled(received)
-        pipeline.check_quorum(received, replies, begun_with)
+        pipeline.check_quorum(received, replies, num_asked)
         masked = {
             reply.metadata.src_node_id: reply.content
             for reply in replies
@@ -177,7 +133,7 @@ class SecureSums:
         }
         others = [reply for reply in replies if reply.metadata.src_node_id not in masked]
         survivors = [place for place in the_sum.members if the_sum.node(place) in masked]
-        answering = [message for message in asked if message.metadata.dst_node_id in masked]
+        answering = [message for message in requests if message.metadata.dst_node_id in masked]
         try:
             total = self._unmasked(pipeline, the_sum, survivors, masked, timeout)
             means, numbers, samples = mean_of(total, records, len(survivors))
@@ -185,17 +141,19 @@ class SecureSums:
             return [*self._failed(pipeline, answering, error), *others], received.seconds
         answers, (each, left) = [], divmod(samples, len(survivors))
         for place, message in enumerate(answering):
-            told = masked[message.metadata.dst_node_id]
-            numbers[NUM_EXAMPLES] = each + (place < left)
-            answers.append(Message(_content(means, numbers, told), reply_to=message))
+            own = masked[message.metadata.dst_node_id].metric_records.get(METRICS, MetricRecord())
+            metrics = {**own, **numbers, NUM_EXAMPLES: each + (place < left)}
+            arrays = {name: as_record(mean) for name, mean in means.items()}
+            content = RecordDict({**arrays, METRICS: MetricRecord(metrics)})
+            answers.append(Message(content, reply_to=message))
         return [*answers, *others], received.seconds
 
     def _check(self, size: int | None, message: Message, reply: Message) -> str:
-        """Why an answer to a step is rejected; note who sends it.
+        """Why an answer to a step is rejected, and its sender excluded; empty if it is not.
 
-        A masked answer has `size` numbers; None is for steps without one.
+        A masked answer must have `size` numbers; None is for steps without one.
         """
-        reason = self._screening.check(message, reply)
+        reason = self.screening.check(message, reply)
         if not reason and size is not None and MASKED in reply.content.array_records:
             (array,) = reply.content.array_records[MASKED].values()
             if array.shape != (size,):
@@ -208,17 +166,16 @@ class SecureSums:
     def _common_records(self, messages: list[Message]) -> Mapping[str, Arrays]:
         """What is summed, by record: the model that all start from, and arrays like others."""
         phase, first = self._phase(messages[0]), messages[0].content
-        told = told_alike(first, phase.own)
-        missing = phase.summed is None and ARRAYS not in told
-        if missing or any(told_alike(m.content, phase.own) != told for m in messages[1:]):
+        common = told_alike(first, phase.own)
+        missing = phase.summed is None and ARRAYS not in common
+        if missing or any(told_alike(m.content, phase.own) != common for m in messages[1:]):
             raise SumError("the strategy does not send all nodes the same model and settings")
-        return summed_records(phase, first, self._screening.start_of(messages[0]))
+        return summed_records(phase, first, self.screening.start_of(messages[0]))
 
     def _phase(self, message: Message) -> Phase:
-        return self._screening.phases[message.metadata.message_type]
+        return self.screening.phases[message.metadata.message_type]
 
     def _agreed(self, pipeline: Pipeline, messages: list[Message], timeout: float | None) -> Sum:
-        """Have the nodes publish keys and share their secrets."""
         nodes = [message.metadata.dst_node_id for message in messages]
         peers = self._published(pipeline, next(self._numbers), nodes, timeout)
         published = [int(node) for node in peers.nodes]
@@ -229,33 +186,33 @@ class SecureSums:
         for place, node in enumerate(published):
             if node not in replies or SECURE not in replies[node].config_records:
                 continue
-            told = Shares.checked(replies[node].config_records[SECURE], SECURE)
-            if _are_complete(told, len(published)):
-                shares[place] = told
+            shared = Shares.checked(replies[node].config_records[SECURE], SECURE)
+            lists = (shared.sealed, shared.key_digests, shared.seed_digests)
+            if all(len(each) == len(published) for each in lists):
+                shares[place] = shared
             else:
                 self._blame.lied(node, "it did not share its secrets with all others")
         refusals = refused_keys(published, replies)
+        num_published = counted(len(published), "node")
         for node, count in Counter(node for _, node in refusals).items():
-            if count > most_hostile(len(published), needed):
-                of = counted(len(published), "node")
-                self._blame.lied(node, f"{count} of {of} refuse its keys ({_ONE_AUTHORITY})")
+            if count > max_hostile(len(published), needed):
+                reason = f"{count} of {num_published} refuse its keys ({_ONE_AUTHORITY})"
+                self._blame.lied(node, reason)
         if len(shares) < needed:
             raise SumError(
-                f"{len(shares)} of {counted(len(published), 'node')} shared their secrets, and it "
-                f"needs {needed}",
+                f"{len(shares)} of {num_published} shared their secrets, and it needs {needed}",
                 {*published} - {*replies} | {node for pair in refusals for node in pair},
             )
-        first, most = messages[0], self._most_samples(pipeline, messages)
-        view, bounds = peers.view(self._run_id), (self._longest, most)
-        context = context_of(view, first.content, self._phase(first), self._run_config, bounds)
+        first, most = messages[0], self._max_samples(pipeline, messages)
+        view, bounds = peers.view(self.run_id), (self.longest, most)
+        context = context_of(view, first.content, self._phase(first), self.run_config, bounds)
         return Sum(peers, context, needed, shares, most)
 
     def _published(
         self, pipeline: Pipeline, number: int, nodes: list[int], timeout: float | None
     ) -> Peers:
-        """Have the nodes publish keys; what others could not use, nobody gets."""
-        announcement = _content_of(Announcement(number=number))
-        contents = dict.fromkeys(nodes, announcement)
+        """Have the nodes publish keys; those that others could not use are dropped."""
+        contents = dict.fromkeys(nodes, _content_of(Announcement(number=number)))
         replies = self._replies(pipeline, ANNOUNCE, contents, timeout)
         keys = {
             node: Keys.checked(reply.config_records[SECURE], SECURE)
@@ -281,31 +238,31 @@ class SecureSums:
             signatures=[of_node.signature for of_node in usable.values()],
         )
 
-    def _most_samples(self, pipeline: Pipeline, messages: list[Message]) -> int:
+    def _max_samples(self, pipeline: Pipeline, messages: list[Message]) -> int:
         """Most samples of a node that count, as in a run without secure sums; 0 for no bound."""
         if self._phase(messages[0]).pooled:
             return 0
         nodes = {message.metadata.dst_node_id for message in messages}
-        samples = self._screening.directory.samples({*pipeline.nodes.ids(), *nodes})
+        samples = self.screening.directory.samples({*pipeline.nodes.ids(), *nodes})
         return max(samples.values(), default=0)
 
-    def _masking_messages(self, the_sum: Sum, by_node: Mapping[int, Message]) -> list[Message]:
+    def _requests(self, the_sum: Sum, by_node: Mapping[int, Message]) -> list[Message]:
         """The phase's messages, to the members of the sum, with what they need for their masks."""
-        first = next(iter(by_node.values())).metadata.message_type
         messages = []
         for place in the_sum.members:
             node = the_sum.node(place)
-            message = by_node[node]
             request = SumRequest(
                 number=the_sum.peers.number,
                 members=the_sum.members,
                 sealed=[the_sum.shares[member].sealed[place] for member in the_sum.members],
-                longest=self._longest,
+                longest=self.longest,
                 most=the_sum.most,
             )
-            content = RecordDict({**message.content, **_content_of(request)})
-            about = message.metadata
-            messages.append(Message(content, node, first, ttl=about.ttl, group_id=about.group_id))
+            content = RecordDict({**by_node[node].content, **_content_of(request)})
+            meta = by_node[node].metadata
+            messages.append(
+                Message(content, node, meta.message_type, ttl=meta.ttl, group_id=meta.group_id)
+            )
         return messages
 
     def _unmasked(
@@ -325,8 +282,8 @@ class SecureSums:
                 {the_sum.node(place) for place in {*members} - {*survivors}},
             )
         content = _content_of(Unmasking(number=the_sum.peers.number, survivors=survivors))
-        asked = {the_sum.node(place): content for place in survivors}
-        replies = self._replies(pipeline, UNMASK, asked, timeout)
+        contents = {the_sum.node(place): content for place in survivors}
+        replies = self._replies(pipeline, UNMASK, contents, timeout)
         helpers = {
             place: Unmasked.checked(replies[node].config_records[SECURE], SECURE).shares
             for place in survivors
@@ -355,10 +312,9 @@ class SecureSums:
         for node, reason in lies.items():
             self._blame.lied(node, reason)
         reasons = {the_sum.node(place): "too few shares fit" for place in closed} | lies
-        masks = [f"node {node} ({reason})" for node, reason in sorted(reasons.items())]
+        nodes = [f"node {node} ({reason})" for node, reason in sorted(reasons.items())]
         raise SumError(
-            f"masks stay on, of {listed(masks)}",
-            doubtful(the_sum, closed, silent, wrong, lies),
+            f"could not unmask {listed(nodes)}", doubtful(the_sum, closed, silent, wrong, lies)
         )
 
     def _replies(
@@ -387,24 +343,10 @@ class SecureSums:
 
 def _error(pipeline: Pipeline, message: Message, reason: str) -> Message:
     """An error reply of a node that has no part in the sum; the log says why."""
-    about = message.metadata
-    pipeline.failures.book(about.dst_node_id, about.message_type, reason, "secure sums")
+    meta = message.metadata
+    pipeline.failures.book(meta.dst_node_id, meta.message_type, reason, "secure sums")
     return Message(Error(SET_ASIDE, reason), reply_to=message)
-
-
-def _content(
-    means: Mapping[str, Arrays], numbers: Mapping[str, int | float], masked: RecordDict
-) -> RecordDict:
-    """A node's answer with the means in place of what is masked."""
-    metrics = masked.metric_records.get(METRICS, MetricRecord())
-    records = {name: as_record(arrays) for name, arrays in means.items()}
-    return RecordDict({**records, METRICS: MetricRecord({**metrics, **numbers})})
 
 
 def _content_of(block: Block) -> RecordDict:
     return RecordDict({SECURE: ConfigRecord(block.model_dump(by_alias=True))})
-
-
-def _are_complete(shares: Shares, num_nodes: int) -> bool:
-    lists = (shares.sealed, shares.key_digests, shares.seed_digests)
-    return all(len(each) == num_nodes for each in lists)

@@ -10,20 +10,20 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from flwr_distill.protocol.arrays import DecodedArray, as_arrays, decode
+from flwr_distill.task.errors import ReportedError
 
 IN_MEMORY = 64 * 2**20
 """Bytes of a phase's arrays that stay in memory."""
+
+
+class SpoolError(ReportedError):
+    """The temporary folder has no room for a round's models."""
 
 
 class Spool:
     """Keeps the arrays of a phase's replies in memory up to a size, then in a file.
 
     The file is temporary and unnamed, and goes with the last of its arrays or with the process.
-
-    Parameters
-    ----------
-    in_memory : int (default: 64 MiB)
-        Bytes of arrays to keep in memory.
     """
 
     def __init__(self, in_memory: int = IN_MEMORY) -> None:
@@ -32,12 +32,7 @@ class Spool:
     def keep(self, content: RecordDict) -> None:
         """Decode a reply's arrays; those stored in the file become `StoredArray`.
 
-        Raises
-        ------
-        ValueError
-            If bytes do not decode to an array of numbers.
-        OSError
-            If the disk is full.
+        Raises ValueError if bytes are no array of numbers, and SpoolError if the disk is full.
         """
         for record in content.array_records.values():
             decode(record)
@@ -53,9 +48,10 @@ class Spool:
             self._file.write(data)
             self._file.flush()
         except OSError as error:
-            raise OSError(
-                f"no room for the models that nodes sent, in {tempfile.gettempdir()}: {error} "
-                "(set TMPDIR to a folder with room for all models of a round)"
+            raise SpoolError(
+                f"no room for the models that nodes sent: {error}",
+                where=tempfile.gettempdir(),
+                remedy="set TMPDIR to a folder with room for all models of a round",
             ) from error
         return offset
 

@@ -1,12 +1,14 @@
-"""A secure sum that is opened: what to take off, its mean, and who may be why it stays closed."""
+"""A secure sum: its masks, its mean, and which nodes may have made it fail."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from logging import WARNING
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from flwr.app import RecordDict
+from flwr.common import log
 from numpy.typing import NDArray
 
 from flwr_distill.links.masks import (
@@ -29,19 +31,52 @@ from flwr_distill.protocol.secure_sums import (
     RefusedKeys,
     Shares,
 )
+from flwr_distill.strategies.common.retries import Retries
 from flwr_distill.task.words import counted
 
 
-class SumError(RuntimeError):
-    """A secure sum has failed; what there is of it stays under masks.
+class Blame:
+    """Nodes that secure sums exclude.
 
-    Parameters
-    ----------
-    reason : str
-        For the log.
-    doubts : Iterable[int] (default: ())
-        Nodes that may be why.
+    A proven liar is excluded until the run ends. A node that may be why a sum has failed, such as
+    a silent one, is asked again after 1, 2, 4, 8 ... rounds. So a lost connection costs one round,
+    and a node that spoils sums spoils ever fewer.
     """
+
+    def __init__(self) -> None:
+        self._lies: dict[int, str] = {}
+        self._doubts: dict[int, str] = {}
+        self._retries = Retries()
+
+    def lied(self, node: int, reason: str) -> None:
+        """Exclude a node until the run ends."""
+        if node not in self._lies:
+            log(WARNING, "Secure sums continue without node %d: %s", node, reason)
+            self._lies[node] = reason
+
+    def doubted(self, nodes: Iterable[int], server_round: int, reason: str) -> None:
+        """Pause nodes that may be why a sum has failed in this round."""
+        for node in nodes:
+            if node not in self._lies and self._retries.due(node, server_round):
+                self._retries.failed(node, server_round)
+                self._doubts[node] = reason
+
+    def excluded(self, nodes: Collection[int], server_round: int, min_left: int) -> dict[int, str]:
+        """Why a round's sums exclude some of these nodes, by node.
+
+        Pauses end early where fewer than `min_left` nodes would be left.
+        """
+        lies = {node: self._lies[node] for node in nodes if node in self._lies}
+        pausing = {
+            node: f"it pauses, since an earlier sum has failed: {self._doubts[node]}"
+            for node in nodes
+            if node not in lies and not self._retries.due(node, server_round)
+        }
+        return lies if len(nodes) - len(lies) - len(pausing) < min_left else lies | pausing
+
+
+class SumError(RuntimeError):
+    """A secure sum has failed and stays masked; `doubts` are nodes that may be why."""
 
     def __init__(self, reason: str, doubts: Iterable[int] = ()) -> None:
         super().__init__(reason)
@@ -50,21 +85,17 @@ class SumError(RuntimeError):
 
 @dataclass(frozen=True)
 class Sum:
-    """A secure sum on its way.
-
-    `members` are places of the nodes whose shares the others hold, `shares` what these said of
-    them, by place; `context` is what masks depend on, `most` bounds the samples that count.
-    """
+    """A secure sum that is not complete."""
 
     peers: Peers
-    context: bytes
-    needed: int
-    shares: Mapping[int, Shares]
-    most: int
+    context: bytes  # what masks depend on
+    needed: int  # shares of a secret that open it
+    shares: Mapping[int, Shares]  # by place of the node that shared its secrets
+    most: int  # samples of a node that count
 
     @property
     def members(self) -> list[int]:
-        """Places, in order."""
+        """Places of the nodes that shared their secrets, in order."""
         return sorted(self.shares)
 
     def node(self, place: int) -> int:
@@ -108,9 +139,9 @@ def shares_of(
     survivors: Collection[int],
     helpers: Mapping[int, Sequence[bytes]],
 ) -> dict[int, bytes]:
-    """Shares of a member's secret as the member has told them, by the helper that gave them."""
-    position, told = the_sum.members.index(place), the_sum.shares[place]
-    digests = told.seed_digests if place in survivors else told.key_digests
+    """Shares of a member's secret that have the digests it published, by helper."""
+    position, shared = the_sum.members.index(place), the_sum.shares[place]
+    digests = shared.seed_digests if place in survivors else shared.key_digests
     return {
         helper: given[position]
         for helper, given in helpers.items()
@@ -118,17 +149,17 @@ def shares_of(
     }
 
 
-def most_hostile(num_nodes: int, needed: int) -> int:
-    """Nodes of a sum that may be hostile, so that one whom more accuse has lied."""
+def max_hostile(num_nodes: int, needed: int) -> int:
+    """Nodes of a sum that may be hostile: a node that more than these accuse has lied."""
     return max(num_nodes - needed, 1)
 
 
 def liars(the_sum: Sum, wrong: Collection[tuple[int, int]]) -> dict[int, str]:
-    """Nodes whose shares differ from what was told more often than hostile others can cause.
+    """Nodes with more wrong shares than hostile others can cause, and the reason.
 
     `wrong` are pairs of a helper and the member whose share it did not give.
     """
-    most = most_hostile(len(the_sum.peers.nodes), the_sum.needed)
+    most = max_hostile(len(the_sum.peers.nodes), the_sum.needed)
     lies = {}
     for place in the_sum.members:
         given = sum(helper == place for helper, _ in wrong)
@@ -147,7 +178,7 @@ def doubtful(
     wrong: Collection[tuple[int, int]],
     lies: Mapping[int, str],
 ) -> set[int]:
-    """Nodes that may be why masks stay on, where no liar explains it."""
+    """Nodes that may be why masks could not be removed, where no liar explains it."""
     unexplained = {place for place in closed if the_sum.node(place) not in lies}
     if not unexplained:
         return set()
@@ -157,12 +188,9 @@ def doubtful(
 
 
 def mask_of(the_sum: Sum, place: int, survivors: list[int], secret: bytes, size: int) -> Masked:
-    """What is to be taken off a sum for a member: its own mask, or those that do not cancel.
+    """The mask to subtract from a sum for a member: its own, or those that do not cancel.
 
-    Raises
-    ------
-    ValueError
-        If the secret is not the one that the node has published.
+    Raises ValueError if the secret is not the one that the node has published.
     """
     peers = the_sum.peers
     if len(secret) != 32:
@@ -185,19 +213,14 @@ def mean_of(
 ) -> tuple[dict[str, Arrays], dict[str, float], int]:
     """Mean arrays by record, mean metrics, and all samples, of a sum of so many nodes.
 
-    Raises
-    ------
-    SumError
-        If the masks did not cancel: a node did not add what it should have.
+    Raises SumError if the masks did not cancel.
     """
     sums = dequantised(total)
     size = sums.size - 1 - 2 * len(SUMMED_METRICS)
     changes, weight, metrics = sums[:size], sums[size], sums[size + 1 :].reshape(-1, 2)
-    if not num_nodes <= weight <= MOST_WEIGHT or weight % 1:
-        raise SumError("the masks do not cancel: a node added others than it should have")
-    changes /= weight
-    if not (np.abs(changes) <= LARGEST_VALUE).all():
-        raise SumError("the masks do not cancel: a node added others than it should have")
+    is_weight = num_nodes <= weight <= MOST_WEIGHT and not weight % 1
+    if not (is_weight and (np.abs(changes := changes / weight) <= LARGEST_VALUE).all()):
+        raise SumError("the masks do not cancel: a node added wrong ones")
     means: dict[str, Arrays] = {}
     for record, arrays in records.items():
         size = sum(array.size for array in arrays.values())
@@ -211,7 +234,7 @@ def mean_of(
 
 
 def _moved(start: Arrays, changes: NDArray[np.float64], *, from_zero: bool) -> Arrays:
-    """The arrays after a change of all their numbers, or that change itself."""
+    """The arrays after a change of all their numbers, or the change alone."""
     moved = {}
     for name, array in start.items():
         change, changes = changes[: array.size].reshape(array.shape), changes[array.size :]

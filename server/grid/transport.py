@@ -1,28 +1,29 @@
 """Sends a phase's messages and polls for the replies, until a deadline."""
 
 import math
+import re
+import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from flwr.app import Message, MessageType
+from flwr.app import ConfigRecord, Message, MessageType
 from flwr.serverapp import Grid
 
 from flwr_distill.protocol.arrays import Arrays
 from flwr_distill.protocol.edge import SHARE
-from flwr_distill.protocol.messages import ROUTE
+from flwr_distill.protocol.messages import BATCH, PARTITIONS, ROUTE, TOGETHER
 from flwr_distill.protocol.replies import set_aside
 from flwr_distill.server.grid.exchange import exchange_over
 from flwr_distill.server.grid.failures import Failures
-from flwr_distill.server.grid.ids import make_id_random
 from flwr_distill.server.grid.inbox import Most
 from flwr_distill.server.grid.ledger import Ledger, content_bytes, num_parts
 from flwr_distill.server.grid.progress import Progress
 from flwr_distill.server.grid.spool import Spool
-from flwr_distill.server.grid.together import name_companions
 
 FIRST_POLL = 0.02
-LONGEST_POLL = 0.5
+MAX_POLL = 0.5
 SOON = 0.05
 """Longest poll while a reply is on its way."""
 ROOM = 2**26
@@ -31,8 +32,11 @@ PARTS = 1000
 """Records, and arrays in them, that any reply may have."""
 MODELS = 4
 """Bytes and parts that a reply may have besides, in units of what it answers."""
-LEAST_WAIT = 1.0
+MIN_WAIT = 1.0
 """Seconds that a phase may take in any case."""
+RANDOM_BYTES = 16
+"""Random bytes in a message's id."""
+_NONCE = re.compile(rf"#[0-9a-f]{{{2 * RANDOM_BYTES}}}$")
 
 Accept = Callable[[Message, Message], Message]
 """Checks a reply to a message as it arrives; gives it, or an error reply in its place."""
@@ -40,24 +44,12 @@ Accept = Callable[[Message, Message], Message]
 
 @dataclass(frozen=True)
 class Received:
-    """What came of a phase's messages before the deadline.
+    """The replies to a phase's messages before the deadline."""
 
-    Parameters
-    ----------
-    messages : list[Message]
-        What was sent.
-    replies : list[Message]
-        In the order in which they arrived.
-    seconds : float
-        How long it took.
-    wait : float
-        How long it might have taken.
-    """
-
-    messages: list[Message]
-    replies: list[Message]
-    seconds: float
-    wait: float
+    messages: list[Message]  # sent
+    replies: list[Message]  # as they arrived
+    seconds: float  # how long it took
+    wait: float  # how long it might have taken
 
     @property
     def phase(self) -> str:
@@ -65,42 +57,23 @@ class Received:
         return self.messages[0].metadata.message_type
 
 
+@dataclass
 class Transport:
-    """Sends messages over Flower's grid and keeps their replies.
+    """Sends messages over Flower's grid and keeps their replies."""
 
-    Parameters
-    ----------
-    grid : Grid
-        Flower's own grid, of a deployment or a simulation.
-    deadline : float
-        Seconds after which a phase ends without the nodes that have not replied.
-    failures : Failures, optional (default: None)
-        Where replies are reported that another node sent.
-    names : Mapping[int, str], optional (default: None)
-        Names of nodes by id, for the log; may grow meanwhile.
-    model : Mapping[str, ndarray], optional (default: None)
-        A model of the run, for which replies have room whatever they answer.
-    """
+    grid: Grid
+    deadline: float  # seconds
+    failures: Failures = field(default_factory=Failures)  # gets replies of wrong senders
+    names: Mapping[int, str] = field(default_factory=dict)  # by node, for the log; may grow
+    model: Arrays = field(default_factory=dict)  # for which any reply has room
 
-    def __init__(
-        self,
-        grid: Grid,
-        deadline: float,
-        failures: Failures | None = None,
-        names: Mapping[int, str] | None = None,
-        model: Arrays | None = None,
-    ) -> None:
-        self.grid = grid
-        self.deadline = deadline
-        self.failures = failures or Failures()
+    def __post_init__(self) -> None:
         self.ledger = Ledger()
         self.together: Mapping[int, int] = {}
         """Partition of each virtual node that trains together with others."""
         self.due = math.inf
         """When an edge owes its answer above, in monotonic seconds: phases end well before it."""
-        self._exchange = exchange_over(grid)
-        self._names: Mapping[int, str] = {} if names is None else names
-        self._model = model or {}
+        self._exchange = exchange_over(self.grid)
 
     def push(self, messages: Sequence[Message]) -> list[str]:
         """Push messages with ids that nobody can guess, and count their bytes."""
@@ -112,21 +85,12 @@ class Transport:
     def receive(
         self, messages: list[Message], timeout: float | None, title: str, accept: Accept
     ) -> Received:
-        """Push messages, and check and count replies as they arrive, until the deadline.
+        """Push a phase's messages; check and count replies as they arrive, until the deadline.
 
-        Parameters
-        ----------
-        messages : list[Message]
-            Of one phase.
-        timeout : float or None
-            Seconds to wait, if shorter than the deadline.
-        title : str
-            Name of the phase in the log.
-        accept : Accept
-            Checks each reply.
+        A `timeout` in seconds may shorten the deadline. The log calls the phase by its `title`.
         """
         wait = min(self.deadline, math.inf if timeout is None else timeout)
-        wait = min(wait, max(LEAST_WAIT, SHARE * (self.due - time.monotonic())))
+        wait = min(wait, max(MIN_WAIT, SHARE * (self.due - time.monotonic())))
         for message in messages:
             message.metadata.ttl = min(message.metadata.ttl, wait)
         if messages[0].metadata.message_type == MessageType.TRAIN:
@@ -137,7 +101,7 @@ class Transport:
         pending.pop("", None)  # messages that the SuperLink refused have no id
         replies, spool = [], Spool()
         by_node = {message.metadata.dst_node_id: message for message in messages}
-        progress = Progress(title, len(messages), self._names)
+        progress = Progress(title, len(messages), self.names)
         for arrived in self._arriving(pending, start + wait, progress):
             self.ledger.book_received(arrived)
             reply = accept(by_node[arrived.metadata.src_node_id], arrived)
@@ -153,7 +117,7 @@ class Transport:
         """Replies as they arrive, until all are in or it is `end`, in monotonic seconds."""
         inbox, poll = self._exchange.open_inbox(messages, self._most), FIRST_POLL
         while inbox.waiting and time.monotonic() < end:
-            poll = min(poll * 1.5, SOON if inbox.coming else LONGEST_POLL)
+            poll = min(poll * 1.5, SOON if inbox.coming else MAX_POLL)
             for reply in inbox.fetch(end):
                 poll = FIRST_POLL
                 yield reply
@@ -174,8 +138,37 @@ class Transport:
             if name.partition(".")[0] == ROUTE
         )
         parcels = sum(size for size in routes if isinstance(size, int))
-        model = sum(array.nbytes for array in self._model.values())
+        model = sum(array.nbytes for array in self.model.values())
         return Most(
             ROOM + MODELS * (content_bytes(message.content) + model) + parcels,
-            PARTS + MODELS * (num_parts(message.content) + len(self._model)),
+            PARTS + MODELS * (num_parts(message.content) + len(self.model)),
         )
+
+
+def make_id_random(message: Message) -> None:
+    """Put random bits into a message, before it is pushed.
+
+    A message's id is the hash of its metadata and content. Without these bits any node can compute
+    it from its own message, but for another node's id and a time in microseconds. A node that knows
+    an id can try to reply to it. The bits follow the group, the only free text in Flower's
+    metadata; replies repeat it, so that their ids are as random.
+    """
+    group = _NONCE.sub("", message.metadata.group_id)
+    message.metadata.group_id = f"{group}#{secrets.token_hex(RANDOM_BYTES)}"
+
+
+def name_companions(messages: Iterable[Message], partitions: Mapping[int, int]) -> None:
+    """Write into each message which virtual nodes get the same records, and a number for them.
+
+    `partitions` has those of the nodes that train together; other nodes' messages are unchanged.
+    """
+    alike: dict[frozenset[tuple[str, int]], list[Message]] = defaultdict(list)
+    for message in messages:
+        if message.metadata.dst_node_id in partitions:
+            records = frozenset((name, id(record)) for name, record in message.content.items())
+            alike[records].append(message)
+    for group in alike.values():
+        companions = sorted({partitions[message.metadata.dst_node_id] for message in group})
+        record = ConfigRecord({PARTITIONS: companions, BATCH: secrets.randbits(63)})
+        for message in group:
+            message.content[TOGETHER] = record

@@ -1,45 +1,36 @@
-"""Report that compares runs."""
+"""Report that compares runs: results, cost of equal accuracy, settings that differ, curves."""
 
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from flwr_distill.server.page.comparison import (
-    accuracy_of,
-    best,
-    common_accuracy,
-    differing,
-    labels,
-    reached,
-)
-from flwr_distill.server.page.curves import Series, finite
+from flwr_distill.server.page.drawings import Series, colour, finite
 from flwr_distill.server.page.layout import chart, page
-from flwr_distill.server.page.run_files import REPORT, RunFiles
-from flwr_distill.server.page.svg import colour
+from flwr_distill.server.page.numbers import Row, accuracy_of, best, reached
+from flwr_distill.server.page.run_files import REPORT, RunFiles, flat, short
 from flwr_distill.server.page.words import data_size, percent, seconds, stated
 from flwr_distill.strategies.common.sections import Figure, Section, Table
 
 
 def comparison_page(runs: Sequence[RunFiles], folder: Path) -> str:
     """HTML page in `folder` that compares two or more runs, with links to their reports."""
+    names = labels(runs)
     first, *others = (Section(title, tables=[table]) for title, table in comparison_tables(runs))
+    links = [
+        (Path(os.path.relpath(run.folder / REPORT, folder)).as_posix(), f"Report of {name}")
+        for name, run in zip(names, runs, strict=True)
+        if (run.folder / REPORT).exists()
+    ]
     figures = _curves(runs)
     learning = [Section("Learning", figures=figures)] if figures else []
     return page(
-        " · ".join(labels(runs)),
+        " · ".join(names),
         f"{len(runs)} runs of flwr-distill compared",
-        [replace(first, links=_reports(runs, folder)), *learning, *others],
+        [replace(first, links=links), *learning, *others],
     )
-
-
-def _reports(runs: Sequence[RunFiles], folder: Path) -> list[tuple[str, str]]:
-    """Links to the runs' reports that are there."""
-    return [
-        (Path(os.path.relpath(run.folder / REPORT, folder)).as_posix(), f"Report of {label}")
-        for label, run in zip(labels(runs), runs, strict=True)
-        if (run.folder / REPORT).exists()
-    ]
 
 
 def comparison_tables(runs: Sequence[RunFiles]) -> list[tuple[str, Table]]:
@@ -53,6 +44,31 @@ def comparison_tables(runs: Sequence[RunFiles]) -> list[tuple[str, Table]]:
         rows = [[key, *map(str, values)] for key, values in differences.items()]
         tables.append(("Settings that differ", Table(["setting", *labels(runs)], rows)))
     return tables
+
+
+def labels(runs: Sequence[RunFiles]) -> list[str]:
+    """Strategy of each run, plus the end of its id if two runs have the same strategy."""
+    strategies = [str(run.settings["strategy"]) for run in runs]
+    times = Counter(strategies)
+    return [
+        name if times[name] == 1 else f"{name} {short(run.folder.name)}"
+        for name, run in zip(strategies, runs, strict=True)
+    ]
+
+
+def common_accuracy(runs: Sequence[Sequence[Row]]) -> float | None:
+    """Highest accuracy that every run reached; None if a run has no accuracy at all."""
+    peaks = [accuracy_of(peak) for rows in runs if (peak := best(rows))]
+    known = [accuracy for accuracy in peaks if accuracy is not None]
+    return min(known, default=None) if len(known) == len(runs) else None
+
+
+def differing(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Dotted keys whose values differ, with each run's value; None where a run has no such key."""
+    flattened = [flat(each) for each in settings]
+    keys = {key: None for each in flattened for key in each}
+    values = {key: [each.get(key) for each in flattened] for key in keys}
+    return {key: row for key, row in values.items() if any(value != row[0] for value in row)}
 
 
 def _results(runs: Sequence[RunFiles]) -> Table:

@@ -2,13 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from flwr_distill.server.page.comparison import best
-from flwr_distill.server.page.curves import Point, Series, finite
+from flwr_distill.server.page.drawings import Point, Series, colour_beside_main, finite
 from flwr_distill.server.page.layout import chart
+from flwr_distill.server.page.numbers import best
 from flwr_distill.server.page.run_files import RunFiles
-from flwr_distill.server.page.svg import colour_beside_main
 from flwr_distill.server.page.words import percent
 from flwr_distill.strategies.common.sections import Figure, Section
 from flwr_distill.task.words import counted
@@ -62,12 +62,9 @@ def _overall(rows: list[dict[str, Any]]) -> list[Figure]:
 
 
 def _by_node(run: RunFiles, key: str, unit: float) -> dict[str, list[Point]]:
-    """A metric that nodes reported, by node and round."""
     by_node: dict[str, list[Point]] = defaultdict(list)
-    for entry in run.journal:
-        for node, numbers in entry.get("nodes", {}).items():
-            if key in numbers:
-                by_node[run.name(node)].append((entry["round"], unit * numbers[key]))
+    for server_round, node, value in run.reported(key):
+        by_node[node].append((server_round, unit * value))
     return by_node
 
 
@@ -106,4 +103,4 @@ def _spread(
     )
     figure = chart(title, caption, series, y_label, y_max=y_max)
     faint = [("faint", f"each other {what}")] if others else []
-    return Figure(title, caption, figure.drawing, [*figure.legend, *faint])
+    return replace(figure, legend=[*figure.legend, *faint])

@@ -15,11 +15,11 @@ from flwr_distill.task.plugin import PluginError, import_object
 
 def panels(run: RunFiles) -> list[Section]:
     """What the run started from, what its settings disclose, and the method's own sections."""
-    text = disclosed(run)
-    sections = [Section("What left the nodes", [text])] if text else []
+    disclosure = disclosed(run)
+    sections = [Section("What left the nodes", [disclosure])] if disclosure else []
     if start := run.settings.get("start"):
-        made = f"Training started from the model that {start} made, in one phase before round 1."
-        sections = [Section("Start", [made]), *sections]
+        text = f"Training started from the model that {start} made, in one phase before round 1."
+        sections = [Section("Start", [text]), *sections]
     method = method_of_run(run)
     for path in method.panels if method else ():
         try:
@@ -35,27 +35,20 @@ def panels(run: RunFiles) -> list[Section]:
 def disclosed(run: RunFiles) -> str:
     """What leaves nodes besides models and virtual data, under the run's settings."""
     arguments = run.settings.get("strategy-args", "")
-    start = find_method(run.settings.get("start", ""))
     method = method_of_run(run)
+    choice = run.artifact(method.taken) if method and method.taken else b""
+    methods = [
+        (find_method(run.settings.get("start", "")), ""),
+        (method, arguments),
+        (find_method(json.loads(choice)["strategy"]) if choice else None, ""),
+    ]
     texts = [
-        _disclosed(run, start, ""),
-        _disclosed(run, method, arguments),
-        _disclosed(run, _taken(run, method), ""),
+        of_method.disclosed(settings)
+        for of_method, given in methods
+        if of_method and of_method.disclosed
+        if (settings := _settings(run, of_method, given)) is not None
     ]
     return " ".join(filter(None, texts))
-
-
-def _taken(run: RunFiles, method: Method | None) -> Method | None:
-    """Method that the run's own one left it to, if it did."""
-    content = run.artifact(method.taken) if method and method.taken else b""
-    return find_method(json.loads(content)["strategy"]) if content else None
-
-
-def _disclosed(run: RunFiles, method: Method | None, arguments: str) -> str:
-    if method is None or method.disclosed is None:
-        return ""
-    settings = _settings(run, method, arguments)
-    return "" if settings is None else method.disclosed(settings)
 
 
 def private_by_method(run: RunFiles) -> bool:

@@ -1,10 +1,35 @@
-"""A run's result in a few numbers."""
+"""A run's result in a few numbers, and its best rounds."""
 
-from flwr_distill.server.page.comparison import accuracy_of, best, reached
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from typing import Any
+
 from flwr_distill.server.page.run_files import RunFiles
 from flwr_distill.server.page.words import data_size, percent, seconds, stated
 
 TARGET = 0.8  # accuracy
+
+Row = Mapping[str, Any]
+
+
+def accuracy_of(row: Row) -> float | None:
+    """Accuracy on the server's test samples; without any, the mean of nodes on their own."""
+    accuracy: float | None = row["accuracy"]
+    return row.get("node_accuracy") if accuracy is None else accuracy
+
+
+def best(rows: Sequence[Row]) -> Row | None:
+    """Row with the highest accuracy, the earliest if tied; None without any."""
+    return max(_scored(rows), key=itemgetter(0), default=(0.0, None))[1]
+
+
+def reached(rows: Sequence[Row], accuracy: float) -> Row | None:
+    """First row with at least `accuracy`."""
+    return next((row for known, row in _scored(rows) if known >= accuracy), None)
+
+
+def _scored(rows: Sequence[Row]) -> list[tuple[float, Row]]:
+    return [(accuracy, row) for row in rows if (accuracy := accuracy_of(row)) is not None]
 
 
 def numbers(run: RunFiles) -> list[tuple[str, str]]:
@@ -23,8 +48,8 @@ def numbers(run: RunFiles) -> list[tuple[str, str]]:
         ]
     if last["accuracy"] is not None:
         accuracy.append(("loss", f"{last['loss']:.3f}"))
-    if last["accuracy"] is not None and last.get("node_accuracy") is not None:
-        accuracy.append(("mean over nodes", percent(last["node_accuracy"])))
+        if last.get("node_accuracy") is not None:
+            accuracy.append(("mean over nodes", percent(last["node_accuracy"])))
     return [
         *accuracy,
         ("rounds", f"{last['round']} of {run.settings['num-rounds']}"),

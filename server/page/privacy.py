@@ -5,7 +5,7 @@ from flwr_distill.server.page.run_files import RunFiles
 from flwr_distill.strategies.common.sections import Section, Table
 from flwr_distill.task.words import counted
 
-MOST_OPEN = 12
+MAX_OPEN = 12
 """With more nodes, the table is folded."""
 EXPLAINED = (
     "It bounds how much a node's messages in this run reveal about whether any one sample was in "
@@ -22,11 +22,8 @@ TRAINED_WITHOUT = (
 def spent(run: RunFiles, key: str = "dp-epsilon") -> dict[str, float]:
     """Largest epsilon that each node reported, by name."""
     epsilons: dict[str, float] = {}
-    for entry in run.journal:
-        for node, numbers in entry.get("nodes", {}).items():
-            if key in numbers:
-                name = run.name(node)
-                epsilons[name] = max(epsilons.get(name, 0.0), numbers[key])
+    for _, node, epsilon in run.reported(key):
+        epsilons[node] = max(epsilons.get(node, 0.0), epsilon)
     return epsilons
 
 
@@ -53,7 +50,7 @@ def privacy(run: RunFiles) -> Section | None:
         f"{max(epsilons.values()):.3g}, at delta = {train['dp-delta']:g}."
     )
     rows = [[node, f"{epsilon:.3g}"] for node, epsilon in epsilons.items()]
-    folded = f"Epsilon of {len(rows)} nodes" if len(rows) > MOST_OPEN else ""
+    folded = f"Epsilon of {len(rows)} nodes" if len(rows) > MAX_OPEN else ""
     texts = (largest, of_whole_nodes(run), EXPLAINED if covered else TRAINED_WITHOUT)
     return Section(
         "Differential privacy",

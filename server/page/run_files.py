@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,21 +10,22 @@ from typing import Any
 
 from flwr_distill.server.names import named
 from flwr_distill.server.settings import default_settings
+from flwr_distill.task.errors import ReportedError
 
 REPORT = "report.html"
 FLOWER_ID = re.compile(r"\b\d{15,20}\b")
 
 
-class RunFilesError(ValueError):
-    """The folder holds no run, or a file in it is malformed; the message names it."""
+class RunFilesError(ReportedError):
+    """The folder contains no run, or a file in it is malformed."""
 
 
 @dataclass(frozen=True)
 class RunFiles:
     """Content of a run's folder.
 
-    Files are missing while a run is in progress, if it broke off, or if an older version wrote it;
-    their fields are then empty.
+    Fields are empty where files are missing: in a run that is in progress or was killed, or that
+    an older version wrote.
     """
 
     folder: Path
@@ -73,13 +74,20 @@ class RunFiles:
 
     @cached_property
     def class_names(self) -> list[str]:
-        """Names of the classes by label; of runs of earlier versions, where they had any."""
+        """Names of the classes by label; runs of earlier versions may have none."""
         labels = self.about.get("spec", {}).get("labels", {})
         return labels.get("classes") or self.about.get("classes") or []
 
     def class_name(self, label: int) -> str:
         """Name of a class; without names its label."""
         return self.class_names[label] if label < len(self.class_names) else str(label)
+
+    def reported(self, key: str) -> Iterator[tuple[int, str, float]]:
+        """Round, node and value, wherever a node reported a metric."""
+        for entry in self.journal:
+            for node, numbers in entry.get("nodes", {}).items():
+                if key in numbers:
+                    yield entry["round"], self.name(node), numbers[key]
 
     def artifact(self, file: str) -> bytes:
         """Content of a file that the strategy left; empty if there is none."""
@@ -92,17 +100,12 @@ class RunFiles:
 
 
 def read_run(folder: Path) -> RunFiles:
-    """Read the folder of a run.
-
-    Raises
-    ------
-    RunFilesError
-        If it is not the folder of a run, or a file is malformed.
-    """
+    """Read the folder of a run; RunFilesError if it is none, or a file is malformed."""
     if not (folder / "settings.json").is_file():
         raise RunFilesError(
-            f"{folder} is not the folder of a run: no settings.json in it "
-            "(flwr-distill runs list names the runs)"
+            "it is not the folder of a run: no settings.json in it",
+            where=folder,
+            remedy="flwr-distill runs list names the runs",
         )
     return RunFiles(
         folder=folder,
@@ -150,14 +153,14 @@ def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise RunFilesError(f"{file} is malformed: {error} (copy it again)") from error
+        raise RunFilesError(f"malformed: {error}", where=file, remedy="copy it again") from error
 
 
 def _parsed(text: str, file: Path) -> dict[str, Any] | None:
     try:
         content = json.loads(text)
     except ValueError as error:
-        raise RunFilesError(f"{file} is malformed: {error}") from error
+        raise RunFilesError(f"malformed: {error}", where=file) from error
     if not isinstance(content, dict | None):
-        raise RunFilesError(f"{file} is malformed: holds a {type(content).__name__}, not an object")
+        raise RunFilesError(f"malformed: a {type(content).__name__}, not an object", where=file)
     return content

@@ -21,8 +21,8 @@ def about_run(
 ) -> dict[str, Any]:
     """Content of ``about.json``; with `spec`, the model can be built without the data.
 
-    `fingerprint` is that of the data set on the server; nodes' own are keyed by each. The spec has
-    the run's label map: classes that nobody has named are called by their positions.
+    `fingerprint` is of the server's data set; nodes key their own. Unnamed classes are called by
+    their positions.
     """
     names = roster.directory.class_names or spec.class_names
     labels = replace(spec.labels, classes=names)

@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 from flwr_distill.server.hooks import Hook
 from flwr_distill.server.record.packing import Arrays, pack, unpack
 from flwr_distill.task.durable import replacing
+from flwr_distill.task.errors import ReportedError
 
 FORMAT = 4
 KEY = "flwr-distill checkpoint"
@@ -23,8 +24,8 @@ FOLDER = "checkpoints"
 PREFIX = "round-"
 
 
-class CheckpointError(RuntimeError):
-    """A run cannot be resumed; the message names the file or setting and the difference."""
+class CheckpointError(ReportedError):
+    """A run cannot be resumed."""
 
 
 @dataclass(frozen=True)
@@ -42,17 +43,7 @@ class Checkpoint:
 
 
 class Checkpoints(Hook):
-    """Writes a run's checkpoints; keeps the last ones, and that of the best round.
-
-    Parameters
-    ----------
-    folder : Path
-        The run's.
-    keep : int
-        How many of the last rounds to keep.
-    best : callable
-        Gives the best round so far; None if there is none.
-    """
+    """Writes checkpoints; keeps those of the last `keep` rounds, and that of the `best` so far."""
 
     def __init__(self, folder: Path, keep: int, best: Callable[[], int | None]) -> None:
         self._folder = folder
@@ -69,18 +60,15 @@ def save_checkpoint(
 ) -> Path:
     """Write a checkpoint atomically; remove all but the last `keep` and the one of round `best`.
 
-    Raises
-    ------
-    PackingError
-        If the state or the record contain unsupported types.
+    Raises PackingError if state or record contain unsupported types.
     """
     arrays: Arrays = {}
     content = json.dumps(pack(vars(checkpoint), arrays))
     header = {"format": FORMAT, "sha256": _digest(content, arrays), "content": content}
     target = folder / FOLDER / f"{PREFIX}{checkpoint.round:06d}.safetensors"
     target.parent.mkdir(parents=True, exist_ok=True)
-    for left_by_a_kill in target.parent.glob(".*"):  # this process alone writes here
-        left_by_a_kill.unlink()
+    for leftover in target.parent.glob(".*"):  # of killed processes: only this one writes here now
+        leftover.unlink()
     with replacing(target) as partial:
         save_file(arrays, partial, metadata={KEY: json.dumps(header)})
     for server_round, old in [*checkpoints(folder).items()][:-keep]:
@@ -92,28 +80,29 @@ def save_checkpoint(
 def load_checkpoint(file: Path) -> Checkpoint:
     """Read a checkpoint.
 
-    Raises
-    ------
-    CheckpointError
-        If the file is not a checkpoint, of another format, truncated or changed.
+    Raises CheckpointError if the file is not a checkpoint, of another format, truncated or changed.
     """
     remedy = "remove the file to resume from the one before it"
+
+    def error_of(problem: str, remedy: str = remedy) -> CheckpointError:
+        return CheckpointError(problem, where=file, remedy=remedy)
+
     try:
         with safe_open(file, framework="numpy") as opened:
             header = json.loads((opened.metadata() or {}).get(KEY, "null"))
             arrays = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         if not isinstance(header, dict):
-            raise CheckpointError(f"{file} is a safetensors file, but not a checkpoint")
+            raise error_of("it is a safetensors file, but not a checkpoint", "")
         if header["format"] != FORMAT:
-            raise CheckpointError(
-                f"{file} is a checkpoint of format {header['format']}, this version reads "
-                f"format {FORMAT} (resume with the version that wrote it)"
+            raise error_of(
+                f"it is of format {header['format']}, this version reads format {FORMAT}",
+                "resume with the version that wrote it",
             )
         if _digest(header["content"], arrays) != header["sha256"]:
-            raise CheckpointError(f"{file} was changed: its checksum differs ({remedy})")
+            raise error_of("it was changed: its checksum differs")
         return Checkpoint(**unpack(json.loads(header["content"]), arrays))
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error!r} ({remedy})") from error
+        raise error_of(f"it cannot be read: {error!r}") from error
 
 
 def checkpoints(folder: Path) -> dict[int, Path]:

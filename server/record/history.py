@@ -1,4 +1,4 @@
-"""What a run has come to so far: a row for each round, and the clusters."""
+"""Results of a run so far: a row for each round, and the clusters."""
 
 import math
 import time
@@ -11,35 +11,12 @@ from flwr.app import MetricRecord
 
 from flwr_distill.server.grid.ledger import Ledger
 from flwr_distill.server.hooks import RoundRow
-from flwr_distill.server.page.comparison import best
+from flwr_distill.server.page.numbers import best
 from flwr_distill.server.record.journal import Journal
 
 
 class History:
-    """Measures each round, and has what a checkpoint keeps of them.
-
-    Parameters
-    ----------
-    ledger : Ledger
-        Bytes of the run.
-    journal : Journal
-        Metrics of its nodes.
-    state : Mapping[str, Any], optional (default: None)
-        A checkpoint's record (:meth:`state_dict`) if the run is resumed.
-
-    Attributes
-    ----------
-    started : str
-        When the run started, in UTC.
-    rows : list[RoundRow]
-        Rounds that are over.
-    topology : Mapping[str, Any]
-        Clusters of the last round that had any.
-    heads : dict[str, list[str]]
-        Heads of clusters, by round.
-    ledger : Ledger
-        Bytes of the run.
-    """
+    """Measures each round: a resumed run continues from the checkpoint's `state`."""
 
     def __init__(
         self, ledger: Ledger, journal: Journal, state: Mapping[str, Any] | None = None
@@ -47,8 +24,8 @@ class History:
         state = state or {"rows": [], "topology": {}, "heads": {}, "traffic": None}
         self.started: str = state.get("started") or datetime.now(UTC).isoformat(timespec="seconds")
         self.rows = [RoundRow(**row) for row in state["rows"]]
-        self.topology: Mapping[str, Any] = state["topology"]
-        self.heads: dict[str, list[str]] = dict(state["heads"])
+        self.topology: Mapping[str, Any] = state["topology"]  # of the last round that had any
+        self.heads: dict[str, list[str]] = dict(state["heads"])  # of clusters, by round
         self.ledger = ledger
         self._journal = journal
         self._start = time.monotonic() - (self.rows[-1].seconds if self.rows else 0.0)
@@ -101,10 +78,7 @@ class History:
         return row
 
     def add_evaluation(self, server_round: int) -> bool:
-        """Note what nodes say of a model that came after the round's end; whether it is the last.
-
-        The journal has their answers.
-        """
+        """Add the nodes' late evaluation, from the journal, if this is the last round."""
         if not self.rows or self.rows[-1].round != server_round:
             return False
         accuracy = self._journal.mean("evaluate", "eval-accuracy")

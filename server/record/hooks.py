@@ -1,15 +1,65 @@
 """The hooks that write a run's folder."""
 
 from collections.abc import Callable
+from dataclasses import asdict
+from logging import INFO
 from pathlib import Path
 
-from flwr_distill.server.hooks import Hook
+from flwr.app import ArrayRecord
+from flwr.common import log
+from torch.utils.tensorboard import SummaryWriter
+
+from flwr_distill.server.hooks import Hook, RoundEnd, RunEnd, RunStart
+from flwr_distill.server.page.run_page import write_report
 from flwr_distill.server.record.checkpoint import Checkpoints
 from flwr_distill.server.record.history import History
 from flwr_distill.server.record.recorder import Recorder
-from flwr_distill.server.record.report import Report
-from flwr_distill.server.record.tensorboard import TensorBoard
 from flwr_distill.server.settings import RunSettings
+
+
+class Report(Hook):
+    """Writes ``report.html`` from the files in a run's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def on_failure(self, error: Exception, model: ArrayRecord | None) -> None:
+        """Write the report so far."""
+        log(INFO, "Report so far: %s", write_report(self._folder).resolve())
+
+    def on_run_end(self, end: RunEnd) -> None:
+        """Write the report."""
+        log(INFO, "Report: %s", write_report(self._folder).resolve())
+
+
+class TensorBoard(Hook):
+    """Writes event files into a run's folder; `class_name` gives a class's name by its label."""
+
+    def __init__(self, folder: Path, class_name: Callable[[int], str] = str) -> None:
+        self._folder = folder
+        self._class_name = class_name
+
+    def on_run_start(self, run: RunStart) -> None:
+        """Open the file; rounds after those that were over before are purged."""
+        self._events = SummaryWriter(self._folder, purge_step=len(run.rows))
+
+    def on_round_end(self, end: RoundEnd) -> None:
+        """Write a row."""
+        scalars = asdict(end.row)
+        for label, accuracy in enumerate(scalars.pop("class_accuracy") or []):
+            scalars[f"class_accuracy/{self._class_name(label)}"] = accuracy
+        for name, value in scalars.items():
+            if value is not None and name != "round":
+                self._events.add_scalar(name, value, end.row.round)
+        self._events.flush()
+
+    def on_failure(self, error: Exception, model: ArrayRecord | None) -> None:
+        """Close the file."""
+        self._events.close()
+
+    def on_run_end(self, end: RunEnd) -> None:
+        """Close the file."""
+        self._events.close()
 
 
 def hooks_of_run(

@@ -19,15 +19,7 @@ class Journal(Hook, logging.Handler):
     """Writes ``journal.jsonl`` line by line as things happen; phases list nodes by Flower's id.
 
     As a context manager, it also records warnings and errors in Flower's log, where strategies
-    report nodes.
-
-    Parameters
-    ----------
-    file : Path
-        Where to write.
-    rounds : int, optional (default: None)
-        For a resumed run, its finished rounds: lines of later ones are removed. None starts a new
-        file.
+    report nodes. For a resumed run, `rounds` are its finished ones: later lines are removed.
     """
 
     def __init__(self, file: Path, rounds: int | None = None) -> None:
@@ -49,7 +41,7 @@ class Journal(Hook, logging.Handler):
         FLOWER_LOGGER.removeHandler(self)
 
     def stop(self) -> None:
-        """Record that the run is stopped, within ``with`` alone; nothing is recorded after that."""
+        """Within ``with``, record that the run is stopped, and nothing after that."""
         if self in FLOWER_LOGGER.handlers:
             self._write(stopped=True)
             FLOWER_LOGGER.removeHandler(self)
@@ -74,7 +66,7 @@ class Journal(Hook, logging.Handler):
         self._write(phase=phase.name, seconds=seconds, asked=phase.asked, nodes=nodes)
 
     def on_round_end(self, end: RoundEnd) -> None:
-        """Count what comes as of the next round."""
+        """Begin the next round."""
         self.round = end.row.round + 1
 
     def on_failure(self, error: Exception, model: ArrayRecord | None) -> None:
@@ -91,15 +83,7 @@ class Journal(Hook, logging.Handler):
         self._write(failed=str(node), reply_to=phase, stage=stage, reason=reason)
 
     def book_data(self, nodes: Mapping[str, Mapping[str, Any]], server: str) -> None:
-        """Record what nodes have read, each once, and what the server has.
-
-        Parameters
-        ----------
-        nodes : Mapping[str, Mapping[str, Any]]
-            Samples and fingerprint by node.
-        server : str
-            Fingerprint of its data set.
-        """
+        """Record samples and fingerprints of nodes, once each, and the server's fingerprint."""
         new = {node: read for node, read in nodes.items() if node not in self._read}
         if new:
             self._read |= new.keys()
@@ -113,7 +97,7 @@ class Journal(Hook, logging.Handler):
     def mean(self, category: str, key: str) -> float | None:
         """Unweighted mean over nodes of a metric of this round; None if no node reported it.
 
-        It is taken over all message types of a category: ``evaluate``, ``evaluate.mine``.
+        It includes all message types of a category: ``evaluate``, ``evaluate.mine``.
         """
         values = [
             numbers[key]

@@ -8,24 +8,21 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flwr_distill.task.errors import ReportedError
+
 Arrays = dict[str, NDArray[Any]]
 
 
-class PackingError(TypeError):
-    """A value cannot be packed; the message says where it is and its type."""
+class PackingError(ReportedError):
+    """A value cannot be stored in a checkpoint."""
 
 
 def pack(value: Any, arrays: Arrays, name: str = "") -> Any:
     """Turn nested data into JSON data, with its arrays moved to `arrays`.
 
     Takes None, bool, int, float, str, bytes, NumPy arrays and numbers, tensors, ArrayRecords, and
-    lists, tuples, sets and mappings of these. Tuples and sets become lists, tensors become arrays.
-    `name` is the path of the value, for error messages and array names.
-
-    Raises
-    ------
-    PackingError
-        If the data contain anything else.
+    lists, tuples, sets and mappings of these; raises PackingError otherwise. Tuples and sets become
+    lists, tensors become arrays. `name` is the path of the value, for errors and array names.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -46,17 +43,11 @@ def pack(value: Any, arrays: Arrays, name: str = "") -> Any:
     if isinstance(value, Mapping):
         pairs = value.items()
         return {"map": [[_key(k, name), pack(v, arrays, f"{name}/{k}")] for k, v in pairs]}
-    raise PackingError(f"{name or 'the value'} is a {type(value).__name__}, which cannot be saved")
+    raise PackingError(f"a {type(value).__name__} cannot be saved", where=name)
 
 
 def unpack(packed: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """Undo :func:`pack`.
-
-    Raises
-    ------
-    KeyError, TypeError, ValueError
-        If `packed` was not made by it.
-    """
+    """Undo :func:`pack`; KeyError, TypeError or ValueError if `packed` was not made by it."""
     if isinstance(packed, list):
         return [unpack(item, arrays) for item in packed]
     if not isinstance(packed, dict):
@@ -98,4 +89,4 @@ def _key(key: Any, name: str) -> int | str:
         return int(key)
     if isinstance(key, int | str):
         return key
-    raise PackingError(f"{name or 'the value'} has a {type(key).__name__} as a key")
+    raise PackingError(f"it has a {type(key).__name__} as a key", where=name)

@@ -14,9 +14,8 @@ from matplotlib.figure import Figure
 from safetensors.numpy import save_file
 
 from flwr_distill.server.hooks import Hook, RoundEnd, RoundRow, RunEnd, RunStart
-from flwr_distill.server.page.comparison import reached
-from flwr_distill.server.page.numbers import TARGET
-from flwr_distill.server.page.topology_picture import topology_picture
+from flwr_distill.server.page.drawings import topology_picture
+from flwr_distill.server.page.numbers import TARGET, reached
 from flwr_distill.server.record.history import History
 from flwr_distill.server.settings import RunSettings
 

@@ -24,7 +24,6 @@ from flwr_distill.server.record.checkpoint import (
     load_checkpoint,
 )
 from flwr_distill.server.record.packing import PackingError, pack, renamed
-from flwr_distill.server.record.places import called, returned_nodes
 from flwr_distill.server.record.run_ids import LATEST, RunIdError, by_start, full_id
 from flwr_distill.server.roster import Roster
 from flwr_distill.server.settings import RunSettings, default_settings
@@ -33,7 +32,7 @@ from flwr_distill.strategies.common.answered import has_own_loop
 ENDS_WITHIN = 30.0
 """Seconds that the process of a stopped run may take to end; Flower's takes about five."""
 PAUSE = 0.2
-"""Seconds between looks at a locked folder."""
+"""Seconds between polls of a locked folder."""
 MAY_CHANGE_ON_RESUME = {
     "data-root",
     "download",
@@ -51,55 +50,47 @@ MAY_CHANGE_ON_RESUME = {
     "server-device",
     "simulation.together",
 }
-"""Settings that a resumed run may change: they do not affect what is learnt, but for rounding."""
+"""Settings that a resumed run may change: they affect what is learnt by rounding alone."""
 
 
 def find_run_to_resume(settings: RunSettings, run_id: int) -> Path:
     """Folder of the run that ``resume`` names, or of a new run.
 
-    Raises
-    ------
-    CheckpointError
-        If ``resume`` is set and there is no checkpoint.
+    Raises CheckpointError if there is no such run, or it has no checkpoint.
     """
-    if not settings.resume:
-        return Path(settings.runs_dir) / str(run_id)
     runs = Path(settings.runs_dir)
+    if not settings.resume:
+        return runs / str(run_id)
     if settings.resume == LATEST:
         started = by_start(runs)
         if not started:
-            raise CheckpointError(f'resume = "latest": no run in {runs.resolve()} has a checkpoint')
+            raise _refusal(settings, f"no run in {runs.resolve()} has a checkpoint")
         if not checkpoints(started[-1]):
-            raise CheckpointError(
-                f'resume = "latest": run {started[-1].name}, which started last in '
-                f"{runs.resolve()}, has no checkpoint (name another by its id)"
+            raise _refusal(
+                settings,
+                f"run {started[-1].name} started last in {runs.resolve()}: it has no checkpoint",
+                "name another by its id",
             )
         return started[-1]
     if checkpoints(runs / settings.resume):
         return runs / settings.resume
+    ids = sorted(folder.name for folder in runs.glob("*") if checkpoints(folder))
     try:
-        return runs / full_id(
-            settings.resume, sorted(f.name for f in runs.glob("*") if checkpoints(f))
-        )
+        return runs / full_id(settings.resume, ids)
     except RunIdError as error:
-        raise CheckpointError(
-            f"resume = {settings.resume!r}: {error} with checkpoints in {runs.resolve()} (name a "
-            'run by its id or its first digits, or "latest"; flwr-distill runs list shows them)'
+        raise _refusal(
+            settings,
+            f"{error.problem} with checkpoints in {runs.resolve()}",
+            'name a run by its id or its first digits, or "latest"; flwr-distill runs list shows '
+            "them",
         ) from None
 
 
 def checkpoint_to_resume(settings: RunSettings, folder: Path, data: str = "") -> Checkpoint | None:
     """Load the last checkpoint in a locked folder; None for a new run.
 
-    Parameters
-    ----------
-    data : str (default: "")
-        Fingerprint of the server's data set; empty if it has none.
-
-    Raises
-    ------
-    CheckpointError
-        If the checkpoint is damaged, settings or data differ, or no round is left.
+    `data` is the fingerprint of the server's data set, if it has one. Raises CheckpointError if the
+    checkpoint is damaged, settings or data differ, or no round is left.
     """
     if not settings.resume:
         return None
@@ -112,23 +103,30 @@ def checkpoint_to_resume(settings: RunSettings, folder: Path, data: str = "") ->
         if old[key] != new.get(key)
     ]
     if changed:
-        raise CheckpointError(
-            f"resume = {settings.resume!r}: run {folder.name} has other settings: "
-            f"{'; '.join(changed)} (use the same ones, or start a new run without resume)"
+        raise _refusal(
+            settings,
+            f"run {folder.name} has other settings: {'; '.join(changed)}",
+            "use the same ones, or start a new run without resume",
         )
     if checkpoint.record.get("data", data) != data:  # earlier versions have none
-        raise CheckpointError(
-            f"resume = {settings.resume!r}: dataset = {settings.dataset!r} has changed on the "
-            f"server since run {folder.name} has read it (put back what was there, or start a new "
-            "run)"
+        raise _refusal(
+            settings,
+            f"dataset = {settings.dataset!r} has changed on the server since run {folder.name} "
+            "read it",
+            "restore the earlier files, or start a new run",
         )
     if checkpoint.round >= settings.num_rounds:
-        raise CheckpointError(
-            f"resume = {settings.resume!r}: run {folder.name} is over: round {checkpoint.round} "
-            f"of {settings.num_rounds} (raise num-rounds to continue)"
+        raise _refusal(
+            settings,
+            f"run {folder.name} is over: round {checkpoint.round} of {settings.num_rounds}",
+            "raise num-rounds to continue",
         )
     log(INFO, "Run %s resumes after round %d", folder.name, checkpoint.round)
     return checkpoint
+
+
+def _refusal(settings: RunSettings, problem: str, remedy: str = "") -> CheckpointError:
+    return CheckpointError(problem, where="resume", value=settings.resume, remedy=remedy)
 
 
 def way_to_resume(strategy: Strategy, folder: Path) -> str:
@@ -140,20 +138,19 @@ def way_to_resume(strategy: Strategy, folder: Path) -> str:
 def lock_run_folder(folder: Path) -> Iterator[Path]:
     """Create and lock a run's folder; wait a while for a run that was just stopped.
 
-    Raises
-    ------
-    CheckpointError
-        If another process keeps it locked.
+    Raises CheckpointError if another process keeps it locked.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         deadline = time.monotonic() + ENDS_WITHIN
         if taken := not _locked(lock):
-            log(INFO, "Waiting for the end of run %s, which holds its folder", folder.name)
+            log(INFO, "Waiting for the end of run %s, which has locked its folder", folder.name)
         while taken and not _locked(lock):
             if time.monotonic() > deadline:
                 raise CheckpointError(
-                    f"run {folder.name} is still running in another process (stop that first)"
+                    "it is still running in another process",
+                    where=f"run {folder.name}",
+                    remedy="stop that first",
                 )
             time.sleep(PAUSE)
         yield folder
@@ -187,13 +184,7 @@ def state_of(strategy: Strategy) -> dict[str, Any]:
 
 
 def load_state(strategy: Strategy, state: Mapping[str, Any]) -> None:
-    """Load what `state_of` gave.
-
-    Raises
-    ------
-    KeyError, TypeError, ValueError
-        If it is another strategy's, or damaged.
-    """
+    """Load a state of `state_of`; KeyError, TypeError or ValueError if it does not fit."""
     if hasattr(strategy, "load_state_dict"):
         strategy.load_state_dict(state)
     elif state["strategy"] != type(strategy).__name__:
@@ -203,32 +194,24 @@ def load_state(strategy: Strategy, state: Mapping[str, Any]) -> None:
 
 
 def restore(strategy: Strategy, checkpoint: Checkpoint, roster: Roster) -> None:
-    """Load a checkpoint's state into a strategy.
+    """Load a checkpoint's state into a strategy; nodes may have new ids (see `returned_nodes`).
 
-    Nodes may be back with new ids, if they or the SuperLink restarted; see `returned_nodes`.
-
-    Raises
-    ------
-    CheckpointError
-        If the state is another strategy's, or another version's; or if the strategy has a loop of
-        its own, which would start over.
+    Raises CheckpointError if the state is another strategy's or version's, or if the strategy has a
+    loop of its own, which would start over.
     """
+    name = type(strategy).__name__
     if has_own_loop(type(strategy)):
-        raise CheckpointError(
-            f"{type(strategy).__name__} has its own loop, which cannot be resumed"
-        )
+        raise CheckpointError("it has its own loop, which cannot be resumed", where=name)
     state = renamed(checkpoint.state, _returned(checkpoint, roster))
     try:
         load_state(strategy, state)
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{type(strategy).__name__} cannot resume from the checkpoint of round "
-            f"{checkpoint.round}: {error!r}"
-        ) from error
+        problem = f"it cannot resume from the checkpoint of round {checkpoint.round}: {error!r}"
+        raise CheckpointError(problem, where=name) from error
 
 
 def continue_on_nodes(grid: Grid, checkpoint: Checkpoint, roster: Roster, timeout: float) -> None:
-    """Tell nodes to load the state that they stored in the checkpoint's run."""
+    """Have nodes load the state that they stored in the checkpoint's run."""
     returned = _returned(checkpoint, roster)
     old_ids = {node: old for old, node in returned.items()}
     messages = []
@@ -243,9 +226,43 @@ def continue_on_nodes(grid: Grid, checkpoint: Checkpoint, roster: Roster, timeou
         messages.append(Message(RecordDict({CONFIG: record}), node, CONTINUE))
     back = {checkpoint.nodes[old] for old in returned}
     for identity in sorted(set(checkpoint.nodes.values()) - back):
-        log(WARNING, "%s is not back", called(identity))
+        log(WARNING, "%s is not back", _display_name(identity))
     usable(grid.send_and_receive(messages, timeout=timeout))
 
 
 def _returned(checkpoint: Checkpoint, roster: Roster) -> dict[int, int]:
     return returned_nodes(checkpoint.nodes, checkpoint.keys, roster.identities, roster.resumed_keys)
+
+
+def returned_nodes(
+    places: Mapping[int, str],
+    keys: Mapping[int, str],
+    claims: Mapping[int, str],
+    shown: Mapping[int, str],
+) -> dict[int, int]:
+    """New id of each node that is back, by its old one; a claim alone gets no other node's place.
+
+    A node must show what it showed when the run met it: a signature of the same certificate's key,
+    or the same secret of a state directory. A node that has lost both is new to the run. `places`
+    are identities of the checkpoint's nodes, such as partitions, in the order of meeting: the last
+    of equal ones counts. `keys` are fingerprints of what these nodes had shown. `claims` and
+    `shown` are the same of the nodes that are connected now.
+    """
+    returned = {}
+    for name, old in {name: old for old, name in places.items()}.items():
+        if claims.get(old) == name and keys.get(old) == shown.get(old):
+            returned[old] = old
+            continue
+        for node, claimed in claims.items():
+            if claimed != name or places.get(node, name) != name:
+                continue
+            if keys.get(old, shown.get(node)) == shown.get(node):
+                returned[old] = node
+            else:
+                text = "Node %d claims the place of %s, but not its key or secret: it is new"
+                log(WARNING, text, node, _display_name(name))
+    return returned
+
+
+def _display_name(identity: str) -> str:
+    return f"node-{identity}" if identity.isdecimal() else identity

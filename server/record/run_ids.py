@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
+from flwr_distill.task.errors import ReportedError
+
 LATEST = "latest"
 SETTINGS, JOURNAL = "settings.json", "journal.jsonl"
 
 
-class RunIdError(ValueError):
+class RunIdError(ReportedError):
     """A text stands for no run, or for several."""
 
 
@@ -20,7 +22,7 @@ def by_start(runs_dir: Path) -> list[Path]:
 
 
 def _started(folder: Path) -> float:
-    """When a run started: files' times differ in a copy, so they count where a run says nothing."""
+    """When a run started; files' times differ in a copy, so they count only without ``started``."""
     try:
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
         return datetime.fromisoformat(about["started"]).timestamp()
@@ -30,14 +32,9 @@ def _started(folder: Path) -> float:
 
 
 def full_id(text: str, ids: Sequence[str]) -> str:
-    """Return the id that equals a text, or the only one that begins with it.
+    """The id that equals a text, or the only one that begins with it; ``latest`` is the last one.
 
-    ``latest`` is the last one.
-
-    Raises
-    ------
-    RunIdError
-        If there is none, or there are several.
+    Raises RunIdError if there is none, or there are several.
     """
     if text in ids:
         return text
@@ -46,7 +43,8 @@ def full_id(text: str, ids: Sequence[str]) -> str:
     matches = [each for each in ids if text and each.startswith(text)]
     if len(matches) > 1:
         shown = ", ".join(matches[:3]) + (" ..." if len(matches) > 3 else "")
-        raise RunIdError(f"{text} begins {len(matches)} ids: {shown} (give more digits)")
+        problem = f"{text} begins {len(matches)} ids: {shown}"
+        raise RunIdError(problem, remedy="give more digits")
     if not matches:
         raise RunIdError(f"no run {text}")
     return matches[0]

@@ -1,4 +1,4 @@
-"""Says in one line where results cannot be written, with the remedy."""
+"""Errors about a run's folder that cannot be written."""
 
 import errno
 import os
@@ -9,20 +9,22 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from flwr_distill.task.errors import ReportedError
+
 _NO_ROOM = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 ELSEWHERE = "set runs-dir to a folder in which the server may write"
 _OS_ERROR = re.compile(r"\(os error (\d+)\)|Os { code: (\d+)")  # the second of safetensors 0.5
 
 
-class ResultsError(RuntimeError):
-    """Results cannot be written; the message names the run's folder and the remedy."""
+class ResultsError(ReportedError):
+    """Results cannot be written."""
 
 
 @contextmanager
 def results_in(folder: Path, way_to_resume: str) -> Iterator[None]:
-    """Turn errors of the system about a run's folder, or about a full disk, into ResultsError.
+    """Turn system errors about a run's folder, or about a full disk, into ResultsError.
 
-    Their remedy names the setting by which the run can be resumed, if there is one.
+    The remedy names the setting by which the run can be resumed, if there is one.
     """
     try:
         yield
@@ -36,29 +38,24 @@ def results_in(folder: Path, way_to_resume: str) -> Iterator[None]:
             remedy = ELSEWHERE
         else:
             raise
-        raise ResultsError(f"{folder}: cannot be written: {reason} ({remedy})") from error
+        problem = f"results cannot be written: {reason}"
+        raise ResultsError(problem, where=folder, remedy=remedy) from error
 
 
 def check_writable(folder: Path) -> None:
-    """Check that a folder is there or can be made, and that files can be written to it.
-
-    Raises
-    ------
-    ResultsError
-        If not; names what is in the way.
-    """
-    there = next(place for place in (folder, *folder.parents) if os.path.exists(place))
-    if not there.is_dir():
-        raise ResultsError(f"{there} is no folder ({ELSEWHERE})")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise ResultsError(f"{there} cannot be written to ({ELSEWHERE})")
+    """Raise ResultsError unless a folder exists or can be made, and takes files."""
+    existing = next(place for place in (folder, *folder.parents) if os.path.exists(place))
+    if not existing.is_dir():
+        raise ResultsError("it is no folder", where=existing, remedy=ELSEWHERE)
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ResultsError("it cannot be written to", where=existing, remedy=ELSEWHERE)
 
 
 def _number(error: OSError | SafetensorError) -> int | None:
     if isinstance(error, OSError):
         return error.errno
-    found = _OS_ERROR.search(str(error))
-    return int(found[1] or found[2]) if found else None
+    match = _OS_ERROR.search(str(error))
+    return int(match[1] or match[2]) if match else None
 
 
 def _is_about(place: str, folder: Path) -> bool:

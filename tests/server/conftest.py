@@ -1,10 +1,11 @@
-"""Flower's own SuperLink in this process: its state, its objects, its calls, and no network."""
+"""Runs of our ServerApp, and Flower's own SuperLink, in this process and without a network."""
 
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from flwr.app import Error, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
@@ -27,6 +28,7 @@ from flwr.superlink.servicer.serverappio import serverappio_servicer as serverap
 
 from flwr_distill.flower.line_1_32.fleet.together import CallsTogether
 from flwr_distill.flower.line_1_32.together import MOST_CALLS, unpacked
+from flwr_distill.server.app import main
 
 
 class SuperLink:
@@ -183,3 +185,37 @@ CALLS = (
 def superlink(monkeypatch):
     """Build a SuperLink with these nodes."""
     return lambda *nodes, together=False: SuperLink(monkeypatch, nodes, together)
+
+
+@pytest.fixture
+def play(client_grid, tmp_path):
+    """Run our ServerApp, by default FedAvg on three nodes, and give the run's folder.
+
+    The grid is in ``play.grid``; keywords are settings: ``train__lr`` for ``train.lr``.
+    """
+
+    def play(
+        config=(),
+        *,
+        nodes=3,
+        run_id=1,
+        broken=lambda node, message: False,
+        node_config=None,
+        grid=None,
+        **settings,
+    ):
+        named = {key.replace("__", ".").replace("_", "-"): v for key, v in settings.items()}
+        config = {
+            "strategy": "fedavg",
+            "num-rounds": 2,
+            "min-nodes": nodes,
+            "train.local-epochs": 1,
+            "runs-dir": str(tmp_path),
+            **dict(config),
+            **named,
+        }
+        play.grid = grid or client_grid(nodes, config, broken, node_config)
+        main(play.grid, Context(run_id, 1, {}, RecordDict(), config))
+        return Path(config["runs-dir"]) / str(run_id)
+
+    return play

@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord
 from sklearn.metrics import accuracy_score, log_loss, recall_score
 from torch import nn
 
-from flwr_distill.server.evaluation import server_evaluation
+from flwr_distill.server.task import server_evaluation
 from flwr_distill.task.datasets import Samples
 
 

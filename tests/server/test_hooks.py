@@ -1,28 +1,18 @@
 """Hooks see a run's events in order, and one of another package never harms the run."""
 
-import json
 import random
+from functools import partialmethod
 
 import pytest
-from flwr.app import Context, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from safetensors.numpy import load_file
 
 from flwr_distill.server import app
-from flwr_distill.server.app import main
 from flwr_distill.server.hooks import Hook, Hooks
-from flwr_distill.server.record.report import Report
+from flwr_distill.server.record.hooks import Report
 from flwr_distill.server.rounds import NothingLearntError
+from tests.server.run_folder import journal, rows
 
-NODES = 2
-QUICK = {
-    "strategy": "fedavg",
-    "num-rounds": 2,
-    "min-nodes": NODES,
-    "partition.scheme": "iid",
-    "train.local-epochs": 1,
-    "fraction-train": 0.5,
-}
 EVENTS = ("run_start", "phase", "round_end", "checkpoint", "failure", "run_end")
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
@@ -37,70 +27,53 @@ class Notes(Hook):
     def events(self):
         return [event for event, _ in self.calls]
 
-    def _note(self, event, value):
+    def note(self, event, value, *_):
         self.calls.append((event, value))
         if event in self._fails_at:
             raise RuntimeError(f"no {event} here")
 
-    def on_run_start(self, run):
-        self._note("run_start", run)
 
-    def on_phase(self, phase):
-        self._note("phase", phase)
-
-    def on_round_end(self, end):
-        self._note("round_end", end)
-
-    def on_checkpoint(self, checkpoint):
-        self._note("checkpoint", checkpoint)
-
-    def on_failure(self, error, model):
-        self._note("failure", error)
-
-    def on_run_end(self, end):
-        self._note("run_end", end)
+for event in EVENTS:
+    setattr(Notes, f"on_{event}", partialmethod(Notes.note, event))
 
 
 @pytest.fixture
-def play(client_grid, tmp_path, monkeypatch):
+def run(play, monkeypatch):
     """Run our ServerApp with others' hooks; give the run's folder."""
 
-    def play(broken=lambda node, message: False, name="1", others=(), **settings):
+    def run(others=(), **settings):
         named = {f"other{i}": hook for i, hook in enumerate(others)}
         monkeypatch.setattr(app, "find_hooks", lambda names: named)
-        config = {**QUICK, "runs-dir": str(tmp_path), **settings}
-        main(client_grid(NODES, config, broken), Context(int(name), 1, {}, RecordDict(), config))
-        return tmp_path / name
+        quick = {"partition.scheme": "iid", "fraction-train": 0.5}
+        return play(quick, nodes=2, **settings)
 
-    return play
-
-
-def lines(folder):
-    return [json.loads(line) for line in (folder / "journal.jsonl").open()]
+    return run
 
 
-def test_a_hook_sees_start_phases_rounds_checkpoints_and_end_in_order(play):
+def fails_to_train(node, message):
+    return message.metadata.message_type == "train"
+
+
+def test_a_hook_sees_start_phases_rounds_checkpoints_and_end_in_order(run):
     notes = Notes()
-    folder = play(others=[notes])
+    folder = run([notes])
     round_ = ["phase", "round_end", "checkpoint"]
     assert notes.events() == ["run_start", *round_[1:], *round_, *round_, "run_end"]
     (_, start), *calls, (_, end) = notes.calls
-    assert (start.folder, start.rows, len(start.nodes)) == (folder, (), NODES)
+    assert (start.folder, start.rows, len(start.nodes)) == (folder, (), 2)
     assert [phase.name for event, phase in calls if event == "phase"] == ["train"] * 2
     assert [phase.round for event, phase in calls if event == "phase"] == [1, 2]
-    rows = [vars(call.row) for event, call in calls if event == "round_end"]
-    assert rows == [json.loads(line) for line in (folder / "metrics.jsonl").open()]
+    assert [vars(call.row) for event, call in calls if event == "round_end"] == rows(folder)
     assert set(end.model) == set(load_file(folder / "model.safetensors"))
 
 
-def test_files_are_written_by_the_time_another_hook_sees_the_event(play):
+def test_files_are_written_by_the_time_another_hook_sees_the_event(run):
     class Reader(Hook):
         def on_run_start(self, run):
             self.folder = run.folder
 
         def on_round_end(self, end):
-            rows = (self.folder / "metrics.jsonl").read_text().splitlines()
-            assert len(rows) == end.row.round + 1
+            assert len(rows(self.folder)) == end.row.round + 1
 
         def on_checkpoint(self, checkpoint):
             stored = self.folder / "checkpoints" / f"round-{checkpoint.round:06d}.safetensors"
@@ -110,51 +83,45 @@ def test_files_are_written_by_the_time_another_hook_sees_the_event(play):
             assert (self.folder / "report.html").exists()
             (self.folder / "seen").touch()
 
-    folder = play(others=[Reader()])
+    folder = run([Reader()])
     assert (folder / "seen").exists()
-    assert not [line for line in lines(folder) if "warning" in line]
+    assert journal(folder, "warning") == []
 
 
 @pytest.mark.parametrize("event", [event for event in EVENTS if event != "failure"])
-def test_a_hook_that_fails_is_named_and_switched_off_and_the_run_and_others_continue(play, event):
+def test_a_hook_that_fails_is_named_and_switched_off_and_the_run_and_others_continue(run, event):
     broken, notes = Notes(event), Notes()
-    folder = play(others=[broken, notes])
+    folder = run([broken, notes])
     assert (folder / "summary.json").exists()
     assert broken.events().count(event) == 1
     assert broken.events()[-1] == event
     assert notes.events()[-1] == "run_end"
-    (warning,) = [line["warning"] for line in lines(folder) if "warning" in line]
-    assert "other0" in warning
-    assert f"on_{event}" in warning
+    (line,) = journal(folder, "warning")
+    assert "other0" in line["warning"]
+    assert f"on_{event}" in line["warning"]
 
 
-def test_a_failure_reaches_hooks_also_after_one_has_failed(play):
+def test_a_failure_reaches_hooks_also_after_one_has_failed(run):
     notes = Notes("failure")
     with pytest.raises(NothingLearntError):
-        play(lambda node, message: message.metadata.message_type == "train", others=[notes])
+        run([notes], broken=fails_to_train)
     assert notes.events()[-1] == "failure"
     assert isinstance(notes.calls[-1][1], NothingLearntError)
 
 
-def test_a_failure_reaches_hooks_where_the_report_cannot_be_written(play, monkeypatch):
-    def full(self, error, model):
+@pytest.mark.parametrize(
+    ("method", "settings"), [("on_failure", {"broken": fails_to_train}), ("on_run_end", {})]
+)
+def test_one_of_ours_that_fails_ends_the_run_and_the_failure_reaches_others(
+    run, monkeypatch, method, settings
+):
+    def full(*_):
         raise ValueError("no report")
 
     notes = Notes()
-    monkeypatch.setattr(Report, "on_failure", full)
+    monkeypatch.setattr(Report, method, full)
     with pytest.raises(ValueError, match="no report"):
-        play(lambda node, message: message.metadata.message_type == "train", others=[notes])
-    assert notes.events()[-1] == "failure"
-
-
-def test_one_of_ours_that_fails_ends_the_run(play, monkeypatch):
-    def broken(self, end):
-        raise ValueError("no report")
-
-    monkeypatch.setattr(Report, "on_run_end", broken)
-    notes = Notes()
-    with pytest.raises(ValueError, match="no report"):
-        play(others=[notes])
+        run([notes], **settings)
     assert notes.events()[-1] == "failure"
 
 
@@ -196,6 +163,6 @@ class UntouchedLoop(Untouched):
 
 
 @pytest.mark.parametrize("strategy", [Untouched, UntouchedLoop])
-def test_a_run_assigns_no_method_of_a_strategy(play, strategy):
-    folder = play(strategy=f"{strategy.__module__}:{strategy.__qualname__}")
+def test_a_run_assigns_no_method_of_a_strategy(run, strategy):
+    folder = run(strategy=f"{strategy.__module__}:{strategy.__qualname__}")
     assert (folder / "summary.json").exists()

@@ -6,6 +6,8 @@ import pytest
 from flwr.common import log
 
 from flwr_distill.server.names import named, names_in_log
+from flwr_distill.task.errors import ReportedError
+from tests.errors import at
 
 NODE, OTHER = 2**64 - 5, 7_000_000_000_000_000_001
 
@@ -36,3 +38,10 @@ def test_log_and_errors_have_names_while_a_run_lasts(caplog, monkeypatch):
         run()
     log(logging.WARNING, "Node %d failed", NODE)
     assert caplog.messages == ["ward %d failed", f"Node {NODE} failed"]
+
+
+def test_the_fields_of_an_error_have_names_too():
+    error = ReportedError(f"node {NODE} is away", where=f"node {NODE}", value=3)
+    check = at("ward-3", value=3, problem="ward-3 is away")
+    with pytest.raises(ReportedError, check=check), names_in_log({NODE: "ward-3"}):
+        raise error

@@ -1,16 +1,14 @@
 """Strategies of others with a loop, an evaluation or a demand for nodes of their own."""
 
 import errno
-import json
 from itertools import pairwise
 
 import pytest
-from flwr.app import ConfigRecord, Context, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import FedAvg, FedProx, Result
 from safetensors.numpy import load_file
 
 from flwr_distill.protocol.meeting import DESCRIBE
-from flwr_distill.server.app import main
 from flwr_distill.server.export.model import export_model, run_to_export
 from flwr_distill.server.page.run_files import read_run
 from flwr_distill.server.record.checkpoint import checkpoints
@@ -18,15 +16,10 @@ from flwr_distill.server.record.writing import ResultsError
 from flwr_distill.server.roster import TooFewNodesError
 from flwr_distill.server.rounds import NothingLearntError
 from flwr_distill.task.errors import SettingsError
+from tests.server.run_folder import journal, rows
 
-NODES, ROUNDS = 3, 3
-QUICK = {
-    "num-rounds": ROUNDS,
-    "min-nodes": NODES,
-    "partition.scheme": "iid",
-    "train.local-epochs": 1,
-    "train.batch-size": 64,
-}
+ROUNDS = 3
+QUICK = {"num-rounds": ROUNDS, "partition.scheme": "iid", "train.batch-size": 64}
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
 
@@ -111,120 +104,113 @@ class KnownKeys(FedProx):
 
 
 @pytest.fixture
-def play(client_grid, tmp_path):
+def run(play):
     """Run our ServerApp with a strategy class of this file; give the run's folder."""
 
-    def play(strategy, broken=lambda node, message: False, **settings):
-        name = f"{strategy.__module__}:{strategy.__qualname__}"
-        config = {**QUICK, "strategy": name, "runs-dir": str(tmp_path), **settings}
-        play.grid = client_grid(NODES, config, broken)
-        main(play.grid, Context(1, 1, {}, RecordDict(), config))
-        return tmp_path / "1"
+    def run(strategy, **settings):
+        return play(QUICK, strategy=f"{strategy.__module__}:{strategy.__qualname__}", **settings)
 
-    return play
-
-
-def rows(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").open()]
-
-
-def lines(folder):
-    return [json.loads(line) for line in (folder / "journal.jsonl").open()]
+    return run
 
 
 @pytest.mark.parametrize("strategy", [OwnEvaluation, OwnLoop, SomeEvaluations])
 def test_a_run_with_a_loop_of_its_own_has_all_rounds_report_checkpoints_and_export(
-    play, strategy, tmp_path
+    run, strategy, tmp_path
 ):
-    folder = play(strategy)
+    folder = run(strategy)
     assert [row["round"] for row in rows(folder)] == [0, 1, 2, 3]
     losses = [row["loss"] for row in rows(folder)]
     assert all(after < before for before, after in pairwise(losses))
-    assert [line["round"] for line in lines(folder) if line.get("phase") == "train"] == [1, 2, 3]
+    assert [line["round"] for line in journal(folder, "phase") if line["phase"] == "train"] == [
+        1,
+        2,
+        3,
+    ]
     assert 3 in checkpoints(folder)
     assert (folder / "report.html").exists()
     assert (folder / "summary.json").exists()
     assert export_model(run_to_export(read_run(folder)), "onnx", tmp_path / "out").exists()
 
 
-def test_such_a_run_learns_what_the_same_run_with_flowers_loop_learns(play):
-    own = load_file(play(OwnLoop) / "model.safetensors")
-    flowers = load_file(play(FedAvg) / "model.safetensors")
+def test_such_a_run_learns_what_the_same_run_with_flowers_loop_learns(run):
+    own = load_file(run(OwnLoop) / "model.safetensors")
+    flowers = load_file(run(FedAvg) / "model.safetensors")
     assert own.keys() == flowers.keys()
     assert all((own[name] == array).all() for name, array in flowers.items())
 
 
-def test_a_loop_without_flowers_hooks_has_its_result_as_the_last_round(play):
-    folder = play(NoHooks)
+def test_a_loop_without_flowers_hooks_has_its_result_as_the_last_round(run):
+    folder = run(NoHooks)
     first, last = rows(folder)
     assert (first["round"], last["round"]) == (0, ROUNDS)
     assert last["loss"] < first["loss"]
     assert (folder / "model.safetensors").exists()
 
 
-def test_a_loop_may_end_before_the_last_round(play):
-    assert [row["round"] for row in rows(play(EndsEarly))] == [0, 1, 2]
+def test_a_loop_may_end_before_the_last_round(run):
+    assert [row["round"] for row in rows(run(EndsEarly))] == [0, 1, 2]
 
 
 def test_a_failed_round_of_a_loop_of_its_own_is_one_and_no_resumption_is_offered(
-    play, tmp_path, caplog
+    run, tmp_path, caplog
 ):
     def broken(node, message):
         return message.metadata.message_type == "train"
 
     with pytest.raises(NothingLearntError, match=r"2 failed rounds.*this node is broken") as error:
-        play(OwnLoop, broken)
+        run(OwnLoop, broken=broken)
     assert "resume" not in str(error.value) + caplog.text
     assert [row["round"] for row in rows(tmp_path / "1")] == [0, 1, 2]
     assert (tmp_path / "1" / "report.html").exists()
 
 
-def test_a_full_disk_offers_no_resumption_of_a_loop_of_its_own(play, monkeypatch):
+def test_a_full_disk_offers_no_resumption_of_a_loop_of_its_own(run, monkeypatch):
     def full(*rest):
         raise OSError(errno.ENOSPC, "no space")
 
     monkeypatch.setattr("flwr_distill.server.record.checkpoint.save_checkpoint", full)
     with pytest.raises(ResultsError, match="make room") as error:
-        play(OwnLoop)
+        run(OwnLoop)
     assert "resume" not in str(error.value)
 
 
-def test_a_loop_that_returns_no_result_leaves_report_and_model(play, tmp_path):
+def test_a_loop_that_returns_no_result_leaves_report_and_model(run, tmp_path):
     with pytest.raises(SettingsError, match=r"NoResult\.start returned NoneType"):
-        play(NoResult)
+        run(NoResult)
     assert [row["round"] for row in rows(tmp_path / "1")] == [0, 1, 2, 3]
     assert (tmp_path / "1" / "report.html").exists()
     assert (tmp_path / "1" / "model.safetensors").exists()
 
 
-def test_a_start_that_does_not_take_flowers_arguments_is_refused_before_any_node_is_asked(play):
+def test_a_start_that_does_not_take_flowers_arguments_is_refused_before_any_node_is_asked(
+    run, play
+):
     with pytest.raises(SettingsError, match=r"OwnParameters\.start .*timeout"):
-        play(OwnParameters)
+        run(OwnParameters)
     assert play.grid.pushed == []
 
 
-def test_a_train_config_key_that_no_node_reads_is_refused_before_any_node_trains(play):
+def test_a_train_config_key_that_no_node_reads_is_refused_before_any_node_trains(run, play):
     with pytest.raises(SettingsError, match=r"'temperature'.*local-epochs"):
-        play(OwnKey)
+        run(OwnKey)
     assert {message.metadata.message_type for message in play.grid.pushed} == {DESCRIBE}
 
 
-def test_an_evaluate_config_key_that_no_node_reads_is_refused_before_any_node_evaluates(play):
+def test_an_evaluate_config_key_that_no_node_reads_is_refused_before_any_node_evaluates(run, play):
     with pytest.raises(SettingsError, match=r"'temperature'.*evaluate.*server-round"):
-        play(OwnEvaluateKey, **{"fraction-evaluate": 1.0})
+        run(OwnEvaluateKey, fraction_evaluate=1.0)
     assert "evaluate" not in {message.metadata.message_type for message in play.grid.pushed}
 
 
-def test_keys_of_train_settings_and_of_flowers_strategies_are_read(play):
-    folder = play(KnownKeys)
+def test_keys_of_train_settings_and_of_flowers_strategies_are_read(run):
+    folder = run(KnownKeys)
     assert rows(folder)[-1]["set_aside"] == 0
 
 
 @pytest.mark.slow
 def test_a_strategy_that_wants_more_nodes_than_there_are_ends_with_an_error_that_names_it(
-    play, tmp_path
+    run, tmp_path
 ):
-    settings = {"phase-timeout": 5.0, "strategy-args": '{"min_available_nodes": 5}'}
     with pytest.raises(TooFewNodesError, match=r"phase-timeout = 5 s .*min_available_nodes = 5"):
-        play(FedAvg, **settings)
+        run(FedAvg, phase_timeout=5.0, strategy_args='{"min_available_nodes": 5}')
     assert (tmp_path / "1" / "report.html").exists()

@@ -14,6 +14,7 @@ from flwr_distill.server.settings import RunSettings
 from flwr_distill.strategies.common.panels import virtual_data
 from flwr_distill.strategies.common.registry import find_strategy
 from flwr_distill.task.errors import SettingsError
+from tests.errors import at
 
 NOISE = {"train.dp-noise": 1.0}
 HFLDD = {"hfldd.dp-epsilon": 10.0, "hfldd.start": "noise", "hfldd.balanced": False}
@@ -57,7 +58,7 @@ def test_settings_that_go_together_pass(settings):
     ],
 )
 def test_a_hole_is_refused_with_the_remedy(settings, complaint):
-    with pytest.raises(SettingsError, match=rf"(?s)train.dp-noise = 1.*{complaint}"):
+    with pytest.raises(SettingsError, match=complaint, check=at("train.dp-noise", value=1.0)):
         check(**NOISE, **settings)
 
 
@@ -113,7 +114,7 @@ def test_report_and_card_tell_the_largest_epsilon_and_each_node_s(finished_run):
 
 
 def test_report_and_card_say_that_a_node_as_a_whole_is_not_hidden(finished_run):
-    of_all = [{"nodes": {"7": {"dp-epsilon": 2.5, "dp-epsilon-of-all": 41000.0}}}]
+    of_all = [{"round": 1, "nodes": {"7": {"dp-epsilon": 2.5, "dp-epsilon-of-all": 41000.0}}}]
     run = run_that_spent(finished_run, ENTRIES + of_all, train__dp_noise=1.5)
     said = "All samples of a node together have an epsilon of 4.1e+04. That bounds"
     assert said in privacy(run).text[1]
@@ -165,17 +166,11 @@ def test_a_run_without_says_nothing(finished_run):
 @pytest.mark.parametrize(
     ("setting", "reason"),
     [
-        (
-            {"strategy": "cadis"},
-            r"strategy = 'cadis' may need single models \(take one of analytic, fedadagrad",
-        ),
-        ({"strategy": "krum"}, "strategy = 'krum'"),
-        ({"strategy": "scaffold"}, "strategy = 'scaffold'"),
-        ({"strategy": "agreement"}, "strategy = 'agreement'"),
-        (
-            {"strategy": "flwr.serverapp.strategy:FedAvg"},
-            "strategy = 'flwr.serverapp.strategy:FedAvg'",
-        ),
+        ({"strategy": "cadis"}, r"'cadis' may need .* \(take one of analytic, fedadagrad"),
+        ({"strategy": "krum"}, "'krum' may need"),
+        ({"strategy": "scaffold"}, "'scaffold' may need"),
+        ({"strategy": "agreement"}, "'agreement' may need"),
+        ({"strategy": "flwr.serverapp.strategy:FedAvg"}, "'flwr.serverapp.strategy:FedAvg' may"),
         ({"strategy": "hfldd", "aggregator": "krum"}, "aggregator = 'krum'"),
         (
             {
@@ -193,7 +188,7 @@ def test_a_run_without_says_nothing(finished_run):
 )
 def test_what_looks_at_single_models_is_refused_with_secure_sums(setting, reason):
     settings = RunSettings.from_run_config({**setting, "secure-sums": True})
-    with pytest.raises(SettingsError, match=f"secure-sums = true: {reason}"):
+    with pytest.raises(SettingsError, match=reason, check=at("secure-sums", value=True)):
         check_secure_sums(settings, find_strategy(settings.strategy)[1])
     plain = RunSettings.from_run_config(setting)
     check_secure_sums(plain, find_strategy(plain.strategy)[1])

@@ -3,18 +3,18 @@
 import re
 
 import pytest
-from flwr.app import Context, RecordDict
 
 import flwr_distill.server.task
-from flwr_distill.server.app import main
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.server.task import Task
 from flwr_distill.task.datasets.text import text_spec
 from flwr_distill.task.errors import SettingsError
 
+START = {"strategy": "fedavg", "start": "analytic", "model": "random-features"}
+
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "said"),
     [
         (
             {"partition.classes": 11},
@@ -86,16 +86,30 @@ from flwr_distill.task.errors import SettingsError
         ({"dataset": "digit"}, "digit.*digits"),
         (
             {"strategy": "fedavg", "train.dp-noise": 1.0, "model": "resnet8"},
-            r"train\.dp-noise = 1, model = 'resnet8': layer '.*', a BatchNorm2d, ",
+            r"train\.dp-noise = 1.0: .* model = 'resnet8': layer '.*', a BatchNorm2d, ",
         ),
+        ({"strategy": "fednova", "train.momentum": 0.9}, "train.momentum = 0.9: FedNova"),
+        ({"strategy": "fednova", "train.optimizer": "adam"}, "train.optimizer = 'adam'"),
+        ({"hfldd.votes": True}, "hfldd.rotate = True: must be false for hfldd.votes"),
+        (
+            {"hfldd.votes": True, "hfldd.rotate": False},
+            "hfldd.complete-clusters = True: must be false for hfldd.votes",
+        ),
+        (START | {"start": "fedavg"}, "start = 'fedavg': it makes no .*take one of analytic"),
+        (START | {"strategy": "analytic"}, "strategy = 'analytic' it needs no start"),
+        (START | {"strategy": "fedproto"}, "nodes keep models of their own"),
+        (START | {"train.dp-noise": 1.0, "analytic.head": "lda"}, "'analytic': lda has no rule"),
+        (
+            START | {"train.dp-noise": 1.0, "analytic.personal": 2.0},
+            "heads of their own sums .*no noise",
+        ),
+        (START | {"model": "mlp", "backbone.trains": "all"}, "no frozen network"),
     ],
 )
-def test_a_bad_setting_ends_the_run_before_any_node_is_asked(client_grid, tmp_path, settings, told):
-    config = {"min-nodes": 2, "runs-dir": str(tmp_path), **settings}
-    grid = client_grid(2, config)
-    with pytest.raises(ValueError, match=f"(?s){told}") as error:
-        main(grid, Context(1, 1, {}, RecordDict(), config))
-    assert grid.pushed == []
+def test_a_bad_setting_ends_the_run_before_any_node_is_asked(play, settings, said):
+    with pytest.raises(ValueError, match=f"(?s){said}") as error:
+        play({"strategy": "hfldd", **settings}, nodes=2)
+    assert play.grid.pushed == []
     assert "\n" not in str(error.value)
     assert not re.search(r"Traceback|<class", str(error.value))
 

@@ -3,13 +3,15 @@
 import logging
 
 import pytest
-from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ConfigRecord
 
 from flwr_distill.protocol.meeting import DESCRIBE
 from flwr_distill.server.roster import Roster, meet_nodes
 from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.strategies.common.waiting import TooFewNodesError
 from flwr_distill.task.errors import SettingsError
+from tests.errors import at
+from tests.grids import answering
 
 
 @pytest.fixture
@@ -28,7 +30,7 @@ def met(grid, min_nodes, timeout=1, first=()):
 
 def node(config=None, **metrics):
     """A node that describes itself so."""
-    content = RecordDict({"metrics": MetricRecord({"num-examples": 1, **metrics})})
+    content = answering(**{"num_examples": 1, **metrics})(None)
     if config:
         content["config"] = ConfigRecord(config)
     return lambda message: content
@@ -37,13 +39,13 @@ def node(config=None, **metrics):
 def test_nodes_are_named_and_ordered_by_partition_then_by_id(memory_grid):
     grid = memory_grid(
         {
-            50: node(**{"num-examples": 10, "partition-id": 1}),
-            60: node(**{"num-examples": 5}),
-            70: node(**{"num-examples": 20, "partition-id": 0}),
-            40: node({"name": "ward"}, **{"num-examples": 5}),
+            50: node(num_examples=10, partition_id=1),
+            60: node(num_examples=5),
+            70: node(num_examples=20, partition_id=0),
+            40: node({"name": "ward"}, num_examples=5),
         }
     )
-    roster = met(grid, 4, timeout=1)
+    roster = met(grid, 4, 1)
     assert list(roster.names.items()) == [
         *((70, "node-0"), (50, "node-1"), (40, "ward"), (60, "node …60"))
     ]
@@ -54,7 +56,7 @@ def test_nodes_are_named_and_ordered_by_partition_then_by_id(memory_grid):
 @pytest.mark.parametrize(("tested", "warns"), [((0, 1), True), ((), False)])
 def test_nodes_with_data_of_their_own_beside_a_named_set_are_a_warning(memory_grid, tested, warns):
     roster = Roster(tested=tested)
-    grid = memory_grid({1: node(**{"partition-id": 0}), 2: node({"name": "ward"})})
+    grid = memory_grid({1: node(partition_id=0), 2: node({"name": "ward"})})
     meet_nodes(grid, roster, 2, 1)
     said = [text for text in roster.warnings if 'dataset="private"' in text]
     assert bool(said) == warns
@@ -62,24 +64,24 @@ def test_nodes_with_data_of_their_own_beside_a_named_set_are_a_warning(memory_gr
 
 
 def test_a_partition_comes_before_none_also_where_few_of_many_partitions_are_there(memory_grid):
-    many = {9: node(**{"num-examples": 1, "partition-id": 70}), 3: node(**{"num-examples": 1})}
+    many = {9: node(partition_id=70), 3: node(num_examples=1)}
     roster = met(memory_grid(many), 2)
     assert list(roster.identities.values()) == ["70", "3"]
 
 
 def test_a_node_is_asked_once_who_it_is_and_its_answer_is_the_strategies_too(memory_grid):
-    grid = memory_grid({5: node(**{"num-examples": 3, "sector": 4})})
+    grid = memory_grid({5: node(sector=4)})
     directory = Directory()
     roster = Roster(directory)
-    meet_nodes(grid, roster, 1, timeout=1)
-    roster.meet_new(grid, timeout=1)
+    meet_nodes(grid, roster, 1, 1)
+    roster.meet_new(grid, 1)
     assert directory.look_up(grid, [5])[5].sector == 4
     assert [message.metadata.message_type for message in grid.pushed] == [DESCRIBE]
 
 
 def test_a_node_is_named_after_the_data_set_that_it_holds_in_place_of_the_runs(memory_grid):
-    usps = node({"dataset": "usps"}, **{"partition-id": 1})
-    roster = met(memory_grid({5: usps, 6: node(**{"partition-id": 0})}), 2, timeout=1)
+    usps = node({"dataset": "usps"}, partition_id=1)
+    roster = met(memory_grid({5: usps, 6: node(partition_id=0)}), 2, 1)
     assert roster.names == {6: "node-0", 5: "usps/1"}
     assert roster.identities == {6: "0", 5: "usps/1"}
 
@@ -88,11 +90,11 @@ def test_too_few_nodes_end_the_run_with_the_setting_and_the_remedy(memory_grid):
     with pytest.raises(
         TooFewNodesError, match=r"min-nodes = 3, but 1 node connected .* lower min-nodes"
     ):
-        met(memory_grid({1: node(**{"num-examples": 1})}), 3, timeout=0.3)
+        met(memory_grid({1: node(num_examples=1)}), 3, timeout=0.3)
 
 
 def test_nodes_that_connect_in_time_are_waited_for(memory_grid):
-    described = {i: node(**{"num-examples": 1, "partition-id": i}) for i in range(3)}
+    described = {i: node(partition_id=i) for i in range(3)}
 
     class OneMoreAtEachLook(type(memory_grid({}))):
         looks = 0
@@ -108,7 +110,7 @@ def test_where_too_few_can_take_part_the_run_ends_with_what_is_lacking_and_where
     missing = {"missing": ["model='x:y': module 'x' cannot be imported"]}
     nodes = {
         **{i: node({**missing, "name": f"ward-{i}"}) for i in range(1, 8)},
-        8: node({"name": "lab"}, **{"num-examples": float("nan")}),
+        8: node({"name": "lab"}, num_examples=float("nan")),
         9: node({"name": "able"}),
     }
     with pytest.raises(TooFewNodesError) as caught:
@@ -129,8 +131,8 @@ def test_where_enough_can_take_part_the_others_are_left_out_and_asked_again(memo
     grid = memory_grid(answers)
     roster = met(grid, 1)
     assert list(roster.names.values()) == ["a"]
-    assert roster.left_out == {2: ("no data",)}
-    assert roster.warnings == ["Left out: b: no data"]
+    assert roster.excluded == {2: ("no data",)}
+    assert roster.warnings == ["Cannot take part: b: no data"]
     due = []
     for server_round in range(1, 9):
         if 2 not in roster.not_due(server_round):
@@ -139,11 +141,11 @@ def test_where_enough_can_take_part_the_others_are_left_out_and_asked_again(memo
     assert due == [1, 3, 7]
     grid.nodes[2] = node({"name": "b"})
     assert roster.meet_new(grid, 1, server_round=15) == [2]
-    assert (roster.left_out, roster.warnings) == ({}, [])
+    assert (roster.excluded, roster.warnings) == ({}, [])
 
 
 def test_a_partition_that_two_nodes_have_is_a_warning_until_one_is_gone(memory_grid, warnings):
-    same = {"partition-id": 3}
+    same = {"partition_id": 3}
     answers = {
         1: node(**same),
         2: node({"name": "ward"}, **same),
@@ -166,10 +168,10 @@ def covering(*classes, **about):
 
     def meet(memory_grid):
         configs = [{} if held is None else {"classes": held} for held in classes]
-        nodes = {i: node(c, **{"partition-id": i}) for i, c in enumerate(configs)}
+        nodes = {i: node(c, partition_id=i) for i, c in enumerate(configs)}
         grid = memory_grid(nodes)
         roster = Roster(Directory(**about), tested=(0, 1, 2, 3))
-        meet_nodes(grid, roster, 1, timeout=1)
+        meet_nodes(grid, roster, 1, 1)
         return roster.warnings
 
     return meet
@@ -190,12 +192,11 @@ def folders(*names, **metrics):
 
 def test_different_class_folders_end_the_run_with_the_setting_that_says_what_they_mean(memory_grid):
     nodes = {i: folders(*names) for i, names in enumerate([("cat", "dog"), ("dog", "fish")])}
-    with pytest.raises(SettingsError) as caught:
+    folders_of_nodes = "node …0: cat and dog; node …1: dog and fish"
+    remedy = 'set private.classes="cat,dog,fish"'
+    check = at("private.classes", value="", remedy=remedy)
+    with pytest.raises(SettingsError, match=folders_of_nodes, check=check):
         met(memory_grid(nodes), 1)
-    assert str(caught.value) == (
-        'private.classes = "", but nodes have different class folders: node …0: cat and dog; '
-        'node …1: dog and fish (set private.classes="cat,dog,fish")'
-    )
 
 
 def test_a_node_whose_class_names_most_others_do_not_share_is_left_out_by_name(memory_grid):
@@ -214,7 +215,7 @@ def test_a_node_whose_class_names_most_others_do_not_share_is_left_out_by_name(m
     assert all(name in warning for name in ("ward", "cat and dog", "cat and hog"))
     grid.nodes |= {5: folders("dog", "fish"), 6: folders("cat", "dog"), 7: node()}
     assert roster.meet_new(grid, 1) == [6, 7]
-    assert "dog and fish" in roster.left_out[5][0]
+    assert "dog and fish" in roster.excluded[5][0]
 
 
 def test_too_few_nodes_with_the_same_class_names_end_the_run_with_the_setting(memory_grid):
@@ -232,7 +233,7 @@ def test_names_of_positions_are_not_those_of_folders(memory_grid):
 def test_names_that_the_run_has_are_no_matter_of_a_vote(memory_grid):
     grid = memory_grid({1: folders("0", "1"), 2: folders("a", "b"), 3: folders("a", "b")})
     roster = Roster(Directory(class_names=("0", "1")))
-    meet_nodes(grid, roster, 1, timeout=1)
+    meet_nodes(grid, roster, 1, 1)
     assert list(roster.nodes) == [1]
 
 
@@ -249,21 +250,21 @@ def test_names_that_no_label_map_can_have_leave_the_node_out(memory_grid, names)
 def test_a_node_that_names_another_number_of_classes_than_the_run_has_does_not_count(memory_grid):
     grid = memory_grid({1: folders("a", "b", "c"), 2: folders("cat", "dog")})
     roster = Roster(num_classes=2)
-    meet_nodes(grid, roster, 1, timeout=1)
+    meet_nodes(grid, roster, 1, 1)
     assert list(roster.nodes) == [2]
     assert roster.directory.class_names == ("cat", "dog")
 
 
 def test_nodes_that_come_later_come_after_the_others(memory_grid):
-    grid = memory_grid({5: node(**{"num-examples": 3, "partition-id": 1})})
-    roster = met(grid, 1, timeout=1)
-    grid.nodes[6] = node(**{"num-examples": 4, "partition-id": 0})
-    assert roster.meet_new(grid, timeout=1) == [6]
+    grid = memory_grid({5: node(partition_id=1)})
+    roster = met(grid, 1, 1)
+    grid.nodes[6] = node(partition_id=0)
+    assert roster.meet_new(grid, 1) == [6]
     assert roster.order == {5: 0, 6: 1}
-    assert roster.meet_new(grid, timeout=1) == []
+    assert roster.meet_new(grid, 1) == []
 
 
 def test_a_resumed_run_meets_its_nodes_in_the_order_of_before(memory_grid):
-    held = {i: node(**{"num-examples": 3, "partition-id": i}) for i in range(4)}
+    held = {i: node(partition_id=i) for i in range(4)}
     roster = met(memory_grid(held), 4, timeout=1, first=["2", "9", "0"])
     assert list(roster.identities.values()) == ["2", "0", "1", "3"]

@@ -3,12 +3,11 @@
 import json
 
 import pytest
-from flwr.app import ConfigRecord, Context, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 import flwr_distill.server.task
 from flwr_distill.protocol.meeting import DESCRIBE
 from flwr_distill.server import rounds
-from flwr_distill.server.app import main
 from flwr_distill.server.grid.pipeline import Pipeline, QuorumError
 from flwr_distill.server.record import resume
 from flwr_distill.server.record.checkpoint import (
@@ -22,24 +21,12 @@ from flwr_distill.server.record.resume import lock_run_folder
 from flwr_distill.server.roster import Roster
 from flwr_distill.strategies.common.waiting import TooFewNodesError
 from flwr_distill.task.errors import SettingsError
-from flwr_distill.task.settings import (
-    TrainSettings,
-)
+from flwr_distill.task.settings import TrainSettings
+from tests.errors import at
+from tests.server.run_folder import journal
 
 NODES = 3
 QUICK = {"strategy": "fedavg", "num-rounds": 2, "min-nodes": NODES, "train.local-epochs": 1}
-
-
-@pytest.fixture
-def play(client_grid, tmp_path):
-    """Run our ServerApp; give the run's folder."""
-
-    def play(grid=None, **settings):
-        config = {**QUICK, "runs-dir": str(tmp_path), **settings}
-        main(grid or client_grid(NODES, config), Context(1, 1, {}, RecordDict(), config))
-        return tmp_path / "1"
-
-    return play
 
 
 @pytest.fixture
@@ -90,14 +77,13 @@ def test_a_node_that_came_in_a_round_is_in_its_checkpoint_and_trains_in_the_next
 
     content = grid.nodes[first]
     grid.nodes[first] = joined_by_another
-    folder = play(grid, **config)
+    folder = play(config, grid=grid)
     assert trains == [1, 2]
     checkpoint = load_checkpoint(checkpoints(folder)[1])
     assert list(checkpoint.nodes.values()) == ["0", "1", "2", "3"]
     assert str(late) in json.loads((folder / "about.json").read_text())["nodes"]
-    lines = [json.loads(line) for line in (folder / "journal.jsonl").open()]
-    asked = [line["asked"] for line in lines if line.get("phase") == "train"]
-    assert asked == [NODES, NODES + 1]
+    trained = [line for line in journal(folder, "phase") if line["phase"] == "train"]
+    assert [line["asked"] for line in trained] == [NODES, NODES + 1]
 
 
 def test_the_learning_rate_stays_unless_it_is_to_fall():
@@ -119,8 +105,8 @@ def test_nodes_train_with_the_learning_rate_of_the_round_also_after_a_resume(cli
 
     grid.nodes[first] = noting
     with pytest.raises(KeyboardInterrupt):
-        play(grid, **config)
-    play(grid, **config, resume="latest")
+        play(config, grid=grid)
+    play(config, grid=grid, resume="latest")
     del rates[1]  # the round that was interrupted comes again
     assert rates == pytest.approx([0.2, 0.15, 0.05])  # 60 degrees of half a circle a round
 
@@ -141,7 +127,7 @@ def test_a_node_that_lacks_its_data_ends_the_run_before_any_node_trains(client_g
     last = max(grid.nodes)
     grid.nodes[last] = without_data(grid.nodes[last])
     with pytest.raises(TooFewNodesError) as caught:
-        play(grid)
+        play(grid=grid)
     assert str(caught.value).startswith(
         "min-nodes = 3, but only 2 of 3 nodes can take part: ward: data=/scans: is not there ("
     )
@@ -163,10 +149,9 @@ def test_a_run_with_enough_nodes_goes_on_without_it_and_takes_it_when_it_is_repa
         return trains(message)
 
     grid.nodes[first] = repairing
-    folder = play(grid, **config)
-    lines = [json.loads(line) for line in (folder / "journal.jsonl").open()]
-    asked = [line["asked"] for line in lines if line.get("phase") == "train"]
-    assert asked == [2, 3]
+    folder = play(config, grid=grid)
+    trained = [line for line in journal(folder, "phase") if line["phase"] == "train"]
+    assert [line["asked"] for line in trained] == [2, 3]
     about = json.loads((folder / "about.json").read_text())
     assert [node["name"] for node in about["nodes"].values()] == ["node-0", "node-1", "ward"]
     (warning,) = about["warnings"]
@@ -214,8 +199,8 @@ def test_a_run_that_breaks_off_has_a_report_so_far_and_leaves_its_folder_free(
         return answered
 
     grid.nodes = {node: gone_in_round_2(answer) for node, answer in grid.nodes.items()}
-    with pytest.raises(QuorumError, match="round 2, train: 0 of 3 nodes"):
-        play(grid, quorum=0.5)
+    with pytest.raises(QuorumError, match="round 2, train: 0 of 3", check=at("quorum", value=0.5)):
+        play(grid=grid, quorum=0.5)
     with lock_run_folder(tmp_path / "1") as folder:
         assert (
             "3 nodes failed in train: node-0, node-1 and node-2: away"
@@ -227,5 +212,5 @@ def test_a_run_that_breaks_off_has_a_report_so_far_and_leaves_its_folder_free(
 
 def test_a_setting_that_the_nodes_cannot_meet_ends_the_run_before_results_are_begun(play, tmp_path):
     with pytest.raises(SettingsError, match=f"hfldd.groups = 40, but there are {NODES} nodes"):
-        play(strategy="hfldd", **{"hfldd.groups": 40})
+        play(strategy="hfldd", hfldd__groups=40)
     assert {file.name for file in (tmp_path / "1").iterdir()} == {".lock", "journal.jsonl"}

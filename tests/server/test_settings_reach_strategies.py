@@ -1,57 +1,28 @@
 """Settings that once slipped through: refused before nodes are asked, or obeyed on nodes."""
 
-import json
 import logging
+from functools import partial
 
 import pytest
-from flwr.app import Context, RecordDict
 
 from flwr_distill.links.records import Introduction
 from flwr_distill.links.routes import Links
-from flwr_distill.server.app import main
 from flwr_distill.strategies.fedhead import FedHEAD
 from flwr_distill.task.errors import SettingsError
+from tests.server.run_folder import rows
 
 
 @pytest.fixture
-def run(client_grid, tmp_path):
-    """Run our ServerApp on two nodes in this process; returns the grid and the rows of the run."""
-
-    def start(num_rounds=1, **settings):
-        config = {key.replace("__", ".").replace("_", "-"): v for key, v in settings.items()}
-        config |= {"num-rounds": num_rounds, "min-nodes": 2, "runs-dir": str(tmp_path)}
-        start.grid = client_grid(2, config)
-        main(start.grid, Context(7, 1, {}, RecordDict(), config))
-        return [json.loads(line) for line in (tmp_path / "7" / "metrics.jsonl").open()]
-
-    return start
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"strategy": "fednova", "train__momentum": 0.9}, "train.momentum = 0.9: FedNova"),
-        ({"strategy": "fednova", "train__optimizer": "adam"}, "train.optimizer = 'adam'"),
-        ({"hfldd__distiller": "kpi"}, "hfldd.distiller = 'kpi'"),
-        ({"hfldd__start": "somewhere"}, "hfldd.start = 'somewhere'"),
-        ({"hfldd__votes": True}, "hfldd.rotate = True: must be false for hfldd.votes"),
-        (
-            {"hfldd__votes": True, "hfldd__rotate": False},
-            "hfldd.complete-clusters = True: must be false for hfldd.votes",
-        ),
-    ],
-)
-def test_what_a_method_cannot_do_is_refused_before_any_node_is_asked(run, settings, said):
-    with pytest.raises(SettingsError, match=said):
-        run(**settings)
-    assert run.grid.pushed == []
+def run(play):
+    return partial(play, {"strategy": "hfldd", "num-rounds": 1}, nodes=2)
 
 
 def test_fedlgd_trains_with_a_relational_term_too(run):
     steps = {f"fedlgd__{name}_steps": 2 for name in ("first", "refine", "global")}
-    rows = run(2, strategy="fedlgd", train__kd_lambda=0.5, fedlgd__every=1, **steps)
-    assert [row["server_bytes"] > 0 for row in rows[1:]] == [True, True]
-    assert rows[1]["loss"] != rows[0]["loss"]
+    settings = {"strategy": "fedlgd", "train__kd_lambda": 0.5, "fedlgd__every": 1, **steps}
+    found = rows(run(num_rounds=2, **settings))
+    assert [row["server_bytes"] > 0 for row in found[1:]] == [True, True]
+    assert found[1]["loss"] != found[0]["loss"]
 
 
 def test_a_node_says_which_distiller_auto_takes_and_why(run, caplog, monkeypatch):
@@ -78,12 +49,12 @@ def test_a_late_node_without_an_address_is_left_out_and_ends_the_run_only_in_rou
     assert strategy._possible_routes(links, [(1, 2)], "sector-model") == {}
 
 
-def test_members_send_small_images_and_heads_take_them(run, caplog, monkeypatch):
+def test_members_send_small_images_and_heads_take_them(run, play, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     caplog.set_level(logging.INFO, "flwr")
     little = {"groups": 2, "distill_steps": 1, "distilled_size": 4, "formation": 2}
-    (*_, row) = run(**{f"hfldd__{key}": value for key, value in little.items()})
-    told = [m.content.config_records.get("config", {}) for m in run.grid.pushed]
+    (*_, row) = rows(run(**{f"hfldd__{key}": value for key, value in little.items()}))
+    told = [m.content.config_records.get("config", {}) for m in play.grid.pushed]
     assert {config["formation"] for config in told if "formation" in config} == {2}
     assert any("holds data of 1 member" in message for message in caplog.messages)
     assert row["link_bytes"] > 0

@@ -1,12 +1,14 @@
 """A ServerApp's process ends, whatever signals come while it does."""
 
-import json
 import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import pytest
+
+from tests.server.run_folder import read_lines
 
 PROCESS = """
 import time
@@ -23,23 +25,6 @@ ignore_signals_at_the_end()
 print("running", flush=True)
 time.sleep(60)
 """
-
-
-@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_does_not_keep_a_process_that_is_ending(second):
-    command = [sys.executable, "-c", PROCESS]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout.readline() == "running\n"
-        process.send_signal(signal.SIGINT)
-        assert process.stdout.readline() == "ending\n"
-        time.sleep(0.2)
-        process.send_signal(second)
-        assert process.wait(timeout=20) == 0
-    finally:
-        process.kill()
-        process.stdout.close()
-
 
 STOPPED = """
 import sys
@@ -60,21 +45,6 @@ with Journal(Path(sys.argv[1])) as journal:
     time.sleep(60)
 """
 
-
-def test_the_journal_of_a_run_that_is_stopped_ends_with_that_and_not_with_an_error(tmp_path):
-    file = tmp_path / "journal.jsonl"
-    command = [sys.executable, "-c", STOPPED, str(file)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout.readline() == "running\n"
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 0
-    finally:
-        process.kill()
-        process.stdout.close()
-    assert [json.loads(line) for line in file.open()] == [{"round": 0, "stopped": True}]
-
-
 AWAY = """
 from flwr.supercore.exit import register_signal_handlers
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_grpc
@@ -94,17 +64,40 @@ grid._stub.PullTaskInput(PullTaskInputRequest())
 """
 
 
-def test_a_process_whose_superlink_is_gone_ends_by_a_signal():
-    """As Flower sends it when its parent has died; its thread of heartbeats waits, too."""
-    command = [sys.executable, "-c", AWAY]
+@contextmanager
+def running(code, *arguments):
+    """A Python process that has printed that it runs."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     try:
         assert process.stdout.readline() == "running\n"
-        time.sleep(3)
-        process.send_signal(signal.SIGTERM)
+        yield process
         assert process.wait(timeout=20) == 0
     finally:
         process.kill()
         process.stdout.close()
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_does_not_keep_a_process_that_is_ending(second):
+    with running(PROCESS) as process:
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "ending\n"
+        time.sleep(0.2)
+        process.send_signal(second)
+
+
+def test_the_journal_of_a_run_that_is_stopped_ends_with_that_and_not_with_an_error(tmp_path):
+    file = tmp_path / "journal.jsonl"
+    with running(STOPPED, file) as process:
+        process.send_signal(signal.SIGINT)
+    assert read_lines(file) == [{"round": 0, "stopped": True}]
+
+
+def test_a_process_whose_superlink_is_gone_ends_by_a_signal():
+    """As Flower sends it when its parent has died; its thread of heartbeats waits, too."""
+    with running(AWAY) as process:
+        time.sleep(3)
+        process.send_signal(signal.SIGTERM)

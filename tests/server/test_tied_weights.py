@@ -1,28 +1,21 @@
 """A model two of whose layers share their weights, with every strategy."""
 
-import json
-
 import pytest
 import torch
-from flwr.app import Context, RecordDict
 from safetensors.numpy import load_file
 from torch import nn
 from torch.nn import functional as F
 
 from flwr_distill.protocol.registry import all_methods
-from flwr_distill.server.app import main
 from flwr_distill.task.errors import SettingsError
 from tests.matrix import strategies
+from tests.server.run_folder import rows
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
-NODES = 4
 QUICK = {
     "model": f"{__name__}:Tied",
-    "num-rounds": 2,
-    "min-nodes": NODES,
     "partition.scheme": "iid",
-    "train.local-epochs": 1,
     "train.batch-size": 64,
     "patience-failed": 1,
 }
@@ -44,22 +37,12 @@ class Tied(nn.Module):
         return self.head(torch.relu(self.second(F.relu(self.first(images.flatten(1))))))
 
 
-@pytest.fixture
-def play(client_grid, little_distillation, tmp_path):
-    def play(**settings):
-        config = {**QUICK, **little_distillation, "runs-dir": str(tmp_path), **settings}
-        play.grid = client_grid(NODES, config)
-        main(play.grid, Context(1, 1, {}, RecordDict(), config))
-        return tmp_path / "1"
-
-    return play
-
-
 @pytest.mark.parametrize("strategy", strategies(all_methods().keys() - ELSEWHERE, always=ALWAYS))
-def test_shared_weights_train_with_every_strategy_and_stay_the_same(play, strategy):
-    folder = play(strategy=strategy)
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
-    assert [row["set_aside"] for row in rows] == [0, 0, 0]
+def test_shared_weights_train_with_every_strategy_and_stay_the_same(
+    play, little_distillation, strategy
+):
+    folder = play({**QUICK, **little_distillation}, nodes=4, strategy=strategy)
+    assert [row["set_aside"] for row in rows(folder)] == [0, 0, 0]
     if not all_methods()[strategy].personal:
         model = load_file(folder / "model.safetensors")
         assert (model["first.weight"] == model["second.weight"]).all()
@@ -68,5 +51,5 @@ def test_shared_weights_train_with_every_strategy_and_stay_the_same(play, strate
 @pytest.mark.parametrize("strategy", sorted(CENTRAL))
 def test_noise_on_each_array_by_itself_is_refused_with_the_layer(play, strategy):
     with pytest.raises(SettingsError, match=r"share 'second\.weight'"):
-        play(strategy=strategy)
+        play(QUICK, nodes=4, strategy=strategy)
     assert play.grid.pushed == []

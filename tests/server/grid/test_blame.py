@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flwr_distill.links.masks import threshold
-from flwr_distill.server.grid.blame import Blame
-from flwr_distill.server.grid.sums import liars, most_hostile
+from flwr_distill.server.grid.sums import Blame, liars, max_hostile
 
 
 @given(st.data())
@@ -15,7 +14,7 @@ def test_no_lie_of_a_third_of_the_nodes_makes_an_honest_one_a_liar(data):
     num_nodes = data.draw(st.integers(3, 12))
     needed = threshold(num_nodes)
     nodes = list(range(num_nodes))
-    most = most_hostile(num_nodes, needed)
+    most = max_hostile(num_nodes, needed)
     hostile = set(data.draw(st.permutations(nodes))[:most])
     pairs = [(h, m) for h in nodes for m in nodes if h in hostile or m in hostile]
     wrong = data.draw(st.sets(st.sampled_from(pairs)))
@@ -44,8 +43,8 @@ def test_pauses_end_and_lies_do_not(events):
         else:
             blame.doubted([node], server_round, "it failed")
     nodes = range(6)
-    assert set(blame.left_out(nodes, 2**50, 3)) == lied
-    now = blame.left_out(nodes, len(events), 3)
+    assert set(blame.excluded(nodes, 2**50, 3)) == lied
+    now = blame.excluded(nodes, len(events), 3)
     assert lied <= set(now)
     assert len(lied) > 3 or len(now) <= 3
 
@@ -53,7 +52,7 @@ def test_pauses_end_and_lies_do_not(events):
 def test_sums_that_one_node_can_spoil_grow_with_the_logarithm_of_the_rounds():
     blame, spoilt = Blame(), 0
     for server_round in range(1, 1001):
-        if 3 not in blame.left_out(range(6), server_round, 3):
+        if 3 not in blame.excluded(range(6), server_round, 3):
             blame.doubted([3], server_round, "it failed")
             spoilt += 1
     assert spoilt == 10

@@ -6,31 +6,20 @@ from importlib.metadata import version
 
 import grpc
 import pytest
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from flwr_distill.flower import lines
 from flwr_distill.server.grid import exchange as exchange_module
 from flwr_distill.server.grid.exchange import Exchange, exchange_over
-from flwr_distill.server.grid.inbox import ASKED, Most, OneByOneInbox
-from tests.grids import plain_grid
+from flwr_distill.server.grid.inbox import PULLS, Most, OneByOneInbox
+from tests.grids import answering, messages_to, plain_grid, silent
 
 END = 2.0**40
 
 
-class OtherFlower:
-    """`version` of another Flower."""
-
-    def __init__(self, monkeypatch, number):
-        for module in (lines, exchange_module):
-            monkeypatch.setattr(module, "version", lambda name: number)
-
-
-def messages_to(nodes):
-    return [Message(RecordDict({"config": ConfigRecord()}), node, "train") for node in nodes]
-
-
-def answer(number):
-    return lambda message: RecordDict({"metrics": MetricRecord({"num-examples": number})})
+def install_flower(monkeypatch, number):
+    """Report another version of Flower."""
+    for module in (lines, exchange_module):
+        monkeypatch.setattr(module, "version", lambda name: number)
 
 
 def inbox_of(grid, count):
@@ -43,10 +32,12 @@ def inbox_of(grid, count):
 def test_another_flower_goes_its_own_way_and_the_log_says_so_once(
     number, memory_grid, monkeypatch, caplog
 ):
-    OtherFlower(monkeypatch, number)
+    install_flower(monkeypatch, number)
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     with caplog.at_level(logging.INFO):
-        grid = plain_grid(memory_grid({1: answer(5), 2: answer(6)}), deadline=10)
+        grid = plain_grid(
+            memory_grid({1: answering(num_examples=5), 2: answering(num_examples=6)}), deadline=10
+        )
         for _ in range(2):
             replies = grid.send_and_receive(messages_to([1, 2]))
             assert [r.content["metrics"]["num-examples"] for r in replies] == [5, 6]
@@ -62,8 +53,8 @@ def test_the_flower_of_the_lock_has_a_folder_and_a_simulation_needs_none(memory_
 
 
 def test_a_reply_that_cannot_be_read_takes_no_other_with_it(superlink, monkeypatch):
-    OtherFlower(monkeypatch, "1.41.0")
-    link = superlink(answer(1), answer(2), answer(3))
+    install_flower(monkeypatch, "1.41.0")
+    link = superlink(*(answering(num_examples=n) for n in (1, 2, 3)))
     pull = link.grid.pull_messages
 
     def fails_for_the_second(message_ids):
@@ -81,7 +72,7 @@ def test_a_reply_that_cannot_be_read_takes_no_other_with_it(superlink, monkeypat
 
 
 def test_a_superlink_that_is_away_is_no_fault_of_a_node(memory_grid, monkeypatch):
-    grid = memory_grid({1: answer(1)})
+    grid = memory_grid({1: answering(num_examples=1)})
     inbox = inbox_of(grid, 1)
 
     class Away(grpc.RpcError):
@@ -97,13 +88,13 @@ def test_a_superlink_that_is_away_is_no_fault_of_a_node(memory_grid, monkeypatch
 
 
 def test_many_nodes_are_asked_for_in_turn_and_a_few_at_a_time(memory_grid, monkeypatch):
-    count = 2 * ASKED + 10
-    grid = memory_grid({node: lambda message: None for node in range(1, count + 1)})
+    count = 2 * PULLS + 10
+    grid = memory_grid(dict.fromkeys(range(1, count + 1), silent))
     inbox, asked = inbox_of(grid, count), []
     monkeypatch.setattr(grid, "pull_messages", lambda ids: asked.extend(ids) or [])
     for fetch in range(1, 4):
         assert list(inbox.fetch(END)) == []
-        assert len(asked) == fetch * ASKED
+        assert len(asked) == fetch * PULLS
     assert set(asked) == inbox.waiting
     assert list(inbox.fetch(time.monotonic() - 1)) == []
-    assert len(asked) == 3 * ASKED
+    assert len(asked) == 3 * PULLS

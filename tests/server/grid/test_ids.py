@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flwr_distill.server.grid.ids import RANDOM_BYTES, make_id_random
+from flwr_distill.server.grid.transport import RANDOM_BYTES, make_id_random
 from tests.grids import plain_grid
 
 BITS = 128
@@ -63,11 +63,7 @@ def guesses(own, node):
 
 def test_a_node_does_not_find_the_id_of_another_by_its_own_message(superlink):
     sent = []
-
-    def fetches(message):
-        sent.append(message)
-
-    link = superlink(fetches, fetches)
+    link = superlink(sent.append, sent.append)
     grid = plain_grid(link.grid, deadline=0.2)
     grid.send_and_receive([message_to(node) for node in link.ids])
     own, theirs = sent

@@ -7,7 +7,7 @@ from functools import partial
 import grpc
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.supercore.inflatable import inflatable_utils
 from flwr.superlink.grid import GrpcGrid
@@ -18,7 +18,7 @@ from flwr_distill.flower.line_1_32.server.inbox import PULLS
 from flwr_distill.server.grid import transport
 from flwr_distill.server.grid.exchange import exchange_over
 from flwr_distill.server.grid.inbox import Most
-from tests.grids import plain_grid
+from tests.grids import messages_to, plain_grid, silent
 
 PARTS = 10
 """Objects of a reply: three arrays of a chunk each, two records, what holds them, the message."""
@@ -35,17 +35,12 @@ def trained(seed):
     )
 
 
-def silent(message):
-    return None
-
-
-def messages_to(nodes):
-    record = RecordDict({"arrays": model(), "config": ConfigRecord({"lr": 0.1})})
-    return [Message(record, node, "train") for node in nodes]
+def train_messages(nodes):
+    return messages_to(nodes, arrays=model(), config=ConfigRecord({"lr": 0.1}))
 
 
 def inbox_of(link):
-    messages = messages_to(link.ids)
+    messages = train_messages(link.ids)
     sent = dict(zip(link.grid.push_messages(messages), messages, strict=True))
     return exchange_over(link.grid).open_inbox(sent, lambda message: Most(10**6, 100))
 
@@ -53,7 +48,7 @@ def inbox_of(link):
 def ask(link, deadline=5.0):
     grid = plain_grid(link.grid, deadline=deadline)
     grid.nodes.order = {node: place for place, node in enumerate(link.ids)}
-    return grid, grid.send_and_receive(messages_to(link.ids))
+    return grid, grid.send_and_receive(train_messages(link.ids))
 
 
 @pytest.fixture(params=[False, True], ids=["alone", "together"])

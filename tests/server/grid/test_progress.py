@@ -1,13 +1,12 @@
-"""A long phase says how far it is."""
+"""The log shows the progress of a long phase."""
 
 import logging
 
 import pytest
-from flwr.app import Message, MetricRecord, RecordDict
 
 from flwr_distill.server.grid import progress
 from flwr_distill.server.grid.progress import Progress
-from tests.grids import plain_grid
+from tests.grids import answering, messages_to, plain_grid, silent
 
 
 class Clock:
@@ -56,13 +55,11 @@ def test_in_a_phase_of_an_hour_it_does_not_fill_the_log(clock, caplog):
 
 def test_the_grid_says_it_with_names_that_come_later(memory_grid, caplog, monkeypatch):
     monkeypatch.setattr(progress, "EVERY", 0.05)
-    answered = RecordDict({"metrics": MetricRecord({"x": 1})})
-    inner = memory_grid({1: lambda message: answered, 2: lambda message: None})
-    messages = [Message(RecordDict(), node, "train") for node in (1, 2)]
     names = {}
+    inner = memory_grid({1: answering(x=1), 2: silent})
     grid = plain_grid(inner, deadline=0.5, names=names)
     names[2] = "ward-2"
-    grid.send_and_receive(messages)
+    grid.send_and_receive(messages_to([1, 2]))
     waiting = "nodes train: 1 of 2 nodes, waiting for ward-2, about 0 s left"
     assert any(waiting in line for line in said(caplog))
 

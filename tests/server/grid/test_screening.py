@@ -1,6 +1,5 @@
 """The screening grid: any strategy continues with whole replies, and it is said whose were not."""
 
-import json
 import logging
 import re
 from dataclasses import replace
@@ -11,21 +10,17 @@ from flwr.app import (
     Array,
     ArrayRecord,
     ConfigRecord,
-    Context,
-    Error,
-    Message,
     MetricRecord,
     RecordDict,
 )
 from flwr.serverapp.strategy import FedAvg, FedMedian, FedProx, FedTrimmedAvg, Krum
 
+from benchmarks.in_process import FIRST_NODE as FIRST
 from benchmarks.in_process import InProcessGrid
 from flwr_distill.protocol.arrays import DecodedArray, as_record
 from flwr_distill.protocol.method import TRAIN_PHASE, Phase
 from flwr_distill.protocol.registry import method_of, phases_of
-from flwr_distill.protocol.replies import SET_ASIDE
 from flwr_distill.protocol.schema import EvaluateMetrics, Reply, TrainMetrics, like_the_model
-from flwr_distill.server.app import main
 from flwr_distill.server.grid import transport
 from flwr_distill.server.record.journal import Journal
 from flwr_distill.strategies.common.checked import CheckedFedAvg
@@ -33,9 +28,10 @@ from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.strategies.moon.strategy import MOON
 from flwr_distill.strategies.scaffold.method import CONTROL_VARIATE
 from flwr_distill.strategies.scaffold.strategy import SCAFFOLD
-from tests.grids import screening_grid
+from tests.grids import messages_to, screened, screening_grid
+from tests.server.run_folder import journal as journal_of
+from tests.server.run_folder import rows
 
-FIRST = 2**64 - 1000  # as in conftest.py
 NODES, HOSTILE = 6, (1, 4)
 START = {"w": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4), "n": np.array(0)}
 
@@ -115,7 +111,7 @@ def grid_of(memory_grid, tmp_path):
 
         journal = Journal(tmp_path / "journal.jsonl")
         inner = memory_grid({FIRST + place: node(place) for place in range(NODES)})
-        return screening_grid(inner, deadline=60, journal=journal, **settings), journal
+        return screening_grid(inner, journal=journal, **settings), journal
 
     return make
 
@@ -174,8 +170,7 @@ def test_log_and_journal_name_node_reason_and_round(grid_of, attack, tmp_path, c
     caplog.clear()
     journal.round = 3
     play(strategy, grid)
-    entries = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
-    set_aside = [entry for entry in entries if "set_aside" in entry]
+    set_aside = journal_of(tmp_path, "set_aside")
     assert sorted(entry["set_aside"] for entry in set_aside) == [str(FIRST + p) for p in HOSTILE]
     assert {(entry["round"], entry["reply_to"]) for entry in set_aside} == {(3, "train")}
     assert caplog.messages == [  # and nobody says it again
@@ -221,14 +216,14 @@ def test_an_evaluation_counts_at_most_ten_times_the_usual_samples(memory_grid):
     inner = memory_grid({place: evaluation(place) for place in range(5)})
     strategy = FedAvg(fraction_train=0.0, fraction_evaluate=1.0)
     messages = strategy.configure_evaluate(1, ArrayRecord(), ConfigRecord(), inner)
-    replies = screening_grid(inner, deadline=60).send_and_receive(messages)
+    replies = screening_grid(inner).send_and_receive(messages)
     told = strategy.aggregate_evaluate(1, replies)
     assert told["eval-accuracy"] == pytest.approx((0.0 + 0.1 + 10 * 0.2 + 0.3 + 0.4) / 14)
 
 
-def test_a_run_tells_of_those_set_aside_in_metrics_and_report(client_grid, tmp_path):
-    run_config = {"strategy": "fedavg", "num-rounds": 2, "min-nodes": 3, "runs-dir": str(tmp_path)}
-    grid = client_grid(3, run_config)
+def test_a_run_tells_of_those_set_aside_in_metrics_and_report(client_grid, play):
+    config = {"strategy": "fedavg", "num-rounds": 2, "min-nodes": 3}
+    grid = client_grid(3, config)
     node = grid.nodes[FIRST + 1]
 
     def hostile(message):
@@ -239,21 +234,17 @@ def test_a_run_tells_of_those_set_aside_in_metrics_and_report(client_grid, tmp_p
         return content
 
     grid.nodes[FIRST + 1] = hostile
-    main(grid, Context(7, 1, {}, RecordDict(), run_config))
-    lines = (tmp_path / "7" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["set_aside"] for line in lines] == [0, 1, 1]
-    report = (tmp_path / "7" / "report.html").read_text()
+    folder = play(config, grid=grid)
+    assert [row["set_aside"] for row in rows(folder)] == [0, 1, 1]
+    report = (folder / "report.html").read_text()
     assert "Reply of node-1 to train rejected" in report
     assert "holds NaN or infinity" in report
 
 
 def asked(answers, message_type="train", brings=START, **settings):
-    """Replies of nodes to one phase, by place; a hostile one is None."""
-    nodes = {FIRST + place: answer for place, answer in enumerate(answers)}
-    content = RecordDict({"arrays": as_record(brings)} if brings else {})
-    messages = [Message(content, node, message_type) for node in nodes]
-    grid = screening_grid(InProcessGrid(nodes), deadline=60, **settings)
-    replies = grid.send_and_receive(messages)
+    """Contents of nodes' replies to one phase; that of a hostile one is None."""
+    records = {"arrays": as_record(brings)} if brings else {}
+    replies = screened(answers, message_type=message_type, records=records, **settings)
     return [reply.content if reply.has_content() else None for reply in replies]
 
 
@@ -344,17 +335,6 @@ def test_replies_are_compared_with_each_other_only_where_their_phase_says_so(cap
     ] * (compared)
 
 
-def test_where_a_message_brings_no_model_the_reply_is_measured_by_the_runs(caplog):
-    other = {**START, "w": START["w"][:2]}
-
-    def trained(arrays):
-        return telling(arrays=as_record(arrays), metrics=SAMPLES)
-
-    replies = asked([trained(START), trained(other)], brings={}, model=START)
-    assert [reply is None for reply in replies] == [False, True]
-    assert "w is float32 (2, 4), this run's model has float32 (3, 4)" in reasons(caplog)[0]
-
-
 def test_each_array_of_a_reply_is_decoded_once_from_the_grid_to_the_aggregate(monkeypatch):
     decoded = []
     read = Array.numpy
@@ -377,7 +357,7 @@ def test_each_array_of_a_reply_is_decoded_once_from_the_grid_to_the_aggregate(mo
     came = []
     inner = Strange({FIRST + place: honest(place) for place in range(5)})
     strategy = CheckedFedAvg(fraction_evaluate=0.0)
-    grid = screening_grid(inner, deadline=60, model=START)
+    grid = screening_grid(inner, model=START)
     monkeypatch.setattr(Array, "numpy", numpy)
     messages = strategy.configure_train(1, as_record(START), ConfigRecord(), grid)
     arrays, _ = strategy.aggregate_train(1, grid.send_and_receive(messages))
@@ -399,9 +379,8 @@ def test_a_long_step_of_a_large_model_is_seen(memory_grid):
         return answer
 
     inner = memory_grid({place: node(1e4 if place == 3 else 1 + place / 10) for place in range(6)})
-    grid = screening_grid(inner, deadline=60, model={"w": np.full(4, 1e6)})
-    content = RecordDict({"arrays": start, "config": ConfigRecord()})
-    replies = grid.send_and_receive([Message(content, place, "train") for place in range(6)])
+    grid = screening_grid(inner, model={"w": np.full(4, 1e6)})
+    replies = grid.send_and_receive(messages_to(range(6), arrays=start))
     assert [reply.has_error() for reply in replies] == [place == 3 for place in range(6)]
 
 
@@ -424,8 +403,8 @@ def test_a_node_weighs_what_it_said_at_first_whatever_it_claims(directory, claim
     answers[2] = lambda message: with_metric("num-examples", claim)(message, honest(2)(message))
     replies = asked(answers, directory=directory)
     assert [r["metrics"]["num-examples"] for r in replies] == [100 + p for p in range(NODES)]
-    assert [m for m in caplog.messages if "count" in m] == [
-        f"Node {FIRST + 2} claims {claim} samples: 102 count"
+    assert [m for m in caplog.messages if "capped" in m] == [
+        f"Sample count of node {FIRST + 2} capped at 102 (it claimed {claim})"
     ]
 
 
@@ -476,11 +455,10 @@ def test_few_replies_are_compared_with_the_runs_own_history(memory_grid, caplog)
         return answer
 
     inner = memory_grid({FIRST + place: node(place) for place in range(3)})
-    grid = screening_grid(inner, deadline=60)
-    content = RecordDict({"arrays": as_record(START)})
+    grid = screening_grid(inner)
 
     def errors():
-        messages = [Message(content, FIRST + place, "train") for place in range(3)]
+        messages = messages_to(inner.nodes, arrays=as_record(START))
         return [reply.has_error() for reply in grid.send_and_receive(messages)]
 
     assert [errors() for _ in range(4)] == [[False] * 3] * 4
@@ -508,19 +486,7 @@ def test_weight_times_norm_is_judged(caplog):
     assert told((10, 1000.0)) == [False] * 6
     assert told((1000, 0.2)) == [False] * 6
     assert told((1000, 1000.0)) == [False] * 5 + [True]
-    assert reasons(caplog) == ["the norm of its arrays, times samples, is absurd"]
-
-
-def test_nodes_cannot_hide_errors_by_the_code_of_those_that_were_logged(caplog):
-    class Hiding(InProcessGrid):
-        def pull_messages(self, message_ids):
-            for reply in super().pull_messages(message_ids):
-                reply.error = Error(SET_ASIDE, "I hide")
-                yield reply
-
-    inner = Hiding({FIRST: away})
-    screening_grid(inner, deadline=60).send_and_receive([Message(RecordDict(), FIRST, "train")])
-    assert caplog.messages == [f"1 node failed in train: {FIRST}: I hide"]
+    assert reasons(caplog) == ["the norm of its arrays, times samples, is far too large"]
 
 
 def test_a_reply_has_at_most_the_bytes_that_its_phase_needs(monkeypatch, caplog):
@@ -531,17 +497,13 @@ def test_a_reply_has_at_most_the_bytes_that_its_phase_needs(monkeypatch, caplog)
     assert re.search(r"Its reply has more than [\d,]+ bytes", caplog.text)
 
 
-def test_a_rate_counts_without_the_loss_that_a_nodes_policy_keeps_back(memory_grid, tmp_path):
+def test_a_rate_counts_without_the_loss_that_a_nodes_policy_keeps_back():
     def node(place):
         more = {} if place in HOSTILE else {"eval-loss": 1.0}
         numbers = {"num-examples": 10, "eval-accuracy": 0.5, **more}
         return lambda message: RecordDict({"metrics": MetricRecord(numbers)})
 
-    inner = memory_grid({FIRST + place: node(place) for place in range(NODES)})
-    grid = screening_grid(inner, deadline=60, journal=Journal(tmp_path / "journal.jsonl"))
-    content = RecordDict({"arrays": as_record(START)})
-    messages = [Message(content, FIRST + place, "evaluate") for place in range(NODES)]
-    replies = list(grid.send_and_receive(messages))
-    assert len(replies) == NODES
-    for reply in replies:
-        assert reply.content["metrics"] == {"num-examples": 10, "eval-accuracy": 0.5}
+    contents = asked(map(node, range(NODES)), "evaluate")
+    assert [dict(content["metrics"]) for content in contents] == [
+        {"num-examples": 10, "eval-accuracy": 0.5}
+    ] * NODES

@@ -35,7 +35,9 @@ from flwr_distill.strategies.fedlgd.method import (
     VirtualTraining,
 )
 from flwr_distill.strategies.hfldd.method import NUM_PARCELS
+from tests.errors import at
 from tests.grids import screening_grid
+from tests.server.run_folder import journal as journal_of
 
 RUN, FIRST = 7, 2**64 - 50
 CONFIG = {"strategy": "fedavg", "secure-sums": True}
@@ -56,6 +58,10 @@ def update_of(node):
         "num_batches_tracked": np.array(5, np.int64),
     }
     return model, int(draws.integers(1, 2000))
+
+
+def untampered(node, step, reply):
+    return reply
 
 
 class Federation:
@@ -86,24 +92,17 @@ class Federation:
         (self.message_type,) = method.summed
         self.asks = RecordDict(dict(asks))
         run_config = {**CONFIG, "strategy": strategy}
-        self.tamper = lambda node, step, reply: reply
-        self.lie = lambda node, step, content: None
-        self.seen, self.asked = {}, []
-        self.apps = {node: self._app(node) for node in range(num_nodes)}
-        self.contexts = {
-            node: Context(
-                RUN,
-                FIRST + node,
-                {"state-dir": str(folder), **node_config(node)},
-                RecordDict(),
-                dict(run_config),
+        self.tamper, self.lie = untampered, lambda node, step, content: None
+        self.seen, self.asked, self.apps, self.contexts = {}, [], {}, {}
+        for node in range(num_nodes):
+            config = {"state-dir": str(folder), **node_config(node)}
+            self.contexts[node] = Context(
+                RUN, FIRST + node, config, RecordDict(), run_config.copy()
             )
-            for node in range(num_nodes)
-        }
-        inner = InProcessGrid({FIRST + n: self._node(n) for n in range(num_nodes)})
+            self.apps[node] = self._app(node)
         self.grid = screening_grid(
-            inner,
-            **{"deadline": 60, "norm_threshold": 0.0, **more},
+            InProcessGrid({FIRST + n: self._node(n) for n in range(num_nodes)}),
+            **{"norm_threshold": 0.0, **more},
             phases=phases_of(method, secure_sums=True),
             model=start,
             summed={
@@ -161,13 +160,17 @@ class Federation:
 
     def train(self, nodes=None):
         config = ConfigRecord({"lr": 0.1, "server-round": 1})
-        content = RecordDict({ARRAYS: as_record(self.start), "config": config, **self.asks})
-        nodes = self.apps if nodes is None else nodes
+        content = {ARRAYS: as_record(self.start), "config": config, **self.asks}
         self.grid.begin_round(next(self.rounds))
         self.asked.clear()
         return self.grid.send_and_receive(
-            [Message(RecordDict(dict(content)), FIRST + n, self.message_type) for n in nodes]
+            Message(RecordDict(content), FIRST + node, self.message_type)
+            for node in (self.apps if nodes is None else nodes)
         )
+
+    def fails(self):
+        """Whether a round ends without any usable reply."""
+        return all(reply.has_error() for reply in self.train())
 
     def in_sum(self):
         """Nodes that the last sum began with."""
@@ -175,6 +178,24 @@ class Federation:
 
     def state(self, node):
         return self.folder / "runs" / str(RUN) / str(FIRST + node) / FOLDER / STATE
+
+
+def losing(lost):
+    """Have nodes drop out at a step each."""
+    return lambda node, step, reply: None if lost.get(node) == step else reply
+
+
+def changing(node, step, **values):
+    """Change what a node sends for secure sums at a step; a function gets the record."""
+
+    def tamper(sender, at, reply):
+        if (sender, at) == (node, step):
+            record = reply[SECURE]
+            for key, value in values.items():
+                record[key.replace("_", "-")] = value(record) if callable(value) else value
+        return reply
+
+    return tamper
 
 
 VIRTUAL_TRAINING = VirtualTraining(per_class=1, first_steps=1, gradient=["weight"])
@@ -247,10 +268,9 @@ def test_every_reply_is_the_mean_weighted_by_samples(federation, num_nodes):
 @pytest.mark.parametrize("settings", [{}, HEADS, FEDLGD], ids=["fedavg", "hfldd", "fedlgd"])
 def test_two_of_ten_nodes_that_drop_at_any_step_cost_the_round_nothing(federation, settings, step):
     ten = federation(10, **settings)
-    lost = {2, 7}
-    ten.tamper = lambda node, at, reply: None if at == step and node in lost else reply
+    ten.tamper = losing({2: step, 7: step})
     replies = ten.train()
-    left = [n for n in range(10) if n not in lost or step == UNMASK]
+    left = [n for n in range(10) if n not in (2, 7) or step == UNMASK]
     check_mean(replies, left)
     if settings is FEDLGD:
         check_gradient(replies, left)
@@ -290,15 +310,14 @@ def test_a_node_that_says_why_it_has_not_trained_costs_no_sum(federation):
 
 def test_nodes_that_drop_one_after_the_other_cost_nothing_either(federation):
     ten = federation(10)
-    lost = dict(zip((8, 1, 4), STEPS, strict=False))
-    ten.tamper = lambda node, at, reply: None if at == lost.get(node) else reply
+    ten.tamper = losing({8: ANNOUNCE, 1: SHARE, 4: "train"})
     check_mean(ten.train(), [0, 2, 3, 5, 6, 7, 9])
 
 
 @pytest.mark.parametrize("step", STEPS)
 def test_with_too_few_nodes_the_phase_has_failed_and_says_so(federation, step, caplog):
     six = federation(6)
-    six.tamper = lambda node, at, reply: None if at == step and node > 2 else reply
+    six.tamper = losing({3: step, 4: step, 5: step})
     replies = six.train()
     assert len(replies) == 6
     assert all(reply.has_error() for reply in replies)
@@ -309,7 +328,7 @@ def test_with_too_few_nodes_the_phase_has_failed_and_says_so(federation, step, c
 @pytest.mark.parametrize("num_nodes", [1, 2])
 def test_a_sum_of_one_or_two_is_refused(federation, num_nodes, caplog):
     few = federation(num_nodes)
-    assert all(reply.has_error() for reply in few.train())
+    assert few.fails()
     assert "it takes 3 to 100" in caplog.text
     assert few.seen == {}
 
@@ -426,7 +445,7 @@ def test_a_node_adds_no_masks_for_a_sum_of_too_few_nodes(federation, times):
             content[SECURE] = ConfigRecord({**request, "members": members, "sealed": sealed})
 
     five.lie = lie
-    assert all(reply.has_error() for reply in five.train())
+    assert five.fails()
     assert "the sum is of 3 nodes, and needs" in str(five.grid.failures)
 
 
@@ -462,7 +481,7 @@ def test_a_node_answers_once_under_the_same_masks(federation):
 def test_a_node_of_such_a_run_trains_for_no_server_that_leaves_the_masks_out(federation):
     three = federation(3)
     three.lie = lambda node, step, content: step == "train" and content.pop(SECURE)
-    assert all(reply.has_error() for reply in three.train())
+    assert three.fails()
     assert "asks for a model without masks" in str(three.grid.failures)
 
 
@@ -486,48 +505,14 @@ def test_a_server_that_makes_the_others_updates_vanish_gets_nothing(federation, 
             content[SECURE] = ConfigRecord({**content[SECURE], what: 1 if what == "most" else 1e-9})
 
     four.lie = lie
-    assert all(reply.has_error() for reply in four.train())
+    assert four.fails()
     assert "the masks do not cancel" in caplog.text
 
 
 def test_wrong_shares_of_a_helper_are_not_used(federation):
     five = federation(5)
-
-    def wrong(node, step, reply):
-        if step == UNMASK and node == 3:
-            reply[SECURE]["shares"] = [b"x" * 52] * 5
-        return reply
-
-    five.tamper = wrong
+    five.tamper = changing(3, UNMASK, shares=[b"x" * 52] * 5)
     check_mean(five.train(), range(5))
-
-
-def test_a_node_that_shared_something_else_than_it_published_fails_the_sum_by_name(federation):
-    four = federation(4)
-
-    def other_commitment(node, step, reply):
-        if (node, step) == (1, ANNOUNCE):
-            reply[SECURE]["commitment"] = bytes(32)
-        return reply
-
-    four.tamper = other_commitment
-    assert all(reply.has_error() for reply in four.train())
-    assert f"node {FIRST + 1} (it shared something else" in str(four.grid.failures)
-    replies = four.train()
-    check_mean(replies, [0, 2, 3])
-    assert four.in_sum() == {0, 2, 3}
-
-
-def low_order(node, step, reply):
-    if (node, step) == (1, ANNOUNCE):
-        reply[SECURE]["mask-key"] = bytes(32)
-    return reply
-
-
-def fewer_shares(node, step, reply):
-    if (node, step) == (1, SHARE):
-        reply[SECURE]["sealed"] = reply[SECURE]["sealed"][:-1]
-    return reply
 
 
 def longer_model(node, step, reply):
@@ -537,12 +522,19 @@ def longer_model(node, step, reply):
     return reply
 
 
-@pytest.mark.parametrize("tamper", [low_order, fewer_shares, longer_model])
+NONSENSE = {
+    "low order": changing(1, ANNOUNCE, mask_key=bytes(32)),
+    "fewer shares": changing(1, SHARE, sealed=lambda record: record["sealed"][:-1]),
+    "longer model": longer_model,
+}
+
+
+@pytest.mark.parametrize("tamper", NONSENSE)
 def test_who_answers_a_step_with_nonsense_costs_no_sum_and_is_in_no_further_one(federation, tamper):
     four = federation(4)
-    four.tamper = tamper
+    four.tamper = NONSENSE[tamper]
     check_mean(four.train(), [0, 2, 3])
-    four.tamper = lambda node, step, reply: reply
+    four.tamper = untampered
     check_mean(four.train(), [0, 2, 3])
     assert four.in_sum() == {0, 2, 3}
 
@@ -550,37 +542,31 @@ def test_who_answers_a_step_with_nonsense_costs_no_sum_and_is_in_no_further_one(
 def test_nodes_with_one_key_between_them_cost_no_sum(federation):
     six = federation(6)
 
-    def same(node, step, reply):
-        if (node, step) == (4, ANNOUNCE):
-            reply[SECURE]["mask-key"] = six.seen[3, ANNOUNCE][SECURE]["mask-key"]
-        return reply
+    def of_another(record):
+        return six.seen[3, ANNOUNCE][SECURE]["mask-key"]
 
-    six.tamper = same
+    six.tamper = changing(4, ANNOUNCE, mask_key=of_another)
     check_mean(six.train(), [0, 1, 2, 5])
 
 
-def sealed_nonsense(node, step, reply):
-    if (node, step) == (1, SHARE):
-        reply[SECURE]["sealed"] = [
-            b"" if not each else bytes(150) for each in reply[SECURE]["sealed"]
-        ]
-    return reply
+LATE = {
+    "it shared something else": changing(1, ANNOUNCE, commitment=bytes(32)),
+    "seals": changing(
+        1, SHARE, sealed=lambda record: [each and bytes(150) for each in record["sealed"]]
+    ),
+    "digests": changing(1, SHARE, seed_digests=[bytes(32)] * 5),
+}
+"""Nonsense that shows only when masks are opened."""
 
 
-def other_digests(node, step, reply):
-    if (node, step) == (1, SHARE):
-        reply[SECURE]["seed-digests"] = [bytes(32)] * len(reply[SECURE]["seed-digests"])
-    return reply
-
-
-@pytest.mark.parametrize("tamper", [sealed_nonsense, other_digests])
+@pytest.mark.parametrize("tamper", LATE)
 def test_who_shares_nonsense_fails_one_sum_by_name_and_is_in_no_further_one(
     federation, tamper, caplog
 ):
     five = federation(5)
-    five.tamper = tamper
-    assert all(reply.has_error() for reply in five.train())
-    assert f"masks stay on, of node {FIRST + 1}" in caplog.text
+    five.tamper = LATE[tamper]
+    assert five.fails()
+    assert f"could not unmask node {FIRST + 1}" in caplog.text
     check_mean(five.train(), [0, 2, 3, 4])
     assert five.in_sum() == {0, 2, 3, 4}
 
@@ -598,22 +584,22 @@ def test_a_helper_cannot_have_an_honest_node_left_out(federation, caplog):
         return reply
 
     five.tamper = deny_one
-    assert all(reply.has_error() for reply in five.train())
+    assert five.fails()
     assert "continue without node" not in caplog.text
-    five.tamper = lambda node, step, reply: reply
+    five.tamper = untampered
     check_mean(five.train(), range(5))
 
 
 def test_who_is_silent_again_and_again_pauses_ever_longer_and_comes_back(federation):
     six = federation(6)
-    six.tamper = lambda node, step, reply: None if step == "train" and node > 2 else reply
+    six.tamper = losing(dict.fromkeys((3, 4, 5), "train"))
     asked = []
     for _ in range(4):
         six.train()
         asked.append(six.in_sum())
     everyone, rest = {0, 1, 2, 3, 4, 5}, {0, 1, 2}
     assert asked == [everyone, everyone, rest, everyone]
-    six.tamper = lambda node, step, reply: reply
+    six.tamper = untampered
     for _ in range(4):
         six.train()
         asked.append(six.in_sum())
@@ -622,11 +608,11 @@ def test_who_is_silent_again_and_again_pauses_ever_longer_and_comes_back(federat
 
 def test_pauses_leave_three_nodes_in_a_sum(federation):
     four = federation(4)
-    four.tamper = lambda node, step, reply: None if step == SHARE and node > 1 else reply
+    four.tamper = losing({2: SHARE, 3: SHARE})
     for _ in range(3):
-        assert all(reply.has_error() for reply in four.train())
+        assert four.fails()
         assert four.in_sum() == {0, 1, 2, 3}
-    four.tamper = lambda node, step, reply: reply
+    four.tamper = untampered
     check_mean(four.train(), range(4))
 
 
@@ -657,14 +643,14 @@ def test_a_node_whose_numbers_have_no_room_says_so(federation, model, samples, r
         start={"weight": np.zeros(2, np.float32)},
         update=lambda node: ({"weight": np.full(2, model, np.float32)}, samples),
     )
-    assert all(reply.has_error() for reply in three.train())
+    assert three.fails()
     assert reason in str(three.grid.failures)
 
 
 def test_the_quorum_is_of_all_nodes_that_the_sum_began_with(federation):
     ten = federation(10, quorum=0.9)
-    ten.tamper = lambda node, at, reply: None if at == SHARE and node in (1, 2) else reply
-    with pytest.raises(QuorumError, match="8 of 10 nodes"):
+    ten.tamper = losing({1: SHARE, 2: SHARE})
+    with pytest.raises(QuorumError, match="8 of 10 nodes", check=at("quorum", value=0.9)):
         ten.train()
 
 
@@ -674,14 +660,9 @@ def test_the_journal_has_the_means_and_nothing_of_a_single_node(federation, tmp_
         weights = [update_of(node)[1] for node in range(3)]
         mean = np.average([0, 0.25, 0.5], None, weights)
         assert journal.mean("train", "train-loss") == pytest.approx(mean)
-    lines = (tmp_path / "journal.jsonl").read_text().splitlines()
-    losses = [
-        numbers.get("train-loss")
-        for line in lines
-        for numbers in json.loads(line).get("nodes", {}).values()
-    ]
-    phases = [json.loads(line).get("phase") for line in lines]
-    assert sorted(filter(None, phases)) == sorted(STEPS)
+    phases = journal_of(tmp_path, "phase")
+    losses = [of.get("train-loss") for entry in phases for of in entry["nodes"].values()]
+    assert sorted(entry["phase"] for entry in phases) == sorted(STEPS)
     assert [loss for loss in losses if loss] == [pytest.approx(mean)] * 3
 
 
@@ -734,7 +715,7 @@ def test_nodes_with_certificates_take_no_keys_of_the_servers(federation, credent
         content[SECURE] = ConfigRecord(peers)
 
     three.lie = lie
-    assert all(reply.has_error() for reply in three.train())
+    assert three.fails()
     assert "not signed with a certificate" in caplog.text
     assert "of 3 nodes shared their secrets, and it needs 3" in caplog.text
 
@@ -743,7 +724,7 @@ def test_a_node_without_a_certificate_is_left_out_by_those_that_have_one(
     federation, credentials, caplog
 ):
     five = federation(5, node_config=lambda node: credentials[node] if node != 3 else {})
-    assert all(reply.has_error() for reply in five.train())
+    assert five.fails()
     assert f"without node {FIRST + 3}: 4 of 5 nodes refuse its keys" in caplog.text
     check_mean(five.train(), [0, 1, 2, 4])
 
@@ -751,13 +732,11 @@ def test_a_node_without_a_certificate_is_left_out_by_those_that_have_one(
 def test_who_shows_anothers_certificate_is_left_out_and_its_owner_is_not(federation, credentials):
     five = federation(5, node_config=credentials.__getitem__)
 
-    def show(node, step, reply):
-        if (node, step) == (3, ANNOUNCE):
-            for key in ("certificate", "signature"):
-                reply[SECURE][key] = five.seen[1, ANNOUNCE][SECURE][key]
-        return reply
+    def others(key):
+        return lambda record: five.seen[1, ANNOUNCE][SECURE][key]
 
-    five.tamper = show
+    show = {key: others(key) for key in ("certificate", "signature")}
+    five.tamper = changing(3, ANNOUNCE, **show)
     five.train()
     check_mean(five.train(), [0, 1, 2, 4])
 

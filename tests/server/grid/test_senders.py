@@ -1,6 +1,5 @@
 """A reply counts if it comes from the node that its message was sent to."""
 
-import json
 import logging
 import time
 from types import SimpleNamespace
@@ -14,7 +13,8 @@ from flwr_distill.server.grid import transport
 from flwr_distill.server.grid.exchange import Exchange
 from flwr_distill.server.grid.inbox import SUPERLINK, Inbox, Most, OneByOneInbox
 from flwr_distill.server.record.journal import Journal
-from tests.grids import plain_grid
+from tests.grids import messages_to, plain_grid
+from tests.server.run_folder import journal as journal_of
 
 ASKED, LIAR = 2**63 + 7, 2**63 + 8
 
@@ -59,8 +59,7 @@ def test_a_reply_of_another_node_is_rejected_and_the_own_one_accepted(
     assert reply.content["told"]["words"] == "own"
     assert f"{LIAR}" in caplog.text
     assert f"{ASKED}" in caplog.text
-    entries = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
-    (booked,) = (entry for entry in entries if "set_aside" in entry)
+    (booked,) = journal_of(tmp_path, "set_aside")
     assert booked["set_aside"] == str(ASKED)
     assert str(LIAR) in booked["reason"]
     assert journal.set_aside == 1
@@ -87,7 +86,7 @@ def test_what_a_superlink_announces_of_another_node_is_dropped_there(
 ):
     """Flower's SuperLink announces no such reply; one that is broken, or taken over, may."""
     link = superlink(words("first"), words("second"), together=together)
-    messages = [Message(RecordDict(), node, "train") for node in link.ids]
+    messages = [messages_to([node])[0] for node in link.ids]
     grid = plain_grid(link.grid, deadline=10)
     sent = dict(zip(grid.push_messages(messages), messages, strict=True))
     inbox = grid.transport._exchange.open_inbox(sent, lambda message: Most(10**6, 100))

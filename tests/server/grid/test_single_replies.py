@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from flwr.app import Array, ConfigRecord, Message, MetricRecord, RecordDict
 
+from benchmarks.in_process import FIRST_NODE
 from flwr_distill.protocol.arrays import as_record
 from flwr_distill.protocol.registry import built_in_methods, phases_of
 from flwr_distill.protocol.replies import SET_ASIDE
 from flwr_distill.strategies.fedhead.method import TRAIN_SECTOR
 from flwr_distill.strategies.fedlgd.method import TRAIN_VIRTUAL
-from tests.grids import screening_grid
+from tests.grids import screened
 
 START = {"w": np.zeros((2, 3), np.float32), "steps": np.array(7, np.int64)}
-FIRST = 2**64 - 1000
 
 
 def update(size=0.1, **changed):
@@ -25,32 +25,20 @@ def update(size=0.1, **changed):
     return {"w": START["w"] + np.float32(size), "steps": np.array(900, np.int64), **changed}
 
 
-@pytest.fixture
-def judge(memory_grid):
+def judge(contents, kind="train", start=START, method="fedavg", **settings):
     """Reasons by place, for a reply of each content to a message with a model."""
-
-    def judged(contents, norm_threshold=5.0, kind="train", start=START, method="fedavg"):
-        starts = start if isinstance(start, list) else [start] * len(contents)
-        grid = memory_grid({FIRST + i: lambda _, c=c: c for i, c in enumerate(contents)})
-        messages = [
-            Message(RecordDict({"arrays": as_record(s)} if s else {}), FIRST + i, kind)
-            for i, s in enumerate(starts)
-        ]
-        phases = phases_of(built_in_methods()[method])
-        screening = screening_grid(
-            grid, deadline=60, norm_threshold=norm_threshold, phases=phases, model=START
-        )
-        replies = screening.send_and_receive(messages)
-        assert len(replies) == len(contents)
-        for reply in replies:
-            assert not reply.has_error() or reply.error.code == SET_ASIDE
-        return {
-            reply.metadata.src_node_id - FIRST: reply.error.reason
-            for reply in replies
-            if reply.has_error()
-        }
-
-    return judged
+    starts = start if isinstance(start, list) else [start] * len(contents)
+    messages = [
+        Message(RecordDict({"arrays": as_record(s)} if s else {}), FIRST_NODE + i, kind)
+        for i, s in enumerate(starts)
+    ]
+    answers = [lambda _, content=content: content for content in contents]
+    phases = phases_of(built_in_methods()[method])
+    replies = screened(answers, messages, phases=phases, model=START, **settings)
+    assert len(replies) == len(contents)
+    errors = {place: reply.error for place, reply in enumerate(replies) if reply.has_error()}
+    assert {error.code for error in errors.values()} <= {SET_ASIDE}
+    return {place: error.reason for place, error in errors.items()}
 
 
 def content(arrays=None, num_examples=100, **metrics):
@@ -133,19 +121,19 @@ BOMB = pickle.dumps(Bomb())
         (content(update(size=3e38)), "norm of its arrays exceeds norm-threshold"),
     ],
 )
-def test_a_broken_reply_is_set_aside_with_the_reason_and_no_other_is(judge, broken, said):
+def test_a_broken_reply_is_set_aside_with_the_reason_and_no_other_is(broken, said):
     reasons = judge([content(), broken, *(content() for _ in range(4))])
     assert list(reasons) == [1]
     assert re.search(said, reasons[1])
 
 
-def test_a_reply_that_breaks_one_thing_after_another_is_refused_for_the_records_first(judge):
+def test_a_reply_that_breaks_one_thing_after_another_is_refused_for_the_records_first():
     broken = content({}, num_examples=0)
     broken["more"] = ConfigRecord()
     assert "more" in judge([broken])[0]
 
 
-def test_an_array_that_claims_more_than_there_is_memory_is_refused(judge):
+def test_an_array_that_claims_more_than_there_is_memory_is_refused():
     honest = npy_of(np.zeros((2, 3), np.float32))
     begin, end = honest.index(b"(2, 3)"), honest.index(b"\n")
     claim = b"(9999999, 9999999), }"
@@ -153,23 +141,22 @@ def test_an_array_that_claims_more_than_there_is_memory_is_refused(judge):
     assert judge([with_bytes(forged)]) == {0: "w cannot be read (MemoryError)"}
 
 
-def test_nothing_is_said_of_good_replies(judge):
+def test_nothing_is_said_of_good_replies():
     assert judge([content() for _ in range(6)]) == {}
     told = {"num-steps": 3, "train-accuracy": 0.5, "dp-epsilon": 2.0, "dp-delta": 1e-5}
     assert judge([content(**told) for _ in range(6)]) == {}
 
 
-def test_error_replies_are_not_judged_but_logged(memory_grid, caplog):
+def test_error_replies_are_not_judged_but_logged(caplog):
     def failing(message):
         raise RuntimeError("this node is broken")
 
-    screening = screening_grid(memory_grid({FIRST: failing}), deadline=60, model=START)
-    (reply,) = screening.send_and_receive([Message(RecordDict(), FIRST, "train")])
+    (reply,) = screened([failing])
     assert (reply.error.code, reply.error.reason) == (SET_ASIDE, "this node is broken")
-    assert caplog.messages == [f"1 node failed in train: {FIRST}: this node is broken"]
+    assert caplog.messages == [f"1 node failed in train: {FIRST_NODE}: this node is broken"]
 
 
-def test_a_second_record_must_be_the_models_and_finite_and_of_a_length_like_the_others(judge):
+def test_a_second_record_must_be_the_models_and_finite_and_of_a_length_like_the_others():
     def controlled(size, name="w", shape=(2, 3)):
         sent = content()
         sent["control-variate"] = as_record({name: np.full(shape, size, np.float32)})
@@ -186,14 +173,14 @@ def test_a_second_record_must_be_the_models_and_finite_and_of_a_length_like_the_
     assert "no record 'control-variate'" in reasons([controlled(1), content()])[1]
 
 
-def test_a_node_that_says_what_it_lacks_is_left_to_the_strategy(judge):
+def test_a_node_that_says_what_it_lacks_is_left_to_the_strategy():
     missing = RecordDict({"metrics": MetricRecord({"needs-global-data": 1})})
     sent = [content(), missing, content(), content()]
     assert judge(sent, kind=TRAIN_VIRTUAL, method="fedlgd") == {}
     assert list(judge(sent)) == [1]  # where no phase knows of it
 
 
-def test_replies_are_measured_from_what_their_own_node_was_sent(judge):
+def test_replies_are_measured_from_what_their_own_node_was_sent():
     """Nodes may be sent different models, as where some are smaller."""
     wide = {"w": np.full((5,), 1e6, np.float32)}
     models = [START, wide, START, wide, START, START]
@@ -202,20 +189,14 @@ def test_replies_are_measured_from_what_their_own_node_was_sent(judge):
     assert list(judge([content(arrays) for arrays in moved])) == [1, 3]
 
 
-def test_without_a_model_in_the_message_the_runs_own_is_compared_with(judge):
+def test_without_a_model_in_the_message_the_runs_own_is_compared_with():
     contents = [content(update(size)) for size in (1, 1, 1, 1, 1e9)]
     contents.append(content(update(w=np.zeros((6,), np.float32))))
     assert list(judge(contents, start=None)) == [4, 5]
 
 
-def test_a_parcel_that_is_none_is_refused(judge):
+def test_a_parcel_that_is_none_is_refused():
     parcel = ConfigRecord({"x": 1})
     metrics = MetricRecord({"num-examples": 9, "train-loss": 0.5, "update-norm": 0.1})
     replies = [RecordDict({"metrics": metrics, "parcel": parcel})]
     assert "parcel: " in judge(replies, kind=TRAIN_SECTOR, method="fedhead")[0]
-
-
-def test_a_threshold_of_0_judges_no_norm(judge):
-    contents = [content(update(size)) for size in (1, 1, 1, 1, 1e9)]
-    assert list(judge(contents)) == [4]
-    assert judge(contents, norm_threshold=0) == {}

@@ -1,10 +1,9 @@
 """The server names the virtual nodes that may train together, and nobody in a deployment."""
 
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
-from flwr_distill.server.app import main
-from flwr_distill.server.grid.together import name_companions
+from flwr_distill.server.grid.transport import name_companions
 
 
 def test_nodes_with_the_very_same_records_are_companions():
@@ -25,21 +24,16 @@ def test_nodes_with_the_very_same_records_are_companions():
 
 
 @pytest.fixture
-def federation(client_grid, tmp_path):
-    """Runs three nodes for two rounds; gives the train messages and the last model."""
+def federation(play, tmp_path):
+    """Runs three nodes for two rounds; gives the train messages."""
 
     def run(together, **node_config):
-        settings = {
-            "strategy": "fedavg",
-            "num-rounds": 2,
-            "min-nodes": 3,
-            "train.local-epochs": 1,
-            "simulation.together": together,
-            "runs-dir": str(tmp_path / f"{together}{len(node_config)}"),
-        }
-        grid = client_grid(3, settings, node_config=node_config)
-        main(grid, Context(1, 0, {}, RecordDict(), settings))
-        return [m for m in grid.pushed if m.metadata.message_type == "train"]
+        play(
+            {"simulation.together": together},
+            node_config=node_config,
+            runs_dir=str(tmp_path / f"{together}{len(node_config)}"),
+        )
+        return [m for m in play.grid.pushed if m.metadata.message_type == "train"]
 
     return run
 

@@ -1,11 +1,10 @@
 """A strategy that waits for nodes: how long it may, and what is not such a wait."""
 
 import pytest
-from flwr.app import Message, MetricRecord, RecordDict
 
 from flwr_distill.server.grid import nodes
 from flwr_distill.server.roster import TooFewNodesError
-from tests.grids import plain_grid
+from tests.grids import answering, messages_to, plain_grid
 
 DEADLINE = 100.0
 
@@ -29,10 +28,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def grid(memory_grid, clock):
-    nodes = {
-        node: lambda message: RecordDict({"metrics": MetricRecord({"x": 1})}) for node in (1, 2)
-    }
-    return plain_grid(memory_grid(nodes), deadline=DEADLINE)
+    return plain_grid(memory_grid(dict.fromkeys((1, 2), answering(x=1))), deadline=DEADLINE)
 
 
 def waits(grid, clock, pause, seconds):
@@ -59,7 +55,7 @@ def test_a_new_wait_may_last_as_long(grid, clock):
 def test_a_strategy_that_sends_messages_does_not_wait(grid, clock):
     for _ in range(5):
         waits(grid, clock, 1, DEADLINE / 2)
-        grid.send_and_receive([Message(RecordDict(), node, "query.x") for node in (1, 2)])
+        grid.send_and_receive(messages_to([1, 2], "query.x"))
 
 
 def test_a_strategy_that_computes_between_two_polls_does_not_wait(grid, clock):

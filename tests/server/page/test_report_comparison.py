@@ -4,8 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flwr_distill.server.page.comparison import best, common_accuracy, differing, labels, reached
-from flwr_distill.server.page.comparison_page import comparison_page, comparison_tables
+from flwr_distill.server.page.comparison_page import (
+    common_accuracy,
+    comparison_page,
+    comparison_tables,
+    differing,
+    labels,
+)
+from flwr_distill.server.page.numbers import best, reached
 from flwr_distill.server.page.run_files import read_run
 from flwr_distill.server.page.words import between, data_size, seconds, spans
 

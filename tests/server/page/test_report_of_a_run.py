@@ -1,36 +1,29 @@
 """The report of a whole run of our ServerApp with our ClientApp; only the wire is in memory."""
 
 import json
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
-from flwr.app import Context, RecordDict
 
 from flwr_distill.distill.privacy import Closeness, PrivacyCard, Yardstick
-from flwr_distill.server.app import main
 from flwr_distill.server.page.privacy import privacy
-from flwr_distill.server.page.run_files import read_run
+from flwr_distill.server.page.run_files import RunFiles, read_run
 from flwr_distill.server.page.run_page import run_page
 from flwr_distill.task.settings import TaskSettings
 from flwr_distill.task.source import partition_samples
 
 
 @pytest.fixture
-def run(client_grid, tmp_path):
-    run_config = {
+def run(play):
+    settings = {
         "strategy": "hfldd",
-        "num-rounds": 2,
-        "min-nodes": 4,
         "fraction-evaluate": 1.0,
-        "train.local-epochs": 1,
         "hfldd.distiller": "dm",
         "hfldd.distill-steps": 3,
         "hfldd.groups": 2,
         "partition.scheme": "iid",
-        "runs-dir": str(tmp_path),
     }
-    main(client_grid(4, run_config), Context(7, 1, {}, RecordDict(), run_config))
-    return read_run(tmp_path / "7")
+    return read_run(play(settings, nodes=4))
 
 
 def test_a_run_of_hfldd_tells_all_that_the_report_shows(run):
@@ -61,22 +54,11 @@ def test_a_run_of_hfldd_tells_all_that_the_report_shows(run):
         assert title in page, title
 
 
-def test_the_report_tells_what_left_the_nodes_by_the_method_that_auto_took(
-    client_grid, tmp_path, without_pictures
-):
-    run_config = {
-        "strategy": "auto",
-        "hfldd.share-raw-data": True,
-        "num-rounds": 1,
-        "min-nodes": 3,
-        "train.local-epochs": 1,
-        "partition.classes": 4,
-        "runs-dir": str(tmp_path),
-    }
-    main(client_grid(3, run_config), Context(7, 1, {}, RecordDict(), run_config))
-    page = (tmp_path / "7" / "report.html").read_text()
-    assert json.loads((tmp_path / "7" / "choice.json").read_text())["strategy"] == "hfldd"
-    assert "members sent their RAW DATA" in page
+def test_the_report_tells_what_left_the_nodes_by_the_method_that_auto_took(play, without_pictures):
+    settings = {"strategy": "auto", "hfldd.share-raw-data": True, "partition.classes": 4}
+    folder = play(settings, num_rounds=1)
+    assert json.loads((folder / "choice.json").read_text())["strategy"] == "hfldd"
+    assert "members sent their RAW DATA" in (folder / "report.html").read_text()
 
 
 def test_a_card_travels_as_numbers():
@@ -97,20 +79,19 @@ def test_a_card_travels_as_numbers():
 
 def journal_of(spent):
     """A journal in which each node reports what it has spent, in two rounds."""
+    rounds = {1: 0.5, 2: 1.0}
     return [
-        {"nodes": {str(node): {"dp-epsilon": share * epsilon} for node, epsilon in spent.items()}}
-        for share in (0.5, 1.0)
+        {"round": number, "nodes": {str(n): {"dp-epsilon": share * e} for n, e in spent.items()}}
+        for number, share in rounds.items()
     ]
 
 
 @pytest.mark.parametrize(("count", "is_folded"), [(12, False), (13, True)])
 def test_the_table_of_epsilons_is_folded_where_there_are_many_nodes(count, is_folded):
     spent = {node: 1.0 + node for node in range(count)}
-    run = SimpleNamespace(
-        journal=journal_of(spent),
-        settings={"train": {"dp-delta": 1e-5, "dp-noise": 1.0}},
-        name="node {}".format,
-    )
+    settings = {"train": {"dp-delta": 1e-5, "dp-noise": 1.0}}
+    about = {"nodes": {str(node): {"name": f"node {node}"} for node in spent}}
+    run = RunFiles(Path(), settings, about, [], journal_of(spent), {}, {}, {})
     section = privacy(run)
     (table,) = section.tables
     assert table.rows == [[f"node {node}", f"{1.0 + node:.3g}"] for node in range(count)]

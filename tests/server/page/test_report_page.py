@@ -3,14 +3,24 @@
 import json
 import re
 from html.parser import HTMLParser
+from io import BytesIO
 from xml.etree import ElementTree
 
 import pytest
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_rgb
 
-from flwr_distill.server.page.curves import Series, line_chart
-from flwr_distill.server.page.drawings import cluster_star, dot_plot, leader_grid
+from flwr_distill.server.page.drawings import (
+    Series,
+    cluster_star,
+    dot_plot,
+    leader_grid,
+    line_chart,
+    topology_picture,
+)
 from flwr_distill.server.page.run_files import RunFilesError, read_run
 from flwr_distill.server.page.run_page import run_page
+from tests.errors import at
 
 TOPOLOGY = {
     "clusters": [{"head": "10", "members": ["2"]}, {"head": "3", "members": []}],
@@ -216,12 +226,12 @@ def test_a_run_that_was_broken_off_is_shown_as_far_as_it_came(finished_run):
 def test_a_malformed_file_is_named(finished_run, name, content):
     folder = finished_run()
     (folder / name).write_text(content)
-    with pytest.raises(RunFilesError, match=name):
+    with pytest.raises(RunFilesError, check=at(folder / name)):
         read_run(folder)
 
 
 def test_a_folder_without_a_run_is_refused_with_the_remedy(tmp_path):
-    with pytest.raises(RunFilesError, match=r"no settings.json.*runs list"):
+    with pytest.raises(RunFilesError, match=r"no settings.json", check=at(tmp_path)):
         read_run(tmp_path)
 
 
@@ -229,3 +239,36 @@ def test_settings_that_differ_from_the_defaults_come_first(finished_run):
     changed = read_run(finished_run(train__lr=0.3)).changed_settings
     assert changed == {"strategy": "fedhead", "num-rounds": 2, "train.lr": 0.3}
     assert next(iter(changed)) == "strategy"
+
+
+def drawn():
+    """The filled cells as {(node, round): colour}, and the axes."""
+    (axes,) = topology_picture(TOPOLOGY).axes
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    cells = {}
+    for collection in axes.collections:
+        assert isinstance(collection, PolyCollection)
+        for path in collection.get_paths():
+            x, y = path.get_extents().get_points().mean(axis=0)
+            colour = to_rgb(collection.get_facecolor()[0][:3])
+            cells[names[round(float(y))], round(float(x))] = colour
+    return cells, names
+
+
+def test_every_head_of_every_round_is_a_filled_cell_of_the_picture_too():
+    cells, _ = drawn()
+    expected = {(head, int(r)) for r, heads in TOPOLOGY["heads"].items() for head in heads}
+    assert cells.keys() == expected
+
+
+def test_nodes_stand_by_cluster_in_order_and_those_that_left_come_last_in_grey():
+    cells, names = drawn()
+    assert names == ["2", "10", "3", "7"]
+    assert cells["7", 3] == to_rgb("grey")
+    assert cells["2", 1] == cells["10", 2] != cells["3", 1]
+
+
+def test_a_name_with_dollars_is_no_formula():
+    """Else a node could end the run after the last round by its name."""
+    topology = {"clusters": [{"head": r"$\lost{$", "members": ["2"]}], "heads": {"1": ["2"]}}
+    topology_picture(topology).savefig(BytesIO())

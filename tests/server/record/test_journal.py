@@ -4,38 +4,29 @@ import json
 import logging
 
 import pytest
-from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import Error, MetricRecord, RecordDict
 from flwr.common import log
 
 from flwr_distill.protocol.replies import SET_ASIDE, UNREADABLE, set_aside
 from flwr_distill.server.record.journal import Journal
-from tests.grids import plain_grid, screening_grid
-
-
-def lines(file):
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
-
-def messages_to(nodes):
-    return [Message(RecordDict({"config": ConfigRecord()}), node, "train") for node in nodes]
+from tests.grids import answering, broken, messages_to, plain_grid, screening_grid, silent
+from tests.server.run_folder import read_lines
 
 
 def test_a_phase_is_written_with_its_round_its_time_and_the_numbers_of_each_node(
     memory_grid, tmp_path
 ):
-    def says(**metrics):
-        return lambda message: RecordDict({"metrics": MetricRecord(metrics)})
-
-    def broken(message):
-        raise ValueError("no data")
-
     journal = Journal(tmp_path / "run" / "journal.jsonl")
     journal.round = 3
     inner = memory_grid(
-        {1: says(loss=0.5, examples=7), 2: broken, 3: says(loss=float("nan"), all=[1.0, 2.0])}
+        {
+            1: answering(loss=0.5, examples=7),
+            2: broken,
+            3: answering(loss=float("nan"), all=[1.0, 2.0]),
+        }
     )
     plain_grid(inner, deadline=5, journal=journal).send_and_receive(messages_to([1, 2, 3]))
-    (line,) = [each for each in lines(tmp_path / "run" / "journal.jsonl") if "phase" in each]
+    (line,) = [each for each in read_lines(tmp_path / "run" / "journal.jsonl") if "phase" in each]
     assert 0 <= line.pop("seconds") < 5
     assert line == {
         "round": 3,
@@ -53,7 +44,7 @@ def test_warnings_and_errors_are_written_inside_with_and_nothing_else_is(tmp_pat
         journal.round = 1
         log(logging.ERROR, "worse")
     log(logging.WARNING, "after")
-    assert lines(tmp_path / "journal.jsonl") == [
+    assert read_lines(tmp_path / "journal.jsonl") == [
         {"round": 0, "warning": "Node 7 failed"},
         {"round": 1, "error": "worse"},
     ]
@@ -61,9 +52,9 @@ def test_warnings_and_errors_are_written_inside_with_and_nothing_else_is(tmp_pat
 
 def test_nodes_that_do_not_reply_leave_a_warning(memory_grid, tmp_path):
     with Journal(tmp_path / "journal.jsonl") as journal:
-        grid = plain_grid(memory_grid({1: lambda m: None}), deadline=0.1, journal=journal)
+        grid = plain_grid(memory_grid({1: silent}), deadline=0.1, journal=journal)
         grid.send_and_receive(messages_to([1]))
-    phase, failed, warning = lines(tmp_path / "journal.jsonl")
+    phase, failed, warning = read_lines(tmp_path / "journal.jsonl")
     assert phase["nodes"] == {}
     assert failed["failed"] == "1"
     assert warning["warning"].endswith("within 0 s: 1")
@@ -72,16 +63,13 @@ def test_nodes_that_do_not_reply_leave_a_warning(memory_grid, tmp_path):
 def test_the_mean_over_nodes_counts_each_node_the_same_and_holds_for_its_round(
     memory_grid, tmp_path
 ):
-    def says(**metrics):
-        return lambda message: RecordDict({"metrics": MetricRecord(metrics)})
-
     journal = Journal(tmp_path / "journal.jsonl")
     journal.round = 1
     inner = memory_grid(
         {
-            1: says(accuracy=0.5, examples=1000),
-            2: says(accuracy=0.75, examples=1),
-            3: says(accuracy=float("nan")),
+            1: answering(accuracy=0.5, examples=1000),
+            2: answering(accuracy=0.75, examples=1),
+            3: answering(accuracy=float("nan")),
         }
     )
     assert journal.mean("train", "accuracy") is None
@@ -98,29 +86,26 @@ def test_the_journal_of_a_resumed_run_keeps_the_rounds_that_are_over(tmp_path):
     written = [{"round": number, "warning": word} for number in range(4) for word in "ab"]
     file.write_text("".join(json.dumps(line) + "\n" for line in written) + '{"round": 1, "wa')
     with Journal(file, rounds=2) as journal:
-        assert lines(file) == written[:6]
+        assert read_lines(file) == written[:6]
         log(logging.WARNING, "again")
         assert journal.round == 3
-    assert lines(file) == [*written[:6], {"round": 3, "warning": "again"}]
+    assert read_lines(file) == [*written[:6], {"round": 3, "warning": "again"}]
     Journal(tmp_path / "none.jsonl", rounds=2)
-    assert lines(tmp_path / "none.jsonl") == []
+    assert read_lines(tmp_path / "none.jsonl") == []
     Journal(file)
-    assert lines(file) == []
+    assert read_lines(file) == []
 
 
 def test_what_heads_and_leaders_reject_is_set_aside_too(memory_grid, tmp_path):
-    def rejects(number):
-        return lambda message: RecordDict({"metrics": MetricRecord({"rejected": number})})
-
     journal = Journal(tmp_path / "journal.jsonl")
     journal.round = 2
-    inner = memory_grid({1: rejects(2), 2: rejects(0), 3: rejects(1)})
+    inner = memory_grid({n: answering(rejected=n % 3) for n in (1, 2, 3)})
     grid = plain_grid(inner, deadline=5, journal=journal)
     grid.send_and_receive(messages_to([1, 2, 3]))
     journal.book_set_aside(7, "train", "its norm", "strategy")
     assert journal.set_aside == 4
     grid.send_and_receive(messages_to([1]))
-    assert journal.set_aside == 6
+    assert journal.set_aside == 5
 
 
 def test_a_journal_that_is_closed_is_not_stopped(tmp_path):
@@ -131,9 +116,6 @@ def test_a_journal_that_is_closed_is_not_stopped(tmp_path):
 
 
 def test_each_stage_reports_phase_node_stage_and_reason(memory_grid, tmp_path):
-    def broken(message):
-        raise ValueError("no data")
-
     def nameless(message):
         return RecordDict({"junk": MetricRecord({"loss": 1.0})})
 
@@ -141,13 +123,13 @@ def test_each_stage_reports_phase_node_stage_and_reason(memory_grid, tmp_path):
         return RecordDict({f"metrics.{i}": MetricRecord({"loss": 1.0}) for i in range(2000)})
 
     journal = Journal(tmp_path / "journal.jsonl")
-    nodes = {1: lambda message: None, 2: broken, 3: nameless, 4: large, 5: nameless}
+    nodes = {1: silent, 2: broken, 3: nameless, 4: large, 5: nameless}
     grid = screening_grid(memory_grid(nodes), deadline=0.5, journal=journal)
     grid.send_and_receive(messages_to([1, 2, 3, 4]))
     set_aside(grid, 5, "train", "its votes are missing")
     found = {
         line.get("failed") or line["set_aside"]: (line["reply_to"], line["stage"], line["reason"])
-        for line in lines(tmp_path / "journal.jsonl")
+        for line in read_lines(tmp_path / "journal.jsonl")
         if "stage" in line
     }
     assert {node: about[:2] for node, about in found.items()} == {
@@ -169,10 +151,7 @@ def test_a_nodes_error_is_its_own_whatever_code_it_has(memory_grid, tmp_path, co
                 reply.error = Error(code, "I hide")
                 yield reply
 
-    def broken(message):
-        raise ValueError
-
     journal, inner = Journal(tmp_path / "journal.jsonl"), Hiding({1: broken})
     plain_grid(inner, deadline=5, journal=journal).send_and_receive(messages_to([1]))
-    failed = [line for line in lines(tmp_path / "journal.jsonl") if "failed" in line]
+    failed = [line for line in read_lines(tmp_path / "journal.jsonl") if "failed" in line]
     assert [(line["stage"], line["reason"]) for line in failed] == [("node", "I hide")]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flwr_distill.server.record.places import returned_nodes
+from flwr_distill.server.record.resume import returned_nodes
 from flwr_distill.server.roster import Roster
 from flwr_distill.storage.store import SECRET
 

@@ -17,14 +17,11 @@ from flwr_distill.server.record.history import History
 from flwr_distill.server.record.hooks import hooks_of_run
 from flwr_distill.server.record.journal import Journal
 from flwr_distill.server.settings import RunSettings
-
-
-def rows_of(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+from tests.server.run_folder import rows
 
 
 def test_rows_tell_accuracy_by_class_and_null_for_a_class_without_samples(finished_run):
-    found = rows_of(finished_run(accuracies=(0.25, 0.75)))
+    found = rows(finished_run(accuracies=(0.25, 0.75)))
     assert [row["class_accuracy"] for row in found] == [[0.25, None], [0.75, None]]
 
 
@@ -37,7 +34,7 @@ def test_tensorboard_reads_the_rows_back(finished_run):
         for tag in events.Tags()["scalars"]
     }
     for key in ("accuracy", "loss", "server_bytes", "link_bytes", "seconds"):
-        assert read[key] == [(row["round"], pytest.approx(row[key])) for row in rows_of(folder)]
+        assert read[key] == [(row["round"], pytest.approx(row[key])) for row in rows(folder)]
     assert read["class_accuracy/0"] == read["accuracy"]
     assert "class_accuracy/1" not in read
 
@@ -80,8 +77,8 @@ def test_a_resumed_run_goes_on_with_its_clock_and_tells_the_time_that_is_left(
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     caplog.set_level(logging.INFO, "flwr")
     numbers = {"accuracy": 0.5, "loss": 1.0, "server_bytes": 7, "link_bytes": 0}
-    rows = [{"round": i, "seconds": 20.0 + 100 * i, **numbers} for i in (0, 1)]
-    state = {"rows": rows, "topology": {}, "heads": {}, "traffic": None}
+    before = [{"round": i, "seconds": 20.0 + 100 * i, **numbers} for i in (0, 1)]
+    state = {"rows": before, "topology": {}, "heads": {}, "traffic": None}
     settings = RunSettings.from_run_config({"num-rounds": 5})
     journal = Journal(tmp_path / "journal.jsonl")
     history = History(Ledger(), journal, state)
@@ -89,8 +86,8 @@ def test_a_resumed_run_goes_on_with_its_clock_and_tells_the_time_that_is_left(
     hooks.on_run_start(RunStart(1, tmp_path, settings.model_dump(by_alias=True), {}, history.rows))
     row = history.end_round(2, MetricRecord({"accuracy": 0.4, "loss": 1.5}), None)
     hooks.on_round_end(RoundEnd(row, None, None))
-    assert [row["round"] for row in rows_of(tmp_path)] == [0, 1, 2]
-    assert 120 <= rows_of(tmp_path)[-1]["seconds"] < 125
+    assert [row["round"] for row in rows(tmp_path)] == [0, 1, 2]
+    assert 120 <= rows(tmp_path)[-1]["seconds"] < 125
     # 100 s and a little for two rounds, and three are left
     assert re.search(r"^round   2/5 .* left 2:3\d$", caplog.messages[-1])
     assert journal.round == 3

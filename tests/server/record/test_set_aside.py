@@ -1,7 +1,5 @@
 """What a strategy leaves out of a mean is in the journal, as what the grid rejects is."""
 
-import json
-
 import numpy as np
 import pytest
 from flwr.app import MetricRecord, RecordDict
@@ -12,6 +10,7 @@ from flwr_distill.strategies.agreement.strategy import Agreement
 from flwr_distill.strategies.cadis import CADIS
 from flwr_distill.strategies.moon.strategy import MOON
 from tests.grids import screening_grid
+from tests.server.run_folder import journal as journal_of
 
 FIRST = 2**64 - 1000  # as in conftest.py
 START = {"last.weight": np.zeros((4, 5), np.float32)}
@@ -42,8 +41,7 @@ def test_whom_a_rule_leaves_out_is_named_with_the_reason_and_counted(
     grid = screening_grid(memory_grid(nodes), deadline=60, journal=journal)
     journal.round = 1
     STRATEGIES[strategy]().start(grid=grid, initial_arrays=as_record(START), num_rounds=2)
-    lines = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
-    entries = [line for line in lines if "set_aside" in line]
+    entries = journal_of(tmp_path, "set_aside")
     assert {(line["set_aside"], line["reply_to"]) for line in entries} == {
         (str(FIRST + 7), "train")
     }

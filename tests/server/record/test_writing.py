@@ -6,32 +6,19 @@ on the size of files for a full disk.
 
 import resource
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
-from flwr.app import Context, RecordDict
 from safetensors import SafetensorError
 
-from flwr_distill.server.app import main
-from flwr_distill.server.record.resume import find_run_to_resume
 from flwr_distill.server.record.writing import ResultsError, results_in
-from flwr_distill.server.settings import RunSettings
 
 KILOBYTES = 1000
 
 
 @pytest.fixture
-def play(client_grid, tmp_path, without_pictures):
-    def play(run_id=1, broken=lambda node, message: False, **settings):
-        config = {
-            "strategy": "fedavg",
-            "num-rounds": 2,
-            "min-nodes": 2,
-            "runs-dir": str(tmp_path / "runs"),
-            **settings,
-        }
-        main(client_grid(2, config, broken), Context(run_id, 1, {}, RecordDict(), config))
-
-    return play
+def run(play, tmp_path, without_pictures):
+    return partial(play, {"runs-dir": str(tmp_path / "runs")}, nodes=2)
 
 
 @contextmanager
@@ -50,17 +37,16 @@ def check_line(error, folder):
 
 
 @pytest.mark.parametrize("below", ["runs", "runs/of/mine"])
-def test_an_unwritable_runs_dir_is_named_before_any_node_is_asked(play, tmp_path, below):
+def test_an_unwritable_runs_dir_is_named_before_any_node_is_asked(run, tmp_path, below):
     (tmp_path / "runs").write_text("a file")
     asked = []
     with pytest.raises(ResultsError, match="runs-dir") as caught:
-        play(broken=lambda *message: asked.append(message), **{"runs-dir": str(tmp_path / below)})
+        run(broken=lambda *message: asked.append(message), runs_dir=str(tmp_path / below))
     check_line(caught.value, tmp_path / below)
     assert asked == []
 
 
-def test_a_disk_that_is_full_in_mid_run_is_named_and_the_run_can_be_resumed(play, tmp_path):
-    settings = {"resume": "1"}
+def test_a_disk_that_is_full_in_mid_run_is_named_and_the_run_can_be_resumed(run, tmp_path):
     trained = []
 
     def fill(node, message):
@@ -73,13 +59,12 @@ def test_a_disk_that_is_full_in_mid_run_is_named_and_the_run_can_be_resumed(play
     full = files_of_at_most(20 * KILOBYTES)
     try:
         with pytest.raises(ResultsError, match='resume = "1"') as caught:
-            play(broken=fill)
+            run(broken=fill)
     finally:
         full.__exit__(None, None, None)
     check_line(caught.value, tmp_path / "runs" / "1")
-    play(run_id=2, **settings)
-    folder = find_run_to_resume(RunSettings(runs_dir=str(tmp_path / "runs"), **settings), 2)
-    assert (folder / "summary.json").exists()
+    run(run_id=2, resume="1")
+    assert (tmp_path / "runs" / "1" / "summary.json").exists()
 
 
 @pytest.mark.parametrize(
