@@ -16,6 +16,7 @@ from flwr_distill.client.terms import LossTerm
 from flwr_distill.links.store import SPENT, NodeStore
 from flwr_distill.protocol.schema import LARGEST_NUMBER
 from flwr_distill.task.augmentation import Augment, augmented
+from flwr_distill.task.compute.opacus_import import root_logger_unchanged
 from flwr_distill.task.datasets import Samples
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import why_not_private
@@ -110,7 +111,8 @@ class PrivacyAccount:
         self.store.write(SPENT, json.dumps(accountant.state_dict()).encode())
 
     def _accountant(self) -> "RDPAccountant":
-        from opacus.accountants import RDPAccountant
+        with root_logger_unchanged():
+            from opacus.accountants import RDPAccountant
 
         accountant = RDPAccountant()
         if (state := self.store.read(SPENT)) is not None:
@@ -179,9 +181,10 @@ class PrivateTraining:
         BudgetSpentError
             If the steps would exceed the budget.
         """
-        from opacus.grad_sample import GradSampleHooks
-        from opacus.optimizers import DPOptimizer
-        from opacus.utils.uniform_sampler import UniformWithReplacementSampler
+        with root_logger_unchanged():
+            from opacus.grad_sample import GradSampleHooks
+            from opacus.optimizers import DPOptimizer
+            from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 
         model.train()
         self._require_single_gradients(model, terms)

@@ -30,6 +30,7 @@ from flwr_distill.distill.privacy import Guarantee, PrivacyCard
 from flwr_distill.distill.registry import Progress
 from flwr_distill.distill.starts import start
 from flwr_distill.distill.virtual_data import VirtualData
+from flwr_distill.task.compute.opacus_import import root_logger_unchanged
 
 LEARNING_RATE = 0.3
 """At first; falls to 0."""
@@ -67,7 +68,8 @@ def noise_for(epsilon: float, delta: float) -> float:
     DistillError
         If no noise reaches an epsilon this small.
     """
-    from opacus.accountants.utils import get_noise_multiplier  # slow to import
+    with root_logger_unchanged():  # here: importing Opacus takes a second
+        from opacus.accountants.utils import get_noise_multiplier
 
     try:
         return float(

@@ -3,6 +3,8 @@
 import copy
 import json
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -429,3 +431,14 @@ def test_what_has_no_differential_privacy_is_refused(node, kind, content, compla
 def test_a_budget_without_noise_is_refused():
     with pytest.raises(SettingsError, match=r"dp-epsilon = 3.0: needs train.dp-noise above 0"):
         TrainSettings.checked({"dp-epsilon": 3.0}, "run config")
+
+
+def test_opacus_leaves_the_root_logger_alone_so_that_no_line_is_printed_twice():
+    code = (
+        "import logging; "
+        "from flwr_distill.distill.private_matching import noise_for;"
+        "from flwr_distill.task.models import why_not_private; from torch import nn;"
+        "noise_for(1.0, 1e-5), why_not_private(nn.Linear(1, 1)); print(logging.root.handlers)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
