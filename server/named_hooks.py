@@ -3,6 +3,7 @@
 A package registers its hooks by entry points in the group ``flwr_distill.hooks``.
 """
 
+import difflib
 from importlib.metadata import entry_points
 
 from flwr_distill.server.hooks import Hook
@@ -30,7 +31,8 @@ def find_hooks(names: str) -> dict[str, Hook]:
     Raises
     ------
     SettingsError
-        If a name is unknown or given twice, or what it leads to fails or is no hook.
+        If a name is unknown or given twice, or what it leads to fails, is no hook, or has a
+        method ``on_*`` of no event.
     """
     hooks: dict[str, Hook] = {}
     for name in filter(None, map(str.strip, names.split(","))):
@@ -70,4 +72,9 @@ def _made(what: object) -> Hook:
             raise PluginError(f"it cannot be made: {located(error)}") from error
     if not isinstance(what, Hook):
         raise PluginError(f"it is a {type(what).__name__}, need a flwr_distill.server.hooks.Hook")
+    if never_called := {name for name in dir(what) if name.startswith("on_")} - {*dir(Hook)}:
+        name, known = min(never_called), [name for name in dir(Hook) if name.startswith("on_")]
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise PluginError(f"no event calls its {name} ({hint}there are {', '.join(known)})")
     return what
