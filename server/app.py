@@ -46,6 +46,7 @@ from flwr_distill.strategies.common.registry import find_strategy
 from flwr_distill.task.backbones import fingerprint
 from flwr_distill.task.compute.precision import products_in
 from flwr_distill.task.source import check_columns, data_spec, open_columns
+from flwr_distill.task.words import listed
 
 app = ServerApp()
 
@@ -71,6 +72,9 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
     others = find_hooks(settings.hooks)
     starting = method_of_start(settings, method)
     of_start = settings_of_start(settings)
+    if unread := settings.unread(method, starting):
+        keys = listed(unread)
+        log(WARNING, "strategy = %r does not read %s: of other methods", settings.strategy, keys)
     check_privacy(of_start, starting)
     task = Task.of(settings)
     check_private_model(settings, task.model, task.spec)

@@ -9,6 +9,7 @@ from flwr.app import Context, RecordDict
 from flwr_distill.links.records import Introduction
 from flwr_distill.links.routes import Links
 from flwr_distill.server.app import main
+from flwr_distill.server.settings import RunSettings
 from flwr_distill.strategies.fedhead import FedHEAD
 from flwr_distill.task.errors import SettingsError
 
@@ -45,6 +46,21 @@ def test_what_a_method_cannot_do_is_refused_before_any_node_is_asked(run, settin
     with pytest.raises(SettingsError, match=said):
         run(**settings)
     assert run.grid.pushed == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "unread"),
+    [
+        ({"strategy": "fedavg", "fedlgd__every": 1}, "fedlgd.every"),
+        ({"strategy": "fedavg", "fedlgd__every": RunSettings.from_run_config({}).fedlgd.every}, ""),
+        ({"strategy": "feddf", "fedhead__patience": 1, "fedhead__reference_size": 20}, ""),
+    ],
+)
+def test_a_warning_names_settings_of_methods_that_do_not_run(run, caplog, settings, unread):
+    caplog.set_level(logging.WARNING, "flwr")
+    run(**settings)
+    assert ("does not read" in caplog.text) == bool(unread)
+    assert unread in caplog.text
 
 
 def test_fedlgd_trains_with_a_relational_term_too(run):
