@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flwr_distill.client.session import Session
-from flwr_distill.client.terms import LossTerm
+from flwr_distill.client.terms import LossTerm, title_of, value_of
 from flwr_distill.links.store import SPENT, NodeStore
 from flwr_distill.protocol.schema import LARGEST_NUMBER
 from flwr_distill.task.augmentation import Augment, augmented
@@ -187,7 +187,10 @@ class PrivateTraining:
             from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 
         model.train()
-        self._require_single_gradients(model, terms)
+        if reason := why_not_private(model):
+            raise SettingsError(reason, where="train.dp-noise", value=self.noise)
+        for term in terms:
+            require_single_gradients(self.noise, type(term), term.method)
         n, device = len(samples), next(model.parameters()).device
         rate = 1 / math.ceil(n / batch_size)
         self.account.spend(self.noise, rate, steps)
@@ -227,25 +230,27 @@ class PrivateTraining:
             optimizer.step()
         hooks.cleanup()
 
-    def _require_single_gradients(self, model: nn.Module, terms: Sequence[LossTerm]) -> None:
-        setting = f"train.dp-noise = {self.noise:g}"
-        if reason := why_not_private(model):
-            raise SettingsError(f"{setting}: {reason}")
-        for term in terms:
-            if term.mixes == "minibatch":
-                raise SettingsError(
-                    f"{setting}: the term {type(term).__name__} mixes the samples of a minibatch, "
-                    "which then have no gradients of their own (set train.kd-lambda, or "
-                    "cadis.kd-lambda, to 0, or train.dp-noise)"
-                )
+
+def require_single_gradients(noise: float, term: type[LossTerm], method: str) -> None:
+    """Raise SettingsError if a term mixes samples, which then have no gradients of their own."""
+    if term.mixes == "minibatch":
+        raise SettingsError(
+            f"the {title_of(term, method)} mixes the samples of a minibatch, which then have no "
+            "gradients of their own",
+            where="train.dp-noise",
+            value=noise,
+            remedy="set it to 0, or the weight of the term",
+        )
 
 
 def require_no_privacy(settings: TrainSettings, what: str) -> None:
     """Raise SettingsError if ``train.dp-noise`` is set: `what` has no differential privacy."""
     if settings.dp_noise:
         raise SettingsError(
-            f"train.dp-noise = {settings.dp_noise:g}: {what} has no differential privacy "
-            "(set train.dp-noise to 0, or take another strategy)"
+            f"{what} has no differential privacy",
+            where="train.dp-noise",
+            value=settings.dp_noise,
+            remedy="set it to 0, or take another strategy",
         )
 
 
@@ -301,5 +306,5 @@ def _plus(
     """The loss plus the terms with this `mixes`."""
     for term in terms:
         if term.mixes == mixes:
-            loss = loss + term(inputs, labels, logits)
+            loss = loss + value_of(term, inputs, labels, logits)
     return loss

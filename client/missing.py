@@ -5,12 +5,14 @@ from collections.abc import Callable, Iterable
 
 from flwr.app import Context
 
+from flwr_distill.client.dp_sgd import require_single_gradients
 from flwr_distill.client.local_round import start_of
 from flwr_distill.client.session import Session, source_of
+from flwr_distill.client.terms import term_class
 from flwr_distill.links import introduce
 from flwr_distill.protocol.meeting import MOST_REASONS, Requirement, one_line
-from flwr_distill.protocol.method import Method
-from flwr_distill.protocol.registry import find_method
+from flwr_distill.protocol.method import Method, all_protected
+from flwr_distill.protocol.registry import all_methods, find_method
 from flwr_distill.task.columns import FAR, dwarfed
 from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.errors import SettingsError
@@ -33,6 +35,7 @@ def missing_for(context: Context, requirement: Requirement | None) -> list[str]:
             lambda: _check_scale(context, requirement),
             lambda: _check_model(context, requirement),
             lambda: _import_code(requirement),
+            lambda: _check_terms(context, requirement),
         ]
     )
     if not reasons and requirement and requirement.method:
@@ -106,9 +109,28 @@ def _import_code(requirement: Requirement | None) -> None:
     if requirement is None or not requirement.method:
         return
     method = _method(requirement)
-    for path in (*(phase.handler for phase in method.phases), *method.terms.values()):
-        if path:
-            import_object(path)
+    for phase in method.phases:
+        if phase.handler:
+            import_object(phase.handler)
+    for key in method.terms:
+        term_class(method, key)
+
+
+def _check_terms(context: Context, requirement: Requirement | None) -> None:
+    """Check that differential privacy allows the terms that are certain to take part.
+
+    Those are terms that a key of ``train.*`` asks for, and terms of a method which declares that
+    differential privacy covers all.
+    """
+    train = source_of(context).task(context).train
+    if not train.dp_noise:
+        return
+    numbers, own = train.model_dump(by_alias=True), requirement and requirement.method
+    for method in all_methods().values():
+        covered = method.name == own and method.unprotected is all_protected
+        for key in method.terms:
+            if covered or numbers.get(key):
+                require_single_gradients(train.dp_noise, term_class(method, key), method.name)
 
 
 def _needs(context: Context, requirement: Requirement) -> Iterable[Check]:

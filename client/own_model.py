@@ -5,7 +5,7 @@ from dataclasses import replace
 from torch import nn
 
 from flwr_distill.client.session import Session
-from flwr_distill.client.terms.kept import keep, kept
+from flwr_distill.client.terms import store_tensors, stored_tensors
 
 KEPT = "own-model"
 MODEL = "model"
@@ -26,7 +26,7 @@ def own_model(session: Session) -> tuple[nn.Module, bool]:
     """
     model = session.new_model()
     model.to(session.device)
-    state = kept(session, KEPT, model.state_dict())
+    state = stored_tensors(session, KEPT, model.state_dict())
     if state is not None:
         model.load_state_dict(state)
     return model, state is not None
@@ -34,4 +34,4 @@ def own_model(session: Session) -> tuple[nn.Module, bool]:
 
 def keep_own_model(session: Session, model: nn.Module) -> None:
     """Keep the node's own model; `session` is that of the round."""
-    keep(session, KEPT, model.state_dict())
+    store_tensors(session, KEPT, model.state_dict())

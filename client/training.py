@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel
 
 from flwr_distill.client.dp_sgd import PrivateTraining
-from flwr_distill.client.terms import LossTerm
+from flwr_distill.client.terms import LossTerm, value_of
 from flwr_distill.protocol.messages import NUM_STEPS, TRAIN_ACCURACY, TRAIN_LOSS
 from flwr_distill.task.augmentation import Augment, augmented
 from flwr_distill.task.compute.cuda_graph import graphed
@@ -114,7 +114,7 @@ def fit(
             total.add_(loss.detach())
             right.add_((logits.argmax(1) == hard_labels(labels)).float().mean())
             for term in terms:
-                loss = loss + term(inputs, labels, logits)
+                loss = loss + value_of(term, inputs, labels, logits)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flwr_distill.client.session import Session
-from flwr_distill.client.terms.features import Features
-from flwr_distill.client.terms.term import LossTerm
+from flwr_distill.client.terms import Features, LossTerm
 from flwr_distill.task.settings import TrainSettings
 
 SMALLEST_VARIANCE = 1e-12

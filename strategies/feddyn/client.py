@@ -8,9 +8,7 @@ from flwr.app import RecordDict
 from torch import Tensor, nn
 
 from flwr_distill.client.session import Session
-from flwr_distill.client.terms.kept import keep, kept, zeros
-from flwr_distill.client.terms.proximal import Proximal
-from flwr_distill.client.terms.term import LossTerm
+from flwr_distill.client.terms import LossTerm, Proximal, store_tensors, stored_tensors, zeros
 from flwr_distill.strategies.feddyn.method import DYNAMIC, FedDynSettings
 from flwr_distill.task.settings import TrainSettings
 
@@ -39,7 +37,7 @@ class Dynamic(LossTerm):
         self._alpha = alpha
         self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._start = {name: p.detach().clone() for name, p in self._parameters.items()}
-        self._gradient = kept(session, KEPT, self._start) or zeros(self._start)
+        self._gradient = stored_tensors(session, KEPT, self._start) or zeros(self._start)
         self._proximal = Proximal(model, alpha)
 
     @classmethod
@@ -61,5 +59,5 @@ class Dynamic(LossTerm):
             name: self._gradient[name] - self._alpha * (p.detach() - self._start[name])
             for name, p in self._parameters.items()
         }
-        keep(self._session, KEPT, moved)
+        store_tensors(self._session, KEPT, moved)
         return {}

@@ -10,9 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flwr_distill.client.session import Session
-from flwr_distill.client.terms.features import Features
-from flwr_distill.client.terms.kept import keep, kept
-from flwr_distill.client.terms.term import LossTerm
+from flwr_distill.client.terms import Features, LossTerm, store_tensors, stored_tensors
 from flwr_distill.strategies.moon.method import MODEL_CONTRAST, MOONSettings
 from flwr_distill.task.settings import TrainSettings
 
@@ -48,7 +46,7 @@ class ModelContrastive(LossTerm):
         self._request = request
         self._global = copy.deepcopy(model).eval()
         self._previous = copy.deepcopy(model).eval()
-        if state := kept(session, KEPT, model.state_dict()):
+        if state := stored_tensors(session, KEPT, model.state_dict()):
             self._previous.load_state_dict(state)
         self._features = [Features(m, layer) for m in (model, self._global, self._previous)]
 
@@ -74,5 +72,5 @@ class ModelContrastive(LossTerm):
 
     def finish(self, model: nn.Module, steps: int) -> Mapping[str, Any]:
         """Store the model as the node's previous one."""
-        keep(self._session, KEPT, model.state_dict())
+        store_tensors(self._session, KEPT, model.state_dict())
         return {}

@@ -8,8 +8,7 @@ from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor, nn
 
 from flwr_distill.client.session import Session
-from flwr_distill.client.terms.kept import keep, kept, zeros
-from flwr_distill.client.terms.term import LossTerm
+from flwr_distill.client.terms import LossTerm, store_tensors, stored_tensors, zeros
 from flwr_distill.strategies.scaffold.method import CONTROL_VARIATE
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.settings import (
@@ -60,7 +59,7 @@ class ControlVariate(LossTerm):
         self._lr = settings.lr
         self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._start = {name: p.detach().clone() for name, p in self._parameters.items()}
-        self._own = kept(session, CONTROL_VARIATE, self._start) or zeros(self._start)
+        self._own = stored_tensors(session, CONTROL_VARIATE, self._start) or zeros(self._start)
         self._server = zeros(self._start)
         for name, value in server.items():
             if name not in self._start or value.shape != self._start[name].shape:
@@ -90,5 +89,5 @@ class ControlVariate(LossTerm):
             for name, p in self._parameters.items()
         }
         moved = {name: self._own[name] + value for name, value in change.items()}
-        keep(self._session, CONTROL_VARIATE, moved)
+        store_tensors(self._session, CONTROL_VARIATE, moved)
         return {CONTROL_VARIATE: ArrayRecord({n: value.cpu() for n, value in change.items()})}

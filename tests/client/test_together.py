@@ -12,7 +12,7 @@ from torch import nn
 from flwr_distill.client import together
 from flwr_distill.client.app import app
 from flwr_distill.client.session import Session
-from flwr_distill.client.together import trains_together
+from flwr_distill.client.simulation import trains_together
 from flwr_distill.client.training import train_round
 from flwr_distill.client.training_together import train_together, why_one_by_one
 from flwr_distill.protocol.meeting import DESCRIBE
@@ -216,7 +216,7 @@ def test_the_setting_changes_images_of_all_in_the_same_way(context_of, virtual, 
 
 
 def test_many_nodes_are_trained_some_at_a_time(virtual, start, calls, monkeypatch):
-    monkeypatch.setattr(together, "AT_ONCE", 2)
+    monkeypatch.setattr(together, "MAX_BATCH", 2)
     for partition in (4, 0, 5, 2, 3):
         asked(virtual(partition), start, partitions=[0, 2, 3, 4, 5])
     assert calls == [2, 2, 1]
