@@ -140,7 +140,7 @@ def test_a_loss_term_that_fails_is_named_with_its_method(install, run, returned,
     assert "loss term Calm of 'mine'" in str(caught.value)
 
 
-def test_a_term_that_mixes_samples_is_refused_with_privacy_before_any_node_trains(
+def test_a_term_that_mixes_samples_is_refused_with_privacy_before_training(
     install, run, sent
 ):
     install("mine", TERM.replace("RETURNED", "logits.mean()"), mine="mine:METHOD")
@@ -336,11 +336,7 @@ def test_runs_of_other_methods_go_on_beside_a_broken_package_which_is_named_once
 
 
 def test_a_broken_reader_is_logged_and_others_read_on(install, tmp_path, caplog):
-    source = (
-        "from flwr_distill.protocol.method import Method\n"
-        "METHOD = Method('r', readers=('mine:LOST',))\n"
-    )
-    install("mine", source, r="mine:METHOD")
+    install("mine", "x = 1\n", readers={"r": "mine:LOST"})
     for name in "ab":
         (tmp_path / "own" / name).mkdir(parents=True)
         Image.new("L", (4, 2)).save(tmp_path / "own" / name / "1.png")

@@ -409,7 +409,6 @@ READERS = '''
 import json
 
 import numpy as np
-from flwr_distill.protocol.method import Method
 from flwr_distill.task.image_files import Picture, Stored
 from flwr_distill.task.readers import DataReader, ImageReader, StoredImage, UnreadableImageError
 
@@ -447,7 +446,6 @@ class Index(DataReader):
 
 
 RAW, INDEX = Raw(), Index()
-METHOD = Method("reading", readers=("mine:RAW", "mine:INDEX"))
 '''
 
 
@@ -469,7 +467,7 @@ def test_a_reader_of_images_is_found_by_every_command(install, index, caplog):
     spec = DataSpec("own", (1, 2, 4), 2, (0.0,), (1.0,))
     with pytest.raises(DatasetError):
         load_private_data(index, spec)
-    install("mine", READERS, reading="mine:METHOD")
+    install("mine", READERS, readers={"raw": "mine:RAW", "index": "mine:INDEX"})
     raw = load_private_data(index, spec)
     assert raw.images[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
     assert raw.labels.tolist() == [0, 1, 0, 1]
@@ -484,7 +482,7 @@ def test_names_of_a_reader_are_one_class_in_whatever_form_their_accents_are(inst
     apart, joined = (unicodedata.normalize(form, "grün") for form in ("NFD", "NFC"))
     labels = {"0.raw": apart, "1.raw": "rot", "2.raw": joined, "3.raw": apart}
     index.write_text(json.dumps(labels))
-    install("mine", READERS, reading="mine:METHOD")
+    install("mine", READERS, readers={"raw": "mine:RAW", "index": "mine:INDEX"})
     named = LabelMap((joined, "rot"))
     spec = DataSpec("own", (1, 2, 4), 2, (0.0,), (1.0,), labels=named)
     assert class_names(index) == named.classes
