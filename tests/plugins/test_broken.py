@@ -140,9 +140,7 @@ def test_a_loss_term_that_fails_is_named_with_its_method(install, run, returned,
     assert "loss term Calm of 'mine'" in str(caught.value)
 
 
-def test_a_term_that_mixes_samples_is_refused_with_privacy_before_training(
-    install, run, sent
-):
+def test_a_term_that_mixes_samples_is_refused_with_privacy_before_training(install, run, sent):
     install("mine", TERM.replace("RETURNED", "logits.mean()"), mine="mine:METHOD")
     with pytest.raises(TooFewNodesError, match=r"dp-noise = 1\.0: the loss term Calm of 'mine'"):
         run(strategy="mine", train__dp_noise=1.0)
