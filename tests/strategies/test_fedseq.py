@@ -33,7 +33,6 @@ FIRST = 2**64 - 1000  # as in conftest.py
 RUN_CONFIG = {"partition.classes": 3, "train.local-epochs": 1, "train.batch-size": 64}
 SPEC = load_dataset("digits").spec
 MODEL = create_model("auto", SPEC, seed=0)
-PRETRAINING = Pretraining(pretraining_epochs=1, auxiliary_size=20)
 HERE = {"peer-address": "here:1"}
 
 
@@ -43,7 +42,8 @@ def strategy_of(**settings):
             "num_classes": 10,
             "least_samples": 10_000,
             "most_nodes": 3,
-            "pretraining": PRETRAINING,
+            "pretraining_epochs": 1,
+            "auxiliary_size": 20,
             "links": "relay",
             "fraction_evaluate": 0.0,
             **settings,
@@ -107,7 +107,7 @@ def test_two_rounds_equal_models_passed_by_hand(client_grid, by_hand, direct, ov
 
 def test_nodes_tell_what_a_model_trained_on_their_data_predicts(client_grid, by_hand):
     grid, federation = client_grid(4, RUN_CONFIG), by_hand(4, RUN_CONFIG, MODEL)
-    strategy = strategy_of(pretraining=Pretraining(pretraining_epochs=2, auxiliary_size=20))
+    strategy = strategy_of(pretraining_epochs=2)
     play(strategy, grid)
     for node, session in federation.sessions.items():
         told = strategy._confidences[node]

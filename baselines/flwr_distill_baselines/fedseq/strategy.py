@@ -46,7 +46,6 @@ from flwr_distill_baselines.fedseq.method import (
     TRAIN_IN_TURN,
     TRAIN_LAST,
     FedSeqSettings,
-    Pretraining,
 )
 
 HEADER = 1024
@@ -93,10 +92,6 @@ class FedSeq(CheckedFedAvg):
     ----------
     num_classes : int
         Classes of the task.
-    most_nodes, least_samples
-        See `method.FedSeqSettings`.
-    pretraining : Pretraining, optional (default: None)
-        How nodes estimate what they hold; None takes the defaults.
     links : str (default: "auto")
         How nodes send to each other: ``relay`` (through the server, sealed), ``direct`` or ``auto``
         (direct where that works).
@@ -109,7 +104,8 @@ class FedSeq(CheckedFedAvg):
     norm_threshold : float (default: 5.0)
         Score above which a norm is absurd; see `protocol.outliers.absurdly_large`.
     **kwargs
-        As Flower's FedAvg takes them; ``fraction_train`` is the share of superclients that train.
+        Settings (`method.FedSeqSettings`), and what Flower's FedAvg takes; ``fraction_train`` is
+        the share of superclients that train.
 
     Notes
     -----
@@ -117,13 +113,13 @@ class FedSeq(CheckedFedAvg):
     are on an auxiliary set without labels, as in HFLDD.
     """
 
+    settings: FedSeqSettings = FedSeqSettings()
+    run_arguments = ("links", "phase_timeout", "seed", "directory", "norm_threshold")
+
     def __init__(
         self,
         *,
         num_classes: int,
-        most_nodes: int = 11,
-        least_samples: int = 800,
-        pretraining: Pretraining | None = None,
         links: LinkMode = "auto",
         phase_timeout: float = 600.0,
         seed: int = 0,
@@ -133,9 +129,6 @@ class FedSeq(CheckedFedAvg):
     ) -> None:
         super().__init__(**kwargs)
         self.num_classes = num_classes
-        self.most_nodes = most_nodes
-        self.least_samples = least_samples
-        self.pretraining = pretraining or Pretraining()
         self.links = links
         self.phase_timeout = phase_timeout
         self.seed = seed
@@ -156,18 +149,8 @@ class FedSeq(CheckedFedAvg):
     @classmethod
     def from_run(cls, settings: FedSeqSettings, run: Run, **arguments: Any) -> Self:
         """Make the strategy for a run of our ServerApp; see `strategies.common.run.Run`."""
-        own = {
-            "num_classes": run.spec.num_classes,
-            "most_nodes": settings.most_nodes,
-            "least_samples": settings.least_samples,
-            "pretraining": settings.pretraining,
-            "links": run.links,
-            "phase_timeout": run.phase_timeout,
-            "seed": run.seed,
-            "directory": run.directory,
-            "norm_threshold": run.norm_threshold,
-        }
-        return super().from_run(None, run, **{**own, **arguments})
+        classes = run.spec.num_classes
+        return super().from_run(settings, run, **{"num_classes": classes, **arguments})
 
     @property
     def topology(self) -> FlatClusters | None:
@@ -262,8 +245,8 @@ class FedSeq(CheckedFedAvg):
             groups = greedy_superclients(
                 np.array(list(told.values())),
                 np.array([samples[node] for node in told]),
-                self.least_samples,
-                self.most_nodes,
+                self.settings.least_samples,
+                self.settings.most_nodes,
             )
             order = list(told)
             self.superclients = [[order[place] for place in group] for group in groups]
@@ -281,7 +264,7 @@ class FedSeq(CheckedFedAvg):
             np.array(list(self._confidences.values())),
             np.array([samples.get(known, 1) for known in order]),
             np.array(confidence),
-            self.most_nodes,
+            self.settings.most_nodes,
         )
         self._confidences[node] = confidence
         if joined is None:
@@ -291,7 +274,9 @@ class FedSeq(CheckedFedAvg):
 
     def _confidences_of(self, nodes: list[int]) -> dict[int, list[float]]:
         """What nodes predict, by node in their order; what is no distribution is rejected."""
-        request = RecordDict({CONFIG: ConfigRecord(self.pretraining.model_dump(by_alias=True))})
+        request = RecordDict(
+            {CONFIG: ConfigRecord(self.settings.pretraining.model_dump(by_alias=True))}
+        )
         replies = self._ask([Message(request, node, TELL_CONFIDENCE) for node in nodes])
         told = {}
         for node, reply in replies.items():
