@@ -23,8 +23,6 @@ from flwr_distill_baselines.fedseq.method import (
     TELL_CONFIDENCE,
     TRAIN_IN_TURN,
     TRAIN_LAST,
-    FedSeqSettings,
-    Pretraining,
 )
 from flwr_distill_baselines.fedseq.traffic import formulas
 from tests.grids import screening_grid
@@ -398,10 +396,3 @@ def test_the_report_has_the_bytes_of_eq_19(client_grid):
     play(strategy, client_grid(4, RUN_CONFIG))
     # O |w| B1 ((2T - 1) + T J) with O = 2, |w| = 100, T = 3, J = 2
     assert formulas(strategy, 4, 100, 3) == {"fedseq (HFLDD, eq. 19)": 2 * 100 * 32 * (5 + 3 * 2)}
-
-
-def test_it_is_made_from_a_runs_settings(a_run):
-    strategy = FedSeq.from_run(FedSeqSettings(most_nodes=5, pretraining_epochs=2), a_run())
-    assert (strategy.most_nodes, strategy.least_samples) == (5, 800)
-    assert strategy.pretraining == Pretraining(pretraining_epochs=2)
-    assert (strategy.links, strategy.num_classes, strategy.fraction_train) == ("relay", 10, 0.5)
