@@ -222,8 +222,10 @@ def evaluate(message: Message, context: Context) -> Message:
     holdout = replace(holdout, inputs=as_seen(session, holdout.inputs))
     model = build_model(session, received_arrays(message.content))
     accuracy, loss = evaluate_model(model, holdout, session.device)
-    numbers = {NUM_EXAMPLES: len(holdout), "eval-accuracy": accuracy, "eval-loss": loss}
-    return Message(RecordDict({METRICS: MetricRecord(numbers)}), reply_to=message)
+    metrics = MetricRecord(
+        {NUM_EXAMPLES: len(holdout), "eval-accuracy": accuracy, "eval-loss": loss}
+    )
+    return Message(RecordDict({METRICS: metrics}), reply_to=message)
 
 
 def unread_records(content: RecordDict) -> set[str]:

@@ -1,4 +1,4 @@
-"""What a node is missing for a run: asked before any node trains."""
+"""What a node is missing for a run, reported before any node trains."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -23,10 +23,9 @@ Check = Callable[[], object]
 
 
 def missing_for(context: Context, requirement: Requirement | None) -> list[str]:
-    """What the node is missing for a run, each in a line with the remedy; empty if nothing.
+    """What the node is missing for a run, a line each with the remedy; empty if nothing.
 
-    Tried are the node's data and links, the model, and what the method needs: its code and, by
-    `Method.needs`, distillers and files.
+    Tried are its data and links, the model, and the method's code, terms and `Method.needs`.
     """
     reasons = _failing(
         [
@@ -51,7 +50,7 @@ def _failing(checks: Iterable[Check]) -> list[str]:
         try:
             check()
         except RuntimeError:
-            raise  # CUDA's: the worker reads them, and may start anew
+            raise  # CUDA's: the worker reads them, and may restart
         except Exception as error:  # whatever a plug-in raises
             name = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
             reasons.append(one_line(f"{name}{error}"))
@@ -64,13 +63,7 @@ def _spec(context: Context) -> DataSpec:
 
 
 def _check_scale(context: Context, requirement: Requirement | None) -> None:
-    """Check that a scale from secure sums, of which the server compares no parts, fits this node.
-
-    Raises
-    ------
-    SettingsError
-        If it does not; names the column.
-    """
+    """Check a scale from secure sums, whose parts the server cannot compare."""
     scale = requirement and requirement.scale
     if not scale or not context.run_config.get("secure-sums"):
         return
@@ -78,9 +71,10 @@ def _check_scale(context: Context, requirement: Requirement | None) -> None:
     if own and (odd := dwarfed(own, scale)):
         name = open_columns(source_of(context).task(context))[odd[0]]
         raise SettingsError(
-            f"column {name!r}: this node's values are within 1/{FAR:g} of the deviation over all "
-            "nodes (check its unit on all nodes, or state its scale, "
-            f"private.columns={name}:MEAN+-DEVIATION)"
+            f"this node's values are within 1/{FAR:g} of the deviation over all nodes",
+            where=f"column {name!r}",
+            remedy="check its unit on all nodes, or state its scale, "
+            f"private.columns={name}:MEAN+-DEVIATION",
         )
 
 
@@ -90,8 +84,10 @@ def _check_model(context: Context, requirement: Requirement | None) -> None:
     own = start_of(context.run_id, source, task, _spec(context))[1]
     if requirement and requirement.frozen not in ("", own):
         raise SettingsError(
-            f"model = {task.model!r} has another frozen network on this node than on the server "
-            "(install the same version of the package, or copy the file, that brings it)"
+            "it has another frozen network on this node than on the server",
+            where="model",
+            value=task.model,
+            remedy="install the same version of its package, or copy its file",
         )
 
 
@@ -99,8 +95,11 @@ def _method(requirement: Requirement) -> Method:
     method = find_method(requirement.method)
     if method is None:
         raise SettingsError(
-            f"strategy = {requirement.method!r} needs a package that is missing on this node (pip "
-            f"install '{requirement.package}' where the node runs, and start the run again)"
+            "its package is missing on this node",
+            where="strategy",
+            value=requirement.method,
+            remedy=f"pip install '{requirement.package}' where the node runs, and start the run "
+            "again",
         )
     return method
 

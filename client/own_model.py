@@ -1,4 +1,4 @@
-"""Models that nodes keep as their own, from round to round."""
+"""Models that stay on nodes from round to round."""
 
 from dataclasses import replace
 
@@ -19,10 +19,10 @@ def with_own_model(session: Session) -> Session:
 
 
 def own_model(session: Session) -> tuple[nn.Module, bool]:
-    """The node's own model on its device, and whether it was kept before.
+    """The node's own model on its device, and whether it was stored before.
 
-    A node's first model has the initial weights of the run's seed, as the server's has in methods
-    with a global model, so that nodes of one architecture begin alike.
+    A first model has the initial weights of the run's seed, so that nodes of one architecture
+    start alike.
     """
     model = session.new_model()
     model.to(session.device)
@@ -33,5 +33,5 @@ def own_model(session: Session) -> tuple[nn.Module, bool]:
 
 
 def keep_own_model(session: Session, model: nn.Module) -> None:
-    """Keep the node's own model; `session` is that of the round."""
+    """Store the node's own model; `session` is that of the round."""
     store_tensors(session, KEPT, model.state_dict())

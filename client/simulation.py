@@ -52,7 +52,7 @@ _RESULTS = "together-"
 def in_simulation(context: Context) -> bool:
     """Whether the node is a virtual one: in Flower's simulation runtime, or by its node config.
 
-    Where data come from someone's function, a process can stand for its own node alone.
+    Where data come from someone's function, a process stands for its own node alone.
     """
     if PARTITION_ID not in context.node_config or source_of(context) != RunSource():
         return False
@@ -71,12 +71,9 @@ def session_of(context: Context, partition: int) -> Session:
 
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Hold a lock that the processes of a simulation share; its folder is made if missing.
+    """Lock a file that the processes of a simulation share; its folder is made if missing.
 
-    Raises
-    ------
-    TimeoutError
-        If another process holds the lock for longer than `LOCK_TIMEOUT`.
+    A TimeoutError says that another process has had the lock for `LOCK_TIMEOUT`.
     """
     deadline = time.monotonic() + LOCK_TIMEOUT
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -100,15 +97,10 @@ def trains_together(context: Context, session: Session) -> bool:
 
 
 def trained_together(context: Context, content: RecordDict) -> RecordDict | None:
-    """Reply to a train message, made for several virtual nodes at once.
+    """Model and metrics for a train message, made for several virtual nodes at once.
 
-    Results are kept in the run's folder until they are used or another round begins, under the
-    round and the server's name for the batch, so that no others are ever taken for them.
-
-    Returns
-    -------
-    RecordDict or None
-        Model and metrics; None if the node has to train by itself.
+    None if the node has to train alone. Results stay in the run's folder until they are used or
+    another round begins, under the round and the server's name for the batch.
     """
     if TOGETHER not in content.config_records:
         return None
