@@ -174,7 +174,7 @@ def summed(
     members, place = request.members, int(state["place"])
     needed = threshold(len(state["nodes"]))
     if not {place} <= set(members) <= set(range(len(state["nodes"]))):
-        raise SumRefusedError("its members are not nodes of the sum")
+        raise SumRefusedError("its members are not those of the sum")
     if len(set(members)) < max(needed, len(members)):
         raise SumRefusedError(f"the sum is of {len(set(members))} nodes, and needs {needed}")
     # Before the reply: with the same masks, two replies would give their difference away.
@@ -206,9 +206,9 @@ def unmask(message: Message, context: Context) -> Message:
     members, survivors = state["members"], set(request.survivors)
     needed = threshold(len(state["nodes"]))
     if not survivors <= set(members) or state["place"] not in survivors:
-        raise SumRefusedError("its survivors are not members of the sum")
+        raise SumRefusedError("its survivors are not those of the sum")
     if len(survivors) < needed:
-        raise SumRefusedError(f"the sum is of {len(survivors)} nodes, and needs {needed}")
+        raise SumRefusedError(f"{len(survivors)} nodes are in the sum, and {needed} must be")
     _write(files, number=request.number, step="over")
     shares = [
         bytes.fromhex(state["held"][str(member)][member in survivors])
@@ -302,9 +302,8 @@ def _numbers(
     weight = min(samples, most or samples)
     if weight * num_nodes > MOST_WEIGHT:
         raise SumRefusedError(
-            f"a secure sum of {num_nodes} nodes takes {MOST_WEIGHT // num_nodes:,} of each at most",
-            where="samples",
-            value=weight,
+            f"{weight:,} samples are more than {MOST_WEIGHT // num_nodes:,}, the most of each of "
+            f"{num_nodes} nodes in a secure sum",
             remedy="set most-samples lower",
         )
     parts = []
