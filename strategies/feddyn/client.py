@@ -18,16 +18,12 @@ KEPT = "feddyn-gradient"
 class Dynamic(LossTerm):
     """``-<g_i, w> + alpha/2 ||w - w_t||^2`` (Acar et al. 2021, Algorithm 1).
 
-    The node keeps g_i, which begins as 0: ``g_i <- g_i - alpha (w_i - w_t)`` after the round.
+    The node stores g_i, at first 0: ``g_i <- g_i - alpha (w_i - w_t)`` after the round.
 
     Parameters
     ----------
-    session : Session
-        The node's.
     model : nn.Module
         In training; its parameters now are w_t.
-    alpha : float
-        Weight of the regulariser.
     """
 
     mixes = "weights"
@@ -44,7 +40,7 @@ class Dynamic(LossTerm):
     def of(
         cls, session: Session, content: RecordDict, model: nn.Module, settings: TrainSettings
     ) -> Self:
-        """Make the term; see `client.terms.LossTerm`."""
+        """Make the term of a message with FedDyn's record."""
         request = FedDynSettings.checked(content.config_records[DYNAMIC], "message")
         return cls(session, model, request.alpha)
 

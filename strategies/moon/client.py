@@ -20,15 +20,13 @@ KEPT = "moon-previous"
 class ModelContrastive(LossTerm):
     """``-mu log(e^(s_g / tau) / (e^(s_g / tau) + e^(s_p / tau)))`` (Li et al. 2021, eq. 3).
 
-    s_g and s_p are cosine similarities between a sample's features in the model in training and in
-    the global model of the round, or the node's own model at the end of its previous round (in its
-    first round: the global model). Features are what comes into the last dense layer; models get no
-    projection head, as the paper's have.
+    s_g is the cosine similarity of a sample's features in the model in training and in the global
+    model; s_p that in the model in training and in the node's own at the end of its previous round
+    (at first: the global one). Features are the input of the last dense layer; unlike in the paper,
+    there is no projection head.
 
     Parameters
     ----------
-    session : Session
-        The node's.
     model : nn.Module
         In training; now it is the global model.
     request : MOONSettings
@@ -54,7 +52,7 @@ class ModelContrastive(LossTerm):
     def of(
         cls, session: Session, content: RecordDict, model: nn.Module, settings: TrainSettings
     ) -> Self:
-        """Make the term; see `client.terms.LossTerm`."""
+        """Make the term of a message with MOON's record."""
         request = MOONSettings.checked(content.config_records[MODEL_CONTRAST], "message")
         return cls(session, model, request, settings.feature_layer)
 

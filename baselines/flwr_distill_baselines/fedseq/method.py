@@ -147,5 +147,5 @@ METHOD = Method(
     needs="flwr_distill_baselines.fedseq.client:needs",
     unprotected=all_protected,
     disclosed=_disclosed,
-    formulas="flwr_distill_baselines.fedseq.traffic:formulas",
+    formulas="flwr_distill_baselines.fedseq.strategy:formulas",
 )

@@ -16,8 +16,7 @@ class VHL(CheckedFedAvg):
 
     All nodes draw the same labelled images of noise from a seed. In each step a node also learns a
     minibatch of them, and pulls its own samples' features to those of virtual images of their class
-    (`client.VirtualTask`). As these are the same everywhere, features of a class agree
-    between nodes.
+    (`client.VirtualTask`). So features of a class agree between nodes.
 
     Parameters
     ----------
