@@ -35,7 +35,7 @@ class BudgetSpentError(ReportedError, RuntimeError):
 
 @dataclass(frozen=True)
 class PrivacyAccount:
-    """The epsilon that a node has spent, kept in its store; it never falls.
+    """The epsilon that a node has spent, stored on the node; it never falls.
 
     Parameters
     ----------

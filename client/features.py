@@ -1,4 +1,4 @@
-"""Features of a node's samples by a frozen network, computed once and kept."""
+"""Features of a node's samples by a frozen network, computed once and cached."""
 
 import hashlib
 import io
@@ -81,7 +81,7 @@ def _vectors(
     assert isinstance(model, Frozen)
     if not len(inputs):  # as where train.holdout is 0
         return inputs.new_empty(0, *model.vector_shape)
-    features = torch.from_numpy(_kept(task, model, store, inputs, device)).float()
+    features = torch.from_numpy(_cached(task, model, store, inputs, device)).float()
     return model.as_vectors(features).to(inputs.device)
 
 
@@ -91,18 +91,18 @@ def kept_features(session: Session, inputs: Tensor) -> NDArray[np.float16]:
     Features beyond the range of float16 are a SettingsError.
     """
     task = session.task
-    return _kept(task, session.new_model(), session.store, inputs, session.device)
+    return _cached(task, session.new_model(), session.store, inputs, session.device)
 
 
-def _kept(
+def _cached(
     task: TaskSettings, model: nn.Module, store: NodeStore, inputs: Tensor, device: torch.device
 ) -> NDArray[np.float16]:
     model.requires_grad_(False)
     last_dense_layer(model).requires_grad_(True)  # which the features do not depend on
     pixels = hashlib.sha256(inputs.cpu().numpy().tobytes()).hexdigest()
     key = f"features-{fingerprint(model)[:24]}-{pixels[:24]}.npy"
-    if (kept := store.lasting.read(key)) is not None:
-        features: NDArray[np.float16] = np.load(io.BytesIO(kept))
+    if (payload := store.lasting.read(key)) is not None:
+        features: NDArray[np.float16] = np.load(io.BytesIO(payload))
         return features
     features = _features(model, inputs, device).numpy()
     if not np.isfinite(features).all():

@@ -178,8 +178,8 @@ def summed(
     if len(set(members)) < max(needed, len(members)):
         raise SumRefusedError(f"the sum is of {len(set(members))} nodes, and needs {needed}")
     # Before the reply: with the same masks, two replies would give their difference away.
-    held = _opened_shares(state, request, context)
-    _write(files, **{**state, "step": "masked", "members": members, "held": held})
+    opened = _opened_shares(state, request, context)
+    _write(files, **{**state, "step": "masked", "members": members, "held": opened})
     del message.content[SECURE]
     start = as_arrays(message.content.array_records.get(ARRAYS, ArrayRecord()))
     view, bounds = bytes.fromhex(state["view"]), (request.longest, request.most)
@@ -267,7 +267,7 @@ def _opened_shares(
     """Shares of the members' mask keys and seeds, as hexadecimal text, by place."""
     key, view, nodes = _key(state["seal_key"]), bytes.fromhex(state["view"]), state["nodes"]
     place = int(state["place"])
-    held = {str(place): state["own_shares"]}
+    opened = {str(place): state["own_shares"]}
     for member, sealed in zip(request.members, request.sealed, strict=True):
         if member == place:
             continue
@@ -279,8 +279,8 @@ def _opened_shares(
             log(WARNING, "The shares of node %s in a secure sum: %s", nodes[member], error)
             continue
         half = len(both) // 2
-        held[str(member)] = [both[:half].hex(), both[half:].hex()]
-    return held
+        opened[str(member)] = [both[:half].hex(), both[half:].hex()]
+    return opened
 
 
 def _numbers(

@@ -219,7 +219,7 @@ def check_unchanged(store: NodeStore, what: str, fingerprint: bytes, files: Sequ
 
 
 def is_as_first_read(store: NodeStore, what: str, fingerprint: bytes) -> bool:
-    """Whether a run reads what it read first on this node; the first fingerprint is kept."""
+    """Whether a run reads what it read first on this node; the first fingerprint is stored."""
     store, name = store.at(None), f"read-{what}"
     first = store.read(name, most=len(fingerprint))
     if first is None:
@@ -278,7 +278,7 @@ def held_out(session: Session) -> Samples:
 
 
 def deadline_of(message: Message) -> float:
-    """When the reply is due, by `time.monotonic`; call it when a handler begins.
+    """When the reply is due, by `time.monotonic`; call it when a handler starts.
 
     The message's own time stamp does not serve: it is by the server's clock.
     """

@@ -20,7 +20,7 @@ from flwr_distill.task.models import create_model
 from flwr_distill_baselines.fedseq import FedSeq
 from flwr_distill_baselines.fedseq.method import (
     PASS_AGAIN,
-    TELL_CONFIDENCE,
+    REPORT_CONFIDENCE,
     TRAIN_IN_TURN,
     TRAIN_LAST,
 )
@@ -190,7 +190,7 @@ def test_a_round_without_any_model_changes_nothing(client_grid):
 
 
 def test_a_run_in_which_no_node_tells_anything_ends(client_grid):
-    broken = lambda index, message: message.metadata.message_type == TELL_CONFIDENCE  # noqa: E731
+    broken = lambda index, message: message.metadata.message_type == REPORT_CONFIDENCE  # noqa: E731
     with pytest.raises(NothingUsableError, match="from 4 nodes"):
         play(strategy_of(), client_grid(4, RUN_CONFIG, broken))
 
@@ -332,7 +332,7 @@ def test_confidences_are_checked_before_the_strategy_sees_them(memory_grid, valu
 
     phases = phases_of(all_methods()["fedseq"])
     screening = screening_grid(memory_grid({FIRST: tells}), deadline=5, phases=phases, model={})
-    (reply,) = screening.send_and_receive([Message(RecordDict(), FIRST, TELL_CONFIDENCE)])
+    (reply,) = screening.send_and_receive([Message(RecordDict(), FIRST, REPORT_CONFIDENCE)])
     assert reply.has_error()
 
 
@@ -350,7 +350,7 @@ def test_a_new_node_joins_and_a_lost_one_is_left_out_until_it_is_back(client_gri
     grid.nodes = everyone
     play(strategy, grid, 3)
     assert {node for chain in strategy._chains for node in chain.nodes} == set(everyone)
-    assert kinds(grid)[TELL_CONFIDENCE] == 5
+    assert kinds(grid)[REPORT_CONFIDENCE] == 5
 
 
 def test_a_share_of_the_superclients_trains(client_grid):
@@ -369,7 +369,7 @@ def test_it_goes_on_from_its_state_as_if_it_had_not_stopped(client_grid):
     found, expected = (play(s, grid, 2, arrays) for s in (again, strategy))
     for name, array in expected.items():
         assert np.array_equal(found[name].numpy(), array.numpy())
-    assert kinds(grid)[TELL_CONFIDENCE] == 4
+    assert kinds(grid)[REPORT_CONFIDENCE] == 4
     assert again.state_dict() == strategy.state_dict()
 
 

@@ -36,7 +36,7 @@ class DynaFed(CheckedFedAvg):
     """FedAvg whose server learns from the run's own trajectory (Pi et al. 2023).
 
     The server keeps the global models of the first rounds. Then it distils them once: a few steps
-    on the virtual data lead from one of them to a later one, so that they hold what the nodes' data
+    on the virtual data lead from one of them to a later one, so that they show what the nodes' data
     did to it (`trajectory_matching.match_trajectory`). From then on it trains each
     average on them for a few steps of Adam. Nodes do what they do in FedAvg.
 

@@ -27,7 +27,7 @@ MODEL = "fedaf-model"
 """Blob: the global model of a round, for its second message."""
 
 
-def tell(message: Message, context: Context) -> Message:
+def report_knowledge(message: Message, context: Context) -> Message:
     """Store the received model, and send its mean predictions on the samples of each class."""
     session, content = Session.of(context), message.content
     require_no_privacy(session.task.train, "what FedAF's nodes say of their classes")

@@ -122,7 +122,7 @@ def _unprotected(settings: FedAFSettings, train: TrainSettings) -> str:
 def _disclosed(settings: FedAFSettings) -> str:
     return (
         "In every round nodes sent the global model's mean predictions on each of their classes, "
-        "how many samples they hold of each, and virtual data of their samples, not sealed."
+        "how many samples they have of each, and virtual data of their samples, not sealed."
     )
 
 
@@ -134,9 +134,9 @@ METHOD = Method(
     phases=(
         Phase(
             CLASS_KNOWLEDGE,
-            "nodes say what the model predicts",
+            "nodes report the model's predictions",
             (Reply(metrics=KnowledgeMetrics, arrays={KNOWLEDGE: _check}),),
-            "flwr_distill_baselines.fedaf.client:tell",
+            "flwr_distill_baselines.fedaf.client:report_knowledge",
             request=Request({CONFIG: TrainRequest, CLASS_KNOWLEDGE: SoftLabelRequest}, (ARRAYS,)),
             leaves="what the model predicts on average on its samples of each class",
             compared=True,

@@ -67,7 +67,7 @@ def _unprotected(settings: FedHKDSettings, train: TrainSettings) -> str:
 def _disclosed(settings: FedHKDSettings) -> str:
     return (
         "Nodes sent the mean features and soft predictions of each of their classes, and how many "
-        "samples they hold of each. The features had Gaussian noise of standard deviation "
+        "samples they have of each. The features had Gaussian noise of standard deviation "
         f"{settings.noise:g}, which guarantees no differential privacy."
     )
 

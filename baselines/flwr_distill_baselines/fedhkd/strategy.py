@@ -30,7 +30,7 @@ class FedHKD(CheckedFedAvg):
 
     Models are averaged as in FedAvg. With its model, a node sends hyper-knowledge: for each class,
     the mean of its samples' features, with Gaussian noise, and of their softened predictions
-    (`client.own_knowledge`). The server averages both over the nodes that hold the
+    (`client.own_knowledge`). The server averages both over the nodes that have the
     class, weighted by their samples of it, and sends them with the next model. Nodes add to their
     loss how far the classifier's predictions on the global mean features are from the global
     predictions, and how far their features are from the global means of their classes
@@ -50,7 +50,7 @@ class FedHKD(CheckedFedAvg):
     Defaults are those of the published code. There the server takes the means of the node that
     replied last; the mean over nodes is the paper's. That code also divides the divergence by the
     number of classes, and clips gradients to a norm of 1.1; ours does neither. A class that no
-    node of a round holds keeps its means.
+    node of a round has keeps its means.
     """
 
     settings: FedHKDSettings = FedHKDSettings()

@@ -29,7 +29,7 @@ class FedProto(OwnModels):
     A node's prototype of a class is the mean of its samples' features, the input of the last dense
     layer. Node i trains its own model on the cross-entropy and lambda times the distance to the
     global prototypes (`client.PrototypeDistance`). The global prototype of a class
-    is the mean of those of the nodes that hold it, weighted by their samples of it. There is no
+    is the mean of those of the nodes that have it, weighted by their samples of it. There is no
     global model: nodes evaluate their own ones, by the nearest global prototype and by their
     classifier.
 
@@ -44,7 +44,7 @@ class FedProto(OwnModels):
 
     Notes
     -----
-    The published code takes the plain mean over nodes. A class that no node of a round holds keeps
+    The published code takes the plain mean over nodes. A class that no node of a round has keeps
     its prototype.
     """
 

@@ -48,7 +48,7 @@ def needs(session: Session, settings: FedSeqSettings) -> Iterator[Callable[[], o
         yield partial(auxiliary_of, session, settings.auxiliary, settings.auxiliary_size)
 
 
-def tell_confidence(message: Message, context: Context) -> Message:
+def report_confidence(message: Message, context: Context) -> Message:
     """Reply with the mean prediction of a model that was trained on the node's data alone."""
     session = Session.of(context)
     request = Pretraining.checked(message.content.config_records[CONFIG], "message")

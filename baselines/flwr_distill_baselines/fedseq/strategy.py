@@ -43,7 +43,7 @@ from flwr_distill_baselines.fedseq.method import (
     CONFIDENCE,
     PASS_AGAIN,
     PASSED_MODEL,
-    TELL_CONFIDENCE,
+    REPORT_CONFIDENCE,
     TRAIN_IN_TURN,
     TRAIN_LAST,
     FedSeqSettings,
@@ -278,7 +278,7 @@ class FedSeq(CheckedFedAvg):
         request = RecordDict(
             {CONFIG: ConfigRecord(self.settings.pretraining.model_dump(by_alias=True))}
         )
-        replies = self._ask([Message(request, node, TELL_CONFIDENCE) for node in nodes])
+        replies = self._ask([Message(request, node, REPORT_CONFIDENCE) for node in nodes])
         confidences = {}
         for node, reply in replies.items():
             confidence = reply.content.metric_records.get(METRICS, MetricRecord()).get(CONFIDENCE)
