@@ -1,6 +1,5 @@
-"""What baselines have in common: refusals, replies that are rejected, and their state."""
+"""What baselines and FedDM have in common: refusals, rejected replies, and their state."""
 
-import logging
 import re
 
 import numpy as np
@@ -11,6 +10,7 @@ from flwr_distill.protocol.arrays import as_record
 from flwr_distill.server.privacy import check_privacy
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.strategies.common.registry import create_strategy, find_strategy
+from flwr_distill.strategies.feddm import FedDM
 from flwr_distill.task.datasets import DataSpec, load_dataset
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model
@@ -31,6 +31,7 @@ PUBLIC = 20
 MAKE = {
     "dynafed": lambda **settings: DynaFed(model=MODEL, spec=SPEC, **settings),
     "fedaf": lambda **settings: FedAF(model=MODEL, spec=SPEC, **settings),
+    "feddm": lambda **settings: FedDM(model=MODEL, spec=SPEC, **settings),
     "fedhkd": lambda **settings: FedHKD(model=MODEL, **settings),
     "fedmd": lambda **settings: FedMD(num_classes=10, **{"auxiliary_size": PUBLIC, **settings}),
     "fedproto": lambda **settings: FedProto(model=MODEL, **settings),
@@ -65,13 +66,6 @@ BAD = {
     ("fedproto", "no samples"): {"counts": np.array([0])},
     **{(name, "nothing"): None for name in HONEST},
 }
-
-
-@pytest.fixture
-def flower_log(caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    with caplog.at_level(logging.WARNING):
-        yield caplog
 
 
 def replying(name):
@@ -114,7 +108,7 @@ def test_what_the_server_sends_after_a_restart_is_what_it_would_have_sent(memory
     assert RECORD[name] in again.records()
 
 
-@pytest.mark.parametrize("name", ["fedaf", "fedhkd", "fedmd", "fedproto", "vhl"])
+@pytest.mark.parametrize("name", ["fedaf", "feddm", "fedhkd", "fedmd", "fedproto", "vhl"])
 def test_differential_privacy_is_refused_by_server_and_node(client_grid, name, flower_log):
     settings = RunSettings.from_run_config({"strategy": name, "train.dp-noise": 1.0})
     with pytest.raises(SettingsError, match=f"strategy = '{name}': "):
@@ -144,7 +138,7 @@ def test_settings_out_of_range_are_refused_by_name(name, setting):
         MAKE[name](**setting)
 
 
-@pytest.mark.parametrize("name", ["dynafed", "fedaf", "vhl"])
+@pytest.mark.parametrize("name", ["dynafed", "fedaf", "feddm", "vhl"])
 def test_data_without_images_are_refused_before_any_node_is_asked(a_run, name):
     strategy, method = find_strategy(name)
     text = DataSpec("letters", (1, 1, 12), 4, (0.5,), (0.5,), kind="text", vocabulary=50)

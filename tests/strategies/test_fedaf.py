@@ -2,7 +2,6 @@
 
 import copy
 import json
-import logging
 
 import numpy as np
 import pytest
@@ -186,13 +185,6 @@ BAD = {
     "no counts": knowledge(counts=np.array([5, 0])),
     "nothing": RecordDict(),
 }
-
-
-@pytest.fixture
-def flower_log(caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    with caplog.at_level(logging.WARNING):
-        yield caplog
 
 
 @pytest.mark.parametrize("how", BAD)

@@ -1,7 +1,6 @@
 """FedSeq with our real ClientApp; only the wire is replaced, by a grid in memory."""
 
 import copy
-import logging
 from collections import Counter
 
 import numpy as np
@@ -73,13 +72,6 @@ def assert_equal(found, expected, atol=1e-5):
 
 def kinds(grid):
     return Counter(message.metadata.message_type for message in grid.pushed)
-
-
-@pytest.fixture
-def flower_log(caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    with caplog.at_level(logging.WARNING):
-        yield caplog
 
 
 @pytest.mark.parametrize("over", ["relay", "direct"])
