@@ -1,4 +1,4 @@
-"""The ClientApp: Flower's train and evaluate, the first meeting, and handlers of all methods."""
+"""The ClientApp: Flower's train and evaluate, the first meeting, and all methods' handlers."""
 
 import json
 from collections.abc import Callable
@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import adaptiveclipping_mod
 from flwr.common import log
 
-from flwr_distill.client.clipping import clipped
 from flwr_distill.client.edge import pass_down
 from flwr_distill.client.features import as_seen
 from flwr_distill.client.local_round import LocalRound, build_model, received_arrays
@@ -25,7 +25,7 @@ from flwr_distill.client.session import (
     source_of,
     store_of,
 )
-from flwr_distill.client.together import trained_together, trains_together
+from flwr_distill.client.simulation import trained_together, trains_together
 from flwr_distill.links import introduce
 from flwr_distill.protocol.meeting import (
     COLUMNS,
@@ -38,6 +38,7 @@ from flwr_distill.protocol.meeting import (
 )
 from flwr_distill.protocol.messages import (
     ARRAYS,
+    CLIPPING_NORM,
     CONFIG,
     EDGE,
     FINGERPRINT,
@@ -47,7 +48,13 @@ from flwr_distill.protocol.messages import (
     PACE,
     TOGETHER,
 )
-from flwr_distill.protocol.registry import all_methods, check_config, handlers, plugin_paths
+from flwr_distill.protocol.registry import (
+    all_methods,
+    check_config,
+    find_method,
+    handlers,
+    plugin_paths,
+)
 from flwr_distill.task.compute.precision import products_in
 from flwr_distill.task.datasets import DatasetError
 from flwr_distill.task.errors import SettingsError
@@ -67,15 +74,7 @@ class MethodApp(ClientApp):
     """A ClientApp that serves the message types of all installed methods."""
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Answer a message.
-
-        Raises
-        ------
-        SettingsError
-            If the message is of a method that is not installed here.
-        PluginError
-            If a plug-in's code fails; the text has its file and line.
-        """
+        """Answer a message; a plug-in's failure becomes a `PluginError` with its file and line."""
         message.content.pop(PACE, None)
         if EDGE in context.node_config:
             return pass_down(message, context)
@@ -88,7 +87,8 @@ class MethodApp(ClientApp):
                 named = [value for value in context.run_config.values() if ":" in str(value)]
                 paths = [*plugin_paths(), *map(str, named)]
                 if raised_in(error, paths):
-                    raise PluginError(f"plug-in failed: {located(error, *paths)}") from error
+                    what = ", ".join(["plug-in", *getattr(error, "__notes__", ())])
+                    raise PluginError(f"{what} failed: {located(error, *paths)}") from error
                 raise
 
     def _handler(self, message: Message, context: Context) -> Handler:
@@ -97,7 +97,7 @@ class MethodApp(ClientApp):
             return super().__call__
         paths = handlers()
         if message_type not in paths:
-            raise _missing(f"handler of {message_type}", context)
+            raise _not_installed(f"handler of {message_type}", context)
         handler: Handler = import_object(paths[message_type])  # type: ignore[assignment]
         return handler
 
@@ -106,25 +106,27 @@ app = MethodApp()
 
 
 def describe_columns(message: Message, context: Context) -> Message:
-    """Reply with mean and variance of the columns that the run leaves to nodes to standardise.
+    """Reply with mean and variance of the columns that the run has nodes standardise.
 
     With ``secure-sums``, sums and sums of squares, which leave under masks.
 
     Raises
     ------
     SettingsError
-        If the run leaves none, what leaves nodes must have noise, which these have not, there are
-        so few rows that they would nearly show these, or a column does not fit into secure sums.
+        If there are no such columns, differential privacy is on, there are so few rows that their
+        means nearly show them, or a column does not fit into secure sums.
     """
     task = source_of(context).task(context)
     check_columns(task)
     moments = Session.of(context, scaled=False).data.moments
     if moments is None or not moments.mean:
-        raise SettingsError("this run standardises no column of this node's by its values")
+        raise SettingsError("this run standardises no column by this node's values")
     if moments.rows < MIN_ROWS:
         raise SettingsError(
-            f"means of {moments.rows} rows would nearly show these; need {MIN_ROWS} (other nodes' "
-            "means count)"
+            f"need {MIN_ROWS} rows: means of so few would nearly show them",
+            where="rows of this node's table",
+            value=moments.rows,
+            remedy="the run uses other nodes' means",
         )
     if context.run_config.get("secure-sums"):  # of nodes, not of samples: their rows are a sum too
         rows, columns = 1, record_of_sums(moments, open_columns(task))
@@ -135,10 +137,9 @@ def describe_columns(message: Message, context: Context) -> Message:
 
 
 def describe(message: Message, context: Context) -> Message:
-    """Describe this node: what it is called, what it holds, how to send to it, or what is missing.
+    """Describe this node: its name, its data, how to send to it, or what is missing.
 
-    Which classes it holds (not how many samples) is left out where the run has differential
-    privacy.
+    Without the classes of its samples where the run has differential privacy.
     """
     record = message.content.config_records.get(CONFIG)
     requirement = None if record is None else Requirement.checked(record, "message")
@@ -173,14 +174,23 @@ def continue_run(message: Message, context: Context) -> Message:
     session = Session.of(context)
     earlier = Continuation.checked(message.content.config_records[CONFIG], "message")
     files = session.store.take_over(earlier.run_id, earlier.node_id, earlier.round)
-    log(
-        INFO,
-        "Resuming run %s after round %d: %s",
-        earlier.run_id,
-        earlier.round,
-        counted(files, "file"),
-    )
+    text = "Resuming run %s after round %d: %s"
+    log(INFO, text, earlier.run_id, earlier.round, counted(files, "file"))
     return Message(RecordDict({METRICS: MetricRecord({"files": files})}), reply_to=message)
+
+
+def clipped(
+    message: Message, context: Context, call_next: Callable[[Message, Context], Message]
+) -> Message:
+    """Flower's mod that clips the update, for messages with a clipping norm only.
+
+    It also reports whether the update was longer (``norm_bit``). Virtual nodes then train one by
+    one.
+    """
+    if CLIPPING_NORM not in message.content.config_records.get(CONFIG, ConfigRecord()):
+        return call_next(message, context)
+    message.content.pop(TOGETHER, None)
+    return adaptiveclipping_mod(message, context, call_next)
 
 
 @app.train(mods=[clipped])
@@ -188,17 +198,11 @@ def train(message: Message, context: Context) -> Message:
     """Train the received model on the node's data (Flower's plain contract).
 
     The message's config may override any key of ``train.*``, such as ``lr``. Other records ask for
-    loss terms.
-
-    Raises
-    ------
-    SettingsError
-        If a record asks for a term that is not installed here, or the config has a key that
-        nothing here reads.
+    loss terms. A record or key that nothing here reads is a SettingsError.
     """
     records = unread_records(message.content)
     if records:
-        raise _missing(f"loss term of record {min(records)!r}", context)
+        raise _no_term(min(records), context)
     check_config(message)
     reply = trained_together(context, message.content)
     if reply is None:
@@ -211,13 +215,7 @@ def train(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Evaluate the received model on the node's holdout (Flower's plain contract).
-
-    Raises
-    ------
-    SettingsError
-        If the message's config has a key that nothing here reads, or there is no holdout.
-    """
+    """Evaluate the received model on the node's holdout (Flower's plain contract)."""
     check_config(message)
     session = Session.of(context)
     holdout = held_out(session)
@@ -237,11 +235,25 @@ def unread_records(content: RecordDict) -> set[str]:
     return set(content) - read - set(model)
 
 
-def _missing(what: str, context: Context) -> SettingsError:
-    strategy = context.run_config.get("strategy", "")
+def _no_term(record: str, context: Context) -> SettingsError:
+    method = find_method(str(context.run_config.get("strategy", "")))
+    if method is None:
+        return _not_installed(f"loss term of record {record!r}", context)
+    declared = ", ".join(method.terms) or "none"
     return SettingsError(
-        f"no {what} is installed on this node: strategy = {strategy!r} comes with a package that "
-        "is missing here (install it with pip where the node runs, and start the run again)"
+        f"no loss term reads the record {record!r} of its train messages",
+        where="strategy",
+        value=method.name,
+        remedy=f"declare it in `terms` of the method, which has {declared}",
+    )
+
+
+def _not_installed(what: str, context: Context) -> SettingsError:
+    return SettingsError(
+        f"no {what} is installed on this node",
+        where="strategy",
+        value=context.run_config.get("strategy", ""),
+        remedy="install its package with pip where the node runs, and start the run again",
     )
 
 

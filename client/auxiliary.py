@@ -13,12 +13,7 @@ from flwr_distill.task.file_state import read_once
 def auxiliary_of(session: Session, name: str, size: int) -> Tensor:
     """Images without labels, (size, C, H, W), by name, path or ``@NAME``: see `auxiliary_images`.
 
-    Raises
-    ------
-    DatasetError
-        If they cannot be read.
-    FilesChangedError
-        If they are no longer those that this run has read at first.
+    Images that cannot be read, or are not those that the run read first, are a DatasetError.
     """
     root = str(session.node_config.get("data-root", "")) or session.task.data_root or None
     wanted = own_file(session.node_config, name), session.data.spec, size, session.task.seed, root

@@ -12,17 +12,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flwr_distill.client.session import Session
-from flwr_distill.client.terms import LossTerm
+from flwr_distill.client.terms import LossTerm, title_of, value_of
 from flwr_distill.protocol.schema import LARGEST_NUMBER
 from flwr_distill.storage.store import SPENT, NodeStore
 from flwr_distill.task.augmentation import Augment, augmented
+from flwr_distill.task.compute.opacus_import import root_logger_unchanged
 from flwr_distill.task.datasets import Samples
-from flwr_distill.task.errors import SettingsError
+from flwr_distill.task.errors import ReportedError, SettingsError
 from flwr_distill.task.models import why_not_private
-from flwr_distill.task.settings import (
-    Change,
-    TrainSettings,
-)
+from flwr_distill.task.settings import Change, TrainSettings
 
 if TYPE_CHECKING:  # importing Opacus takes a second
     from opacus.accountants import RDPAccountant
@@ -31,22 +29,20 @@ STATE_WORDS = slice(3, 627)
 """The 624 words of the Mersenne Twister in the state of torch's CPU generator."""
 
 
-class BudgetSpentError(RuntimeError):
+class BudgetSpentError(ReportedError, RuntimeError):
     """More steps would exceed ``train.dp-epsilon``."""
 
 
 @dataclass(frozen=True)
 class PrivacyAccount:
-    """The epsilon that a node has spent, kept in its store; it never falls.
+    """The epsilon that a node has spent, stored on the node; it never falls.
 
     Parameters
     ----------
     store : NodeStore
         Of the first run in a chain of resumed ones, because a resumed run does not refund epsilon.
-    delta : float
-        Delta at which epsilon is computed.
     budget : float
-        Highest epsilon; 0 sets no limit.
+        Highest epsilon at `delta`; 0 sets no limit.
     """
 
     store: NodeStore
@@ -85,32 +81,24 @@ class PrivacyAccount:
     def spend(self, noise: float, rate: float, steps: int) -> None:
         """Book steps of the sampled Gaussian mechanism, before they are taken.
 
-        Parameters
-        ----------
-        noise : float
-            Noise multiplier, > 0.
-        rate : float
-            Probability of each sample to be in a step.
-        steps : int
-            Number of steps.
-
-        Raises
-        ------
-        BudgetSpentError
-            If they would exceed the budget; nothing is booked then.
+        `rate` is the probability of each sample to be in a step. If the steps would exceed the
+        budget, nothing is booked, and a BudgetSpentError says so.
         """
         accountant = self._accountant()
         for _ in range(steps):
             accountant.step(noise_multiplier=noise, sample_rate=rate)
         if self.budget and (epsilon := accountant.get_epsilon(self.delta)) > self.budget:
             raise BudgetSpentError(
-                f"train.dp-epsilon = {self.budget:g}: this node has spent {self.epsilon:.3g}, "
-                f"{steps} more steps would make it {epsilon:.3g}; it takes no further part"
+                f"this node has spent {self.epsilon:.3g}, {steps} more steps would make it "
+                f"{epsilon:.3g}; it takes no further part",
+                where="train.dp-epsilon",
+                value=self.budget,
             )
         self.store.write(SPENT, json.dumps(accountant.state_dict()).encode())
 
     def _accountant(self) -> "RDPAccountant":
-        from opacus.accountants import RDPAccountant
+        with root_logger_unchanged():
+            from opacus.accountants import RDPAccountant
 
         accountant = RDPAccountant()
         if (state := self.store.read(SPENT)) is not None:
@@ -133,8 +121,7 @@ class PrivateTraining:
         Where steps are booked.
     generator : torch.Generator
         Of samples, their changes and noise, on the CPU. Its state must stay secret: it reveals the
-        noise. Changes are as secret, because without one of the samples those of the others would
-        be other ones.
+        noise, and the changes, which would differ for all samples if one was missing.
     """
 
     noise: float
@@ -166,7 +153,7 @@ class PrivateTraining:
         Parameters
         ----------
         samples : Samples
-            Training data; each is in a step with probability ``1 / ceil(n / batch_size)``.
+            Each is in a step with probability ``1 / ceil(n / batch_size)``.
         batch_size : int
             Upper bound of a step's expected number of samples.
         changes : tuple[str, ...] (default: ())
@@ -179,12 +166,16 @@ class PrivateTraining:
         BudgetSpentError
             If the steps would exceed the budget.
         """
-        from opacus.grad_sample import GradSampleHooks
-        from opacus.optimizers import DPOptimizer
-        from opacus.utils.uniform_sampler import UniformWithReplacementSampler
+        with root_logger_unchanged():
+            from opacus.grad_sample import GradSampleHooks
+            from opacus.optimizers import DPOptimizer
+            from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 
         model.train()
-        self._require_single_gradients(model, terms)
+        if reason := why_not_private(model):
+            raise SettingsError(reason, where="train.dp-noise", value=self.noise)
+        for term in terms:
+            require_single_gradients(self.noise, type(term), term.method)
         n, device = len(samples), next(model.parameters()).device
         rate = 1 / math.ceil(n / batch_size)
         self.account.spend(self.noise, rate, steps)
@@ -224,33 +215,35 @@ class PrivateTraining:
             optimizer.step()
         hooks.cleanup()
 
-    def _require_single_gradients(self, model: nn.Module, terms: Sequence[LossTerm]) -> None:
-        setting = f"train.dp-noise = {self.noise:g}"
-        if reason := why_not_private(model):
-            raise SettingsError(f"{setting}: {reason}")
-        for term in terms:
-            if term.mixes == "minibatch":
-                raise SettingsError(
-                    f"{setting}: the term {type(term).__name__} mixes the samples of a minibatch, "
-                    "which then have no gradients of their own (set train.kd-lambda, or "
-                    "cadis.kd-lambda, to 0, or train.dp-noise)"
-                )
+
+def require_single_gradients(noise: float, term: type[LossTerm], method: str) -> None:
+    """Raise SettingsError if a term mixes samples, which then have no gradients of their own."""
+    if term.mixes == "minibatch":
+        raise SettingsError(
+            f"the {title_of(term, method)} mixes the samples of a minibatch, which then have no "
+            "gradients of their own",
+            where="train.dp-noise",
+            value=noise,
+            remedy="set it to 0, or the weight of the term",
+        )
 
 
 def require_no_privacy(settings: TrainSettings, what: str) -> None:
     """Raise SettingsError if ``train.dp-noise`` is set: `what` has no differential privacy."""
     if settings.dp_noise:
         raise SettingsError(
-            f"train.dp-noise = {settings.dp_noise:g}: {what} has no differential privacy "
-            "(set train.dp-noise to 0, or take another strategy)"
+            f"{what} has no differential privacy",
+            where="train.dp-noise",
+            value=settings.dp_noise,
+            remedy="set it to 0, or take another strategy",
         )
 
 
 def secret_generator() -> torch.Generator:
     """CPU generator whose whole state comes from the operating system.
 
-    The server knows the run's seed and could subtract noise that depends on it. `manual_seed` would
-    not do either: it uses only 32 bits of a seed, few enough to try them all.
+    The server knows the run's seed and could subtract noise that depends on it. `manual_seed` uses
+    only 32 bits of a seed, few enough to try them all.
     """
     generator = torch.Generator()
     generator.manual_seed(0)
@@ -264,8 +257,8 @@ def secret_generator() -> torch.Generator:
 def _on(device: torch.device, generator: torch.Generator) -> torch.Generator:
     """The generator, or for a GPU one with a seed and an offset from it.
 
-    A GPU's generator takes 64 bits of seed, too few for noise that must not be guessed. The offset,
-    where its stream begins, is as secret: a multiple of 4 below 2^62, half of what it can count to.
+    A GPU's generator takes 64 bits of seed, too few for noise that must not be guessed. The offset
+    of its stream is as secret: a multiple of 4 below 2^62, half of its range.
     """
     if device.type == "cpu":
         return generator
@@ -278,12 +271,12 @@ def _on(device: torch.device, generator: torch.Generator) -> torch.Generator:
 def _without_infinite(parameters: Sequence[nn.Parameter]) -> None:
     """Put zeros in place of the gradients of samples for which one is infinite or not a number.
 
-    They would pass the clip, and make the whole model so. A server could craft one that is so only
-    where a certain sample is present, and would learn that at no epsilon.
+    They would pass the clip. A server could craft a model whose gradient is infinite for a certain
+    sample only, and would learn at no epsilon that it is present.
     """
     gradients = [p.grad_sample for p in parameters]  # type: ignore[attr-defined]
     finite = torch.stack([g.flatten(1).isfinite().all(1) for g in gradients]).all(0)
-    for g in gradients:  # in place, and whether or not there are any: asking would wait for a GPU
+    for g in gradients:  # in place and always: a check would wait for the GPU
         g.masked_fill_(~finite.view(-1, *[1] * (g.ndim - 1)), 0)
 
 
@@ -298,5 +291,5 @@ def _plus(
     """The loss plus the terms with this `mixes`."""
     for term in terms:
         if term.mixes == mixes:
-            loss = loss + term(inputs, labels, logits)
+            loss = loss + value_of(term, inputs, labels, logits)
     return loss

@@ -1,4 +1,4 @@
-"""The node of an edge: passes on what a run above asks to the edge's run below."""
+"""The node of an edge: passes messages of a run above to the edge's run below."""
 
 import json
 import time
@@ -37,12 +37,12 @@ PLAIN = (MessageType.TRAIN, MessageType.EVALUATE)
 
 
 def pass_down(message: Message, context: Context) -> Message:
-    """Answer a message with what the edge's run below makes of it.
+    """Answer a message by the edge's run below.
 
     Raises
     ------
     SettingsError
-        If the run asks for more than an edge can give.
+        If the run needs more than an edge can give.
     EdgeError
         If the run below cannot answer; says why.
     """
@@ -55,13 +55,13 @@ def pass_down(message: Message, context: Context) -> Message:
         metrics = MetricRecord({"files": int(opened.resumed)})
         return Message(RecordDict({METRICS: metrics}), reply_to=message)
     if kind not in PLAIN:
-        raise SettingsError(f"there is no {kind} on an edge: {AVERAGES}")
+        raise SettingsError(f"there is no {kind} on an edge", remedy=AVERAGES)
     check_plain(message)
     return Message(_ask(message, context), reply_to=message)
 
 
 def _describe(message: Message, context: Context) -> Message:
-    """Who the edge is, and what its nodes hold together; or what is missing for the run."""
+    """The edge's name and its nodes' data, or what is missing for the run."""
     metrics, config = identity(context.node_config)
     try:
         _check_run(message, context)
@@ -93,7 +93,7 @@ def _check_run(message: Message, context: Context) -> None:
 
 
 def _ask(message: Message, context: Context) -> RecordDict:
-    """What the run below answers."""
+    """The run below's answer."""
     due = deadline_of(message)
     opened = _open(message, context)
     left = max(0.0, due - time.monotonic())
@@ -101,7 +101,7 @@ def _ask(message: Message, context: Context) -> RecordDict:
 
 
 def _open(message: Message, context: Context, earlier: Continuation | None = None) -> Opened:
-    """Have the edge's run below be there."""
+    """Open the edge's run below."""
     opening = Opening(run=str(context.run_id), run_config=dict(context.run_config), earlier=earlier)
     request = opening.model_dump_json(by_alias=True).encode()
     door = Path(str(context.node_config[EDGE])) / DOOR

@@ -1,4 +1,4 @@
-"""Features of a node's samples by a frozen network, computed once and kept."""
+"""Features of a node's samples by a frozen network, computed once and cached."""
 
 import hashlib
 import io
@@ -22,19 +22,16 @@ from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.evaluation import BATCH
 from flwr_distill.task.models import last_dense_layer
-from flwr_distill.task.settings import (
-    TaskSettings,
-)
+from flwr_distill.task.settings import TaskSettings
 
-SECONDS = 10.0
-"""Between lines of progress."""
+LOG_INTERVAL = 10.0
+"""Seconds between lines of progress."""
 
 
 def seen_data(session: Session) -> LocalData:
-    """The node's data as training sees them.
+    """The node's data as training sees them; a model takes either.
 
-    Where nothing but the head of a frozen network trains, these are its `Frozen.vectors`, with a
-    spec of such; else the samples themselves. A model takes either.
+    Where only the head of a frozen network trains, these are vectors, and else the samples.
     """
     source, task, data = session.source, session.task, session.data
     spec = _seen_spec(source, task, data.spec)
@@ -84,38 +81,36 @@ def _vectors(
     assert isinstance(model, Frozen)
     if not len(inputs):  # as where train.holdout is 0
         return inputs.new_empty(0, *model.vector_shape)
-    features = torch.from_numpy(_kept(task, model, store, inputs, device)).float()
+    features = torch.from_numpy(_cached(task, model, store, inputs, device)).float()
     return model.as_vectors(features).to(inputs.device)
 
 
 def kept_features(session: Session, inputs: Tensor) -> NDArray[np.float16]:
-    """Features of samples, (n, d), from the node's store if they are there.
+    """Features of samples, (n, d), by the run's initial model; cached in the node's store.
 
-    They are those of the run's model with the weights that it begins with.
-
-    Raises
-    ------
-    SettingsError
-        If the network gives features that float16 does not hold.
+    Features beyond the range of float16 are a SettingsError.
     """
     task = session.task
-    return _kept(task, session.new_model(), session.store, inputs, session.device)
+    return _cached(task, session.new_model(), session.store, inputs, session.device)
 
 
-def _kept(
+def _cached(
     task: TaskSettings, model: nn.Module, store: NodeStore, inputs: Tensor, device: torch.device
 ) -> NDArray[np.float16]:
     model.requires_grad_(False)
     last_dense_layer(model).requires_grad_(True)  # which the features do not depend on
     pixels = hashlib.sha256(inputs.cpu().numpy().tobytes()).hexdigest()
     key = f"features-{fingerprint(model)[:24]}-{pixels[:24]}.npy"
-    if (kept := store.lasting.read(key)) is not None:
-        features: NDArray[np.float16] = np.load(io.BytesIO(kept))
+    if (payload := store.lasting.read(key)) is not None:
+        features: NDArray[np.float16] = np.load(io.BytesIO(payload))
         return features
     features = _features(model, inputs, device).numpy()
     if not np.isfinite(features).all():
         raise SettingsError(
-            f"model = {task.model!r}: its features are beyond 65,504 (end it with a normalisation)"
+            "its features are beyond 65,504",
+            where="model",
+            value=task.model,
+            remedy="end it with a normalisation",
         )
     written = io.BytesIO()
     np.save(written, features)
@@ -125,13 +120,13 @@ def _kept(
 
 @torch.inference_mode()
 def _features(model: nn.Module, inputs: Tensor, device: torch.device) -> Tensor:
-    """Features of samples, float16 on the CPU; the log tells how far it is."""
-    extract, told = extractor(model.to(device)), time.monotonic()
+    """Features of samples, float16 on the CPU; the log has the progress."""
+    extract, logged = extractor(model.to(device)), time.monotonic()
     features: list[Tensor] = []
     for start in range(0, len(inputs), BATCH):
         batch = inputs[start : start + BATCH].to(device)
         features.append(extract(batch).flatten(1).half().cpu())
-        if time.monotonic() > told + SECONDS:
-            told = time.monotonic()
+        if time.monotonic() > logged + LOG_INTERVAL:
+            logged = time.monotonic()
             log(INFO, "Features of %d of %d samples", start + len(batch), len(inputs))
     return torch.cat(features)

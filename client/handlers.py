@@ -29,9 +29,7 @@ from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.file_state import FilesChangedError
 from flwr_distill.task.models import create_own_model
 from flwr_distill.task.plugin import PluginError, located, path_of
-from flwr_distill.task.settings import (
-    TaskSettings,
-)
+from flwr_distill.task.settings import TaskSettings
 
 Part = Dataset[Any] | tuple[Tensor, Tensor]
 MakeModel = Callable[[], nn.Module]
@@ -39,13 +37,13 @@ LoadData = Callable[[Context], tuple[Part, Part]]
 Items = tuple[tuple[str, NodeConfigValue], ...]
 
 MIDDLE = 0.5
-"""Mean and deviation by which pixels are expected to be normalised, so that they are in [-1, 1]."""
+"""Expected mean and deviation of normalised pixels, which are then in [-1, 1]."""
 
 
 def add_methods(app: ClientApp, *methods: str, model: MakeModel, data: LoadData) -> None:
     """Add the handlers of methods to a ClientApp; call it below the app's own handlers.
 
-    What the app registered before stays its own, such as ``@app.train()``. Handlers train with the
+    Handlers that the app registered before stay, such as ``@app.train()``. Ours train with the
     ``train.*`` and ``seed`` of the run config, by default those of :mod:`task.settings`, and with
     what the ServerApp's ``train_config`` says.
 
@@ -67,7 +65,7 @@ def add_methods(app: ClientApp, *methods: str, model: MakeModel, data: LoadData)
     ------
     SettingsError
         If there is no such method, or it trains by loss terms and the app has its own
-        ``@app.train()``, which would leave them out.
+        ``@app.train()``, which would ignore them.
     """
     source = AppSource(model, data)
 
@@ -87,15 +85,7 @@ def add_methods(app: ClientApp, *methods: str, model: MakeModel, data: LoadData)
 
 @dataclass(frozen=True)
 class AppSource:
-    """Model and data by functions of someone's app.
-
-    Parameters
-    ----------
-    make : callable
-        Makes the model.
-    load : callable
-        Returns training and test samples, given Flower's context.
-    """
+    """Model and data by functions of someone's app; see `add_methods`."""
 
     make: MakeModel
     load: LoadData
@@ -118,11 +108,9 @@ class AppSource:
         Raises
         ------
         SettingsError
-            If the node's owner has a rule on samples, which would not be kept here.
+            If the node's owner has a rule on samples, which cannot be enforced here.
         DatasetError
-            If the samples do not fit the model, or are malformed.
-        FilesChangedError
-            If they are not those with which this run began.
+            If the samples do not fit the model, are malformed, or are not those of the run's start.
         PluginError
             If one of the functions fails; the text has its file and line.
         """
@@ -131,9 +119,10 @@ class AppSource:
         data = _load(self, context.run_id, context.node_id, node, run, device)
         if not is_as_first_read(store_of(context), data_name(context), data.fingerprint):
             raise FilesChangedError(
-                f"data = {path_of(self.load)}: its samples are not those with which this run began "
-                "(return the same ones each time: seed its split, and leave random changes of "
-                "images to train.augment)"
+                "its samples are not those with which this run started",
+                where=f"data = {path_of(self.load)}",
+                remedy="return the same ones each time: seed its split, and leave random changes "
+                "of images to train.augment",
             )
         return data
 
@@ -153,24 +142,27 @@ def _load(
     except Exception as error:  # whatever the app's code does
         raise PluginError(f"{where} failed: {located(error, path_of(source.load))}") from error
     if not (isinstance(parts, tuple | list) and len(parts) == 2):
-        raise DatasetError(f"{where} returned {type(parts).__name__}, need (train, test)")
+        found = type(parts).__name__
+        raise DatasetError(f"returned {found}", where=where, remedy="return (train, test)")
     train, test = (
         _samples(part, f"{where}, {name} samples")
         for part, name in zip(parts, ("training", "test"), strict=True)
     )
     if not len(train):
-        raise DatasetError(f"{where}: there are no training samples")
+        raise DatasetError("there are no training samples", where=where)
     if not len(test):
         test = train.subset([])
     shape = tuple(train.inputs.shape[1:])
     if tuple(test.inputs.shape[1:]) != shape:
-        raise DatasetError(f"{where}: test samples have another shape than training samples")
+        raise DatasetError("test samples have another shape than training samples", where=where)
     spec = _spec_of(source, shape)
     labels = torch.cat([train.labels, test.labels])
     if labels.min() < 0 or labels.max() >= spec.num_classes:
         raise DatasetError(
-            f"{where}: labels run from {labels.min()} to {labels.max()}, but model = "
-            f"{path_of(source.make)} has {spec.num_classes} outputs, for labels from 0"
+            f"labels are from {labels.min()} to {labels.max()}, and model = {path_of(source.make)} "
+            f"has {spec.num_classes} outputs",
+            where=where,
+            remedy="number classes from 0, or give the model more outputs",
         )
     read = (RawSamples(part.inputs.numpy(), part.labels.numpy()) for part in (train, test))
     return LocalData(spec, place(train, device), place(test, device), fingerprint_of(spec, *read))
@@ -187,21 +179,21 @@ def _samples(part: Any, where: str) -> Samples:
             labels = torch.tensor([int(label) for _, label in pairs])
     except Exception as error:  # whatever a data set of others does
         raise DatasetError(
-            f"{where}: a {type(part).__name__} cannot be read as a pair of tensors, or a Dataset "
-            f"of pairs (image, label) of one shape: {' '.join(str(error).split())[:200]}"
+            f"cannot read a {type(part).__name__}: {' '.join(str(error).split())[:200]}",
+            where=where,
+            remedy="return a pair of tensors, or a Dataset of pairs (image, label) of one shape",
         ) from error
     if not len(labels):
         return Samples(inputs[:0], labels.long())
     if inputs.ndim != 4 or not inputs.is_floating_point() or len(inputs) != len(labels):
         raise DatasetError(
-            f"{where}: {len(labels)} labels, and inputs of type {inputs.dtype} and shape "
-            f"{tuple(inputs.shape)}, need floats (n, C, H, W): a table's columns are channels, "
-            "x[:, :, None, None]; pixels are (x / 255 - 0.5) / 0.5"
+            f"{len(labels)} labels, and inputs of type {inputs.dtype}, shape {tuple(inputs.shape)}",
+            where=where,
+            remedy="return floats (n, C, H, W): a table's columns are channels, "
+            "x[:, :, None, None]; pixels are (x / 255 - 0.5) / 0.5",
         )
     if labels.ndim != 1 or labels.is_floating_point() or not inputs.isfinite().all():
-        raise DatasetError(
-            f"{where}: need finite inputs, and one whole number as the label of each"
-        )
+        raise DatasetError("need finite inputs, and a whole number as label of each", where=where)
     return Samples(inputs.float(), labels.long())
 
 
@@ -228,7 +220,7 @@ def _find(name: str) -> Method:
     if method := find_method(name):
         return method
     known = sorted(name for name, method in all_methods().items() if method.strategy)
-    raise SettingsError(f"add_methods: {name!r} is not one of {', '.join(known)}")
+    raise SettingsError("unknown method", where="add_methods", value=name, remedy=", ".join(known))
 
 
 def _check_own_train(methods: Sequence[Method]) -> None:
@@ -236,21 +228,26 @@ def _check_own_train(methods: Sequence[Method]) -> None:
     for method in methods:
         if method.trains_plainly:
             raise SettingsError(
-                f"add_methods: {method.name} needs its own training for plain train messages, and "
-                "the app has one (remove @app.train() from the app; if another add_methods "
-                "registered it, name all methods in one call)"
+                "it needs its own training for plain train messages, and the app has one",
+                where="add_methods",
+                value=method.name,
+                remedy="remove @app.train() from the app; if another add_methods registered it, "
+                "name all methods in one call",
             )
 
 
 def _check_rules(context: Context) -> None:
     node = context.node_config
-    for key, holds in (
+    for key, is_set in (
         (HOLDOUT, HOLDOUT in node),
         (CLASSES, bool(node.get(CLASSES))),
         (FEWEST_OF_A_CLASS, int(node.get(FEWEST_OF_A_CLASS, 1)) > 1),
     ):
-        if holds:
+        if is_set:
             raise SettingsError(
-                f"the node's policy: {key} is a rule on the node's own data, and this app brings "
-                "data by a function, to which it cannot be applied (run it on nodes without)"
+                "a rule on the node's own data cannot be applied to data that an app's function "
+                "brings",
+                where=key,
+                source="the node's policy",
+                remedy="run it on nodes without",
             )

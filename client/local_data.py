@@ -1,4 +1,4 @@
-"""A node's data: its owner's or its share of a set, without what may not be used."""
+"""A node's data: its owner's or its share of a set, without samples that may not be used."""
 
 import zlib
 from collections.abc import Mapping
@@ -24,9 +24,7 @@ from flwr_distill.task.datasets import (
 )
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.file_state import read_once
-from flwr_distill.task.settings import (
-    TaskSettings,
-)
+from flwr_distill.task.settings import TaskSettings
 from flwr_distill.task.source import PRIVATE, data_spec, domain, partition_samples, source_files
 
 NodeConfigValue = bool | int | float | str
@@ -43,13 +41,13 @@ class LocalData:
     train : Samples
         Training samples.
     holdout : Samples
-        Evaluation samples: the test set of the node's own data set, else a share of its data,
-        possibly empty: ``train.holdout`` and the run's draw, or what the node's owner has fixed.
+        Evaluation samples, possibly none: the test set of the node's data set, else a share of its
+        data, by ``train.holdout`` or by its owner's rule.
     fingerprint : bytes
         Of what was read; see `task.datasets.fingerprint_of`.
     moments : Moments, optional (default: None)
-        Of a table's columns. Held-out rows count, lest runs that hold out other ones show single
-        rows by the differences.
+        Of a table's columns. Held-out rows count: else the differences between runs, which hold
+        out other rows, would show single ones.
     """
 
     spec: DataSpec
@@ -110,20 +108,22 @@ def local_data(
             raw = load_private_data(str(path), spec)
     elif task.dataset == PRIVATE:
         raise SettingsError(
-            'node config: data is not set, and dataset = "private" means that every node brings '
-            "its own (start the node with --data FOLDER)"
+            'not set, and with dataset = "private" every node brings its own data',
+            where="node config: data",
+            remedy="start the node with --data FOLDER",
         )
     elif "partition-id" not in node or "num-partitions" not in node:
         raise SettingsError(
-            "node config: neither data nor partition-id and num-partitions are set "
-            "(start the node with --data FOLDER, or --partition-id I --num-partitions N)"
+            "neither data nor partition-id and num-partitions are set",
+            where="node config",
+            remedy="start the node with --data FOLDER, or --partition-id I --num-partitions N",
         )
     else:
         raw = partition_samples(task, identity, int(node["num-partitions"]), data_root)
     used = _in_used_classes(torch.tensor(raw.labels), node, spec).nonzero().flatten()
     if HOLDOUT in node:
-        chosen = _chosen_by_owner(node, len(raw))[used]
-        held, rest = used[chosen], used[~chosen]
+        is_held_out = _held_out_by_owner(node, len(raw))[used]
+        held, rest = used[is_held_out], used[~is_held_out]
     else:
         order = torch.randperm(len(used), generator=generator_of(task.seed, identity, "holdout"))
         num_held_out = int(task.train.holdout * len(used))
@@ -137,11 +137,10 @@ def local_data(
     )
 
 
-def _chosen_by_owner(node: Mapping[str, NodeConfigValue], num_samples: int) -> Tensor:
+def _held_out_by_owner(node: Mapping[str, NodeConfigValue], num_samples: int) -> Tensor:
     """Which samples the owner holds out, bool (n,): by place in the data, and a secret of the node.
 
-    Places are those before anything that a run chooses, and each draw is by itself, so no run can
-    have other samples held out.
+    A draw depends on its sample's place alone, so no run can have other samples held out.
     """
     secret, below = bytes.fromhex(str(node[HOLDOUT_SECRET])), int(float(node[HOLDOUT]) * 2**64)
     draws = (
@@ -162,7 +161,5 @@ def _in_used_classes(labels: Tensor, node: Mapping[str, NodeConfigValue], spec: 
     else:
         return torch.ones(len(labels), dtype=torch.bool)
     if not used.any():
-        raise SettingsError(
-            f"the node's policy: {rule}, and none of its samples is of such a class"
-        )
+        raise SettingsError("no sample is of such a class", where=f"the node's policy: {rule}")
     return used

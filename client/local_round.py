@@ -30,8 +30,6 @@ class LocalRound:
     ----------
     session : Session
         The node's, with the store of the round.
-    content : RecordDict
-        Of the message.
     settings : TrainSettings
         The run's, overridden by the message's config.
     model : nn.Module
@@ -47,19 +45,9 @@ class LocalRound:
     def of(
         cls, session: Session, content: RecordDict, arrays: Arrays | None = None
     ) -> "LocalRound":
-        """Read a train message.
+        """Read a train message, whose config may have any key of ``train.*``, such as ``lr``.
 
-        Parameters
-        ----------
-        content : RecordDict
-            Its config may hold any key of ``train.*``, such as ``lr``.
-        arrays : Mapping[str, ndarray], optional (default: None)
-            The global model, if it is not in the message.
-
-        Raises
-        ------
-        SettingsError
-            If the config is malformed.
+        `arrays` are the global model, if it is not in the message.
         """
         config = content.config_records.get(CONFIG, ConfigRecord())
         settings = session.task.train.model_dump(by_alias=True)
@@ -88,8 +76,6 @@ class LocalRound:
 
         Parameters
         ----------
-        samples : Samples
-            Training samples.
         balanced : bool (default: False)
             Whether classes are drawn evenly.
         average_last : float (default: 0.0)
@@ -153,7 +139,7 @@ def _weights(run_id: int, source: Source, task: TaskSettings, spec: DataSpec) ->
 def start_of(
     run_id: int, source: Source, task: TaskSettings, spec: DataSpec
 ) -> tuple[nn.Module, str]:
-    """The model that a run begins with, and the fingerprint of what of it is frozen."""
+    """The model that a run starts with, and the fingerprint of its frozen part."""
     model = source.model(task, spec)
     return model, frozen_fingerprint(model)
 

@@ -1,16 +1,18 @@
-"""What a node is missing for a run: asked before any node trains."""
+"""What a node is missing for a run, reported before any node trains."""
 
 import json
 from collections.abc import Callable, Iterable
 
 from flwr.app import Context
 
+from flwr_distill.client.dp_sgd import require_single_gradients
 from flwr_distill.client.local_round import start_of
 from flwr_distill.client.session import Session, source_of
+from flwr_distill.client.terms import term_class
 from flwr_distill.links import introduce
 from flwr_distill.protocol.meeting import MOST_REASONS, Requirement, one_line
-from flwr_distill.protocol.method import Method
-from flwr_distill.protocol.registry import find_method
+from flwr_distill.protocol.method import Method, all_protected
+from flwr_distill.protocol.registry import all_methods, find_method
 from flwr_distill.task.columns import FAR, dwarfed
 from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.errors import SettingsError
@@ -21,10 +23,9 @@ Check = Callable[[], object]
 
 
 def missing_for(context: Context, requirement: Requirement | None) -> list[str]:
-    """What the node is missing for a run, each in a line with the remedy; empty if nothing.
+    """What the node is missing for a run, a line each with the remedy; empty if nothing.
 
-    Tried are the node's data and links, the model, and what the method needs: its code and, by
-    `Method.needs`, distillers and files.
+    Tried are its data and links, the model, and the method's code, terms and `Method.needs`.
     """
     reasons = _failing(
         [
@@ -33,6 +34,7 @@ def missing_for(context: Context, requirement: Requirement | None) -> list[str]:
             lambda: _check_scale(context, requirement),
             lambda: _check_model(context, requirement),
             lambda: _import_code(requirement),
+            lambda: _check_terms(context, requirement),
         ]
     )
     if not reasons and requirement and requirement.method:
@@ -48,7 +50,7 @@ def _failing(checks: Iterable[Check]) -> list[str]:
         try:
             check()
         except RuntimeError:
-            raise  # CUDA's: the worker reads them, and may start anew
+            raise  # CUDA's: the worker reads them, and may restart
         except Exception as error:  # whatever a plug-in raises
             name = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
             reasons.append(one_line(f"{name}{error}"))
@@ -61,13 +63,7 @@ def _spec(context: Context) -> DataSpec:
 
 
 def _check_scale(context: Context, requirement: Requirement | None) -> None:
-    """Check that a scale from secure sums, of which the server compares no parts, fits this node.
-
-    Raises
-    ------
-    SettingsError
-        If it does not; names the column.
-    """
+    """Check a scale from secure sums, whose parts the server cannot compare."""
     scale = requirement and requirement.scale
     if not scale or not context.run_config.get("secure-sums"):
         return
@@ -75,9 +71,10 @@ def _check_scale(context: Context, requirement: Requirement | None) -> None:
     if own and (odd := dwarfed(own, scale)):
         name = open_columns(source_of(context).task(context))[odd[0]]
         raise SettingsError(
-            f"column {name!r}: this node's values are within 1/{FAR:g} of the deviation over all "
-            "nodes (check its unit on all nodes, or state its scale, "
-            f"private.columns={name}:MEAN+-DEVIATION)"
+            f"this node's values are within 1/{FAR:g} of the deviation over all nodes",
+            where=f"column {name!r}",
+            remedy="check its unit on all nodes, or state its scale, "
+            f"private.columns={name}:MEAN+-DEVIATION",
         )
 
 
@@ -87,8 +84,10 @@ def _check_model(context: Context, requirement: Requirement | None) -> None:
     own = start_of(context.run_id, source, task, _spec(context))[1]
     if requirement and requirement.frozen not in ("", own):
         raise SettingsError(
-            f"model = {task.model!r} has another frozen network on this node than on the server "
-            "(install the same version of the package, or copy the file, that brings it)"
+            "it has another frozen network on this node than on the server",
+            where="model",
+            value=task.model,
+            remedy="install the same version of its package, or copy its file",
         )
 
 
@@ -96,8 +95,11 @@ def _method(requirement: Requirement) -> Method:
     method = find_method(requirement.method)
     if method is None:
         raise SettingsError(
-            f"strategy = {requirement.method!r} needs a package that is missing on this node (pip "
-            f"install '{requirement.package}' where the node runs, and start the run again)"
+            "its package is missing on this node",
+            where="strategy",
+            value=requirement.method,
+            remedy=f"pip install '{requirement.package}' where the node runs, and start the run "
+            "again",
         )
     return method
 
@@ -106,9 +108,28 @@ def _import_code(requirement: Requirement | None) -> None:
     if requirement is None or not requirement.method:
         return
     method = _method(requirement)
-    for path in (*(phase.handler for phase in method.phases), *method.terms.values()):
-        if path:
-            import_object(path)
+    for phase in method.phases:
+        if phase.handler:
+            import_object(phase.handler)
+    for key in method.terms:
+        term_class(method, key)
+
+
+def _check_terms(context: Context, requirement: Requirement | None) -> None:
+    """Check that differential privacy allows the terms that are certain to take part.
+
+    Those are terms that a key of ``train.*`` asks for, and terms of a method which declares that
+    differential privacy covers all.
+    """
+    train = source_of(context).task(context).train
+    if not train.dp_noise:
+        return
+    numbers, own = train.model_dump(by_alias=True), requirement and requirement.method
+    for method in all_methods().values():
+        covered = method.name == own and method.unprotected is all_protected
+        for key in method.terms:
+            if covered or numbers.get(key):
+                require_single_gradients(train.dp_noise, term_class(method, key), method.name)
 
 
 def _needs(context: Context, requirement: Requirement) -> Iterable[Check]:

@@ -1,11 +1,11 @@
-"""Models that nodes keep as their own, from round to round."""
+"""Models that stay on nodes from round to round."""
 
 from dataclasses import replace
 
 from torch import nn
 
 from flwr_distill.client.session import Session
-from flwr_distill.client.terms.kept import keep, kept
+from flwr_distill.client.terms import store_tensors, stored_tensors
 
 KEPT = "own-model"
 MODEL = "model"
@@ -19,19 +19,19 @@ def with_own_model(session: Session) -> Session:
 
 
 def own_model(session: Session) -> tuple[nn.Module, bool]:
-    """The node's own model on its device, and whether it was kept before.
+    """The node's own model on its device, and whether it was stored before.
 
-    A node's first model has the initial weights of the run's seed, as the server's has in methods
-    with a global model, so that nodes of one architecture begin alike.
+    A first model has the initial weights of the run's seed, so that nodes of one architecture
+    start alike.
     """
     model = session.new_model()
     model.to(session.device)
-    state = kept(session, KEPT, model.state_dict())
+    state = stored_tensors(session, KEPT, model.state_dict())
     if state is not None:
         model.load_state_dict(state)
     return model, state is not None
 
 
 def keep_own_model(session: Session, model: nn.Module) -> None:
-    """Keep the node's own model; `session` is that of the round."""
-    keep(session, KEPT, model.state_dict())
+    """Store the node's own model; `session` is that of the round."""
+    store_tensors(session, KEPT, model.state_dict())

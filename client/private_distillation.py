@@ -11,17 +11,13 @@ def distil_privately(
 ) -> VirtualData:
     """Distil a node's training data under differential privacy, and book the epsilon first.
 
-    Parameters
-    ----------
-    epsilon : float
-        What this release spends, at ``train.dp-delta``; > 0.
-    per_class, steps, formation
-        See :func:`distill.private_matching.distill_dm_privately`.
+    `epsilon` is what this release spends, at ``train.dp-delta``; > 0. For the other arguments see
+    :func:`distill.private_matching.distill_dm_privately`.
 
     Raises
     ------
     BudgetSpentError
-        If it would exceed ``train.dp-epsilon``; see `client.dp_sgd.PrivacyAccount`.
+        If it would exceed ``train.dp-epsilon``.
     DistillError
         If the data cannot be distilled so.
     """

@@ -1,8 +1,8 @@
 """A node's part in secure sums: keys, shares, masks, and the help to take masks off.
 
-Secrets are made for one sum, kept in the node's files between its messages, and deleted before the
-node gives shares away. What it refuses does not depend on what the server says: a second use of
-keys, a second answer, too few nodes.
+Secrets are made for one sum, stored between its messages, and deleted before the node gives shares
+away. Whatever the server says, a node refuses a second use of keys, a second reply and too few
+nodes.
 """
 
 import json
@@ -58,6 +58,7 @@ from flwr_distill.protocol.secure_sums import (
     waybill,
 )
 from flwr_distill.storage.store import NodeStore
+from flwr_distill.task.errors import ReportedError
 from flwr_distill.task.settings import Block
 
 B = TypeVar("B", bound=Block)
@@ -68,31 +69,30 @@ STATE = "sum"
 """File with the node's last sum: number, step, and secrets while they are needed."""
 
 
-class SumRefusedError(RuntimeError):
-    """A node does not do what a server asks for in a secure sum."""
+class SumRefusedError(ReportedError, RuntimeError):
+    """A node refuses a message of a secure sum."""
 
 
 def announce(message: Message, context: Context) -> Message:
     """Make the keys of a new sum, and publish them."""
-    number, files = _asked(message, Announcement).number, _files(context)
-    earlier = _read(files)["number"]
+    number, files = _request(message, Announcement).number, _files(context)
+    earlier = _state_of(files)["number"]
     if number <= earlier:
         raise SumRefusedError(f"sum {number} is not newer than this node's last one")
     seal_key, mask_key = X25519PrivateKey.generate(), X25519PrivateKey.generate()
     seed = secrets.token_bytes(32)
     own = public_bytes(seal_key), public_bytes(mask_key), digest(seed)
-    credentials = Credentials.of(context.node_config)
     certificate, signature = b"", b""
-    if credentials is None and not earlier:
-        log(
-            WARNING,
-            "This node has no --peer-certificate: its secure sums hold against a curious server, "
-            "not against one that hands out keys of its own",
-        )
-    elif credentials is not None:
+    if credentials := Credentials.of(context.node_config):
         certificate = credentials.certificate
         statement = keys_digest(number, *own)
         signature = credentials.sign(statement, context.run_id, context.node_id)
+    elif not earlier:
+        log(
+            WARNING,
+            "This node has no --peer-certificate: its secure sums protect against a curious "
+            "server, not against one that distributes keys of its own making",
+        )
     _write(
         files,
         number=number,
@@ -113,7 +113,7 @@ def announce(message: Message, context: Context) -> Message:
 
 def share(message: Message, context: Context) -> Message:
     """Share the secrets of a sum with its other nodes, sealed for each."""
-    peers, files = _asked(message, Peers), _files(context)
+    peers, files = _request(message, Peers), _files(context)
     state = _state(files, peers.number, "announced")
     seal_key = _key(state["seal_key"])
     own = str(context.node_id), public_bytes(seal_key), public_bytes(_key(state["mask_key"]))
@@ -161,56 +161,52 @@ def share(message: Message, context: Context) -> Message:
 def summed(
     message: Message, context: Context, handler: Callable[[Message, Context], Message]
 ) -> Message:
-    """Answer a message; in a run with ``secure-sums``, a model leaves under masks only.
-
-    Raises
-    ------
-    SumRefusedError
-        If the message asks for a model without masks, or its sum is not as it should be.
-    """
+    """Answer a message; in a run with ``secure-sums``, a model leaves under masks only."""
     phase = _summed_phase(message, context)
     if phase is None:
         return handler(message, context)
     if SECURE not in message.content.config_records:
-        raise SumRefusedError("secure-sums = true, and the server asks for a model without masks")
-    request, files = _asked(message, SumRequest), _files(context)
+        raise SumRefusedError(
+            "the server asks for a model without masks", where="secure-sums", value=True
+        )
+    request, files = _request(message, SumRequest), _files(context)
     state = _state(files, request.number, "shared")
     members, place = request.members, int(state["place"])
     needed = threshold(len(state["nodes"]))
     if not {place} <= set(members) <= set(range(len(state["nodes"]))):
-        raise SumRefusedError("the nodes that are said to take part are not those of the sum")
+        raise SumRefusedError("its members are not those of the sum")
     if len(set(members)) < max(needed, len(members)):
         raise SumRefusedError(f"the sum is of {len(set(members))} nodes, and needs {needed}")
-    # Before the answer: with the same masks, two answers would give their difference away.
-    held = _held_shares(state, request, context)
-    _write(files, **{**state, "step": "masked", "members": members, "held": held})
+    # Before the reply: with the same masks, two replies would give their difference away.
+    opened = _opened_shares(state, request, context)
+    _write(files, **{**state, "step": "masked", "members": members, "held": opened})
     del message.content[SECURE]
     start = as_arrays(message.content.array_records.get(ARRAYS, ArrayRecord()))
     view, bounds = bytes.fromhex(state["view"]), (request.longest, request.most)
     seen = context_of(view, message.content, phase, context.run_config, bounds)
     records = summed_records(phase, message.content, start)
     reply = handler(message, context)
-    if not reply.content.array_records:  # it says why it has not trained
+    if not reply.content.array_records:  # a reason for not training
         return reply
     longest = request.longest if phase.shortened else math.inf
     numbers, weight = _numbers(
         reply.content, records, longest=longest, most=request.most, num_nodes=len(members)
     )
     masked = _under_masks(quantised(numbers, weight), state, members, seen)
-    told = reply.content.metric_records[METRICS]
-    metrics = MetricRecord({key: value for key, value in told.items() if key not in UNTOLD})
+    own = reply.content.metric_records[METRICS]
+    metrics = MetricRecord({key: value for key, value in own.items() if key not in UNTOLD})
     arrays = ArrayRecord({MASKED: Array(masked)})
     return Message(RecordDict({MASKED: arrays, METRICS: metrics}), reply_to=message)
 
 
 def unmask(message: Message, context: Context) -> Message:
     """Give shares away: of survivors the own mask's, of the others the mask key's; never both."""
-    request, files = _asked(message, Unmasking), _files(context)
+    request, files = _request(message, Unmasking), _files(context)
     state = _state(files, request.number, "masked")
     members, survivors = state["members"], set(request.survivors)
     needed = threshold(len(state["nodes"]))
     if not survivors <= set(members) or state["place"] not in survivors:
-        raise SumRefusedError("the nodes that are said to have answered are not those of the sum")
+        raise SumRefusedError("its survivors are not those of the sum")
     if len(survivors) < needed:
         raise SumRefusedError(f"{len(survivors)} nodes are in the sum, and {needed} must be")
     _write(files, number=request.number, step="over")
@@ -224,13 +220,9 @@ def unmask(message: Message, context: Context) -> Message:
 
 
 def _summed_phase(message: Message, context: Context) -> Phase | None:
-    """The phase of a message whose answers are summed; None if they are not.
+    """The phase of a message whose replies are summed; None if they are not.
 
-    Raises
-    ------
-    SumRefusedError
-        If the message has no part in a run with secure sums, such as plain training where the
-        method sums something else.
+    Refuses messages with models that are not, such as plain training where a method sums others.
     """
     if not context.run_config.get("secure-sums"):
         return None
@@ -240,15 +232,16 @@ def _summed_phase(message: Message, context: Context) -> Phase | None:
         return phases_of(method)[message_type]
     if method and method.summed and message_type not in phases_of(method, secure_sums=True):
         raise SumRefusedError(
-            f"secure-sums = true, and strategy = {method.name!r} has no masks for {message_type!r}"
+            f"there are no masks for {message_type!r}", where="strategy", value=method.name
         )
     return None
 
 
 def _refused_keys(peers: Peers, context: Context) -> list[int]:
-    """Places of keys that are not of nodes of the federation, or of one under two ids; if we can.
+    """Places of keys that no node of the federation signed, or one node under two ids.
 
-    A name that is twice counts only where both have signed: anyone can show another's certificate.
+    Without credentials nothing is checked. A name that occurs twice counts only where both have
+    signed: anyone can show another's certificate.
     """
     credentials = Credentials.of(context.node_config)
     if credentials is None:
@@ -268,13 +261,13 @@ def _refused_keys(peers: Peers, context: Context) -> list[int]:
     return refused
 
 
-def _held_shares(
+def _opened_shares(
     state: dict[str, Any], request: SumRequest, context: Context
 ) -> dict[str, list[str]]:
     """Shares of the members' mask keys and seeds, as hexadecimal text, by place."""
     key, view, nodes = _key(state["seal_key"]), bytes.fromhex(state["view"]), state["nodes"]
     place = int(state["place"])
-    held = {str(place): state["own_shares"]}
+    opened = {str(place): state["own_shares"]}
     for member, sealed in zip(request.members, request.sealed, strict=True):
         if member == place:
             continue
@@ -286,8 +279,8 @@ def _held_shares(
             log(WARNING, "The shares of node %s in a secure sum: %s", nodes[member], error)
             continue
         half = len(both) // 2
-        held[str(member)] = [both[:half].hex(), both[half:].hex()]
-    return held
+        opened[str(member)] = [both[:half].hex(), both[half:].hex()]
+    return opened
 
 
 def _numbers(
@@ -298,22 +291,20 @@ def _numbers(
     most: int,
     num_nodes: int,
 ) -> tuple[NDArray[np.float64], int]:
-    """What the sum adds up, times the weight, and the weight; see `num_masked`.
-
-    Of the model it is the change, of other records the values.
-    """
+    """Numbers to sum, and their weight; see `num_masked`. Of the model they are its change."""
     if content.array_records.keys() != records.keys():
         raise SumRefusedError(
-            f"the answer holds {', '.join(sorted(content.array_records))}, and "
-            f"{', '.join(sorted(records))} are summed"
+            f"{', '.join(sorted(records))} are summed, and the reply has other records",
+            value=sorted(content.array_records),
         )
-    told = content.metric_records[METRICS]
-    samples = int(told[NUM_EXAMPLES])  # type: ignore[arg-type]
+    own = content.metric_records[METRICS]
+    samples = int(own[NUM_EXAMPLES])  # type: ignore[arg-type]
     weight = min(samples, most or samples)
     if weight * num_nodes > MOST_WEIGHT:
         raise SumRefusedError(
             f"{weight:,} samples are more than {MOST_WEIGHT // num_nodes:,}, the most of each of "
-            f"{num_nodes} nodes in a secure sum (set most-samples lower)"
+            f"{num_nodes} nodes in a secure sum",
+            remedy="set most-samples lower",
         )
     parts = []
     for name, like in records.items():
@@ -322,7 +313,7 @@ def _numbers(
         parts += _shortened(name, {key: arrays[key] for key in like}, start, longest)
     metrics: list[float] = []
     for key in SUMMED_METRICS:
-        metrics += [float(told[key]), 1.0] if key in told else [0.0, 0.0]  # type: ignore[arg-type]
+        metrics += [float(own[key]), 1.0] if key in own else [0.0, 0.0]  # type: ignore[arg-type]
     return np.concatenate([*parts, [1.0, *metrics]]), weight
 
 
@@ -355,7 +346,7 @@ def _under_masks(
     return masked
 
 
-def _asked(message: Message, kind: type[B]) -> B:
+def _request(message: Message, kind: type[B]) -> B:
     return kind.checked(message.content.config_records.get(SECURE, ConfigRecord()), "message")
 
 
@@ -369,9 +360,9 @@ def _files(context: Context) -> NodeStore:
     return NodeStore(NodeStore.open(root, context.run_id, context.node_id).folder / FOLDER)
 
 
-def _read(files: NodeStore) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(files.read(STATE) or '{"number": 0, "step": ""}')
-    return found
+def _state_of(files: NodeStore) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads(files.read(STATE) or '{"number": 0, "step": ""}')
+    return state
 
 
 def _write(files: NodeStore, **state: Any) -> None:
@@ -379,18 +370,13 @@ def _write(files: NodeStore, **state: Any) -> None:
 
 
 def _state(files: NodeStore, number: int, step: str) -> dict[str, Any]:
-    """State of the sum of this number, which must be at a step.
-
-    Raises
-    ------
-    SumRefusedError
-        If this node is not there: each step is taken once.
-    """
-    state = _read(files)
+    """State of the sum of this number, which must be at a step: each step is taken once."""
+    state = _state_of(files)
     if (state["number"], state["step"]) != (number, step):
         raise SumRefusedError(
             f"sum {number} is not {step} on this node: its last one, {state['number']}, is "
-            f"{state['step'] or 'none'} (each step is taken once)"
+            f"{state['step'] or 'none'}",
+            remedy="each step is taken once",
         )
     return state
 

@@ -29,20 +29,12 @@ from flwr_distill.storage.store import NodeStore
 from flwr_distill.task.auxiliary_names import OWN_FILE
 from flwr_distill.task.columns import Scale
 from flwr_distill.task.compute.device import choose_device
-from flwr_distill.task.datasets import (
-    DataSpec,
-    Samples,
-)
+from flwr_distill.task.datasets import DataSpec, Samples
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.file_state import FilesChangedError
 from flwr_distill.task.models import model_of
-from flwr_distill.task.settings import (
-    TaskSettings,
-)
-from flwr_distill.task.source import (
-    data_spec,
-    open_columns,
-)
+from flwr_distill.task.settings import TaskSettings
+from flwr_distill.task.source import data_spec, open_columns
 
 SCALE = "column-scale"
 """Blob with the run's means and deviations of a table's columns."""
@@ -72,7 +64,7 @@ class Source(Protocol):
 
 
 class SourcedContext(Context):
-    """Flower's context of a node whose model and data come from a `Source` of its own."""
+    """Flower's context of a node whose model and data come from another `Source`."""
 
     def __init__(self, context: Context, source: Source) -> None:
         self.__dict__.update(context.__dict__)
@@ -83,24 +75,8 @@ class SourcedContext(Context):
 class Session:
     """A node in a run, as handlers see it.
 
-    Parameters
-    ----------
-    task : TaskSettings
-        Checked settings of the run.
-    data : LocalData
-        The node's data, loaded once per process, and again when their files have changed.
-    device : torch.device
-        Where the node computes.
-    store : NodeStore
-        The node's files for this run.
-    identity : int
-        The node's ``partition-id``, else its Flower node id; seeds its random draws.
-    run_id, node_id : int
-        Flower's ids.
-    node_config : Mapping[str, bool | int | float | str]
-        Flower's node config.
-    source : Source
-        Where task, data and models come from.
+    `identity` is the node's ``partition-id``, else its Flower node id; it seeds its random draws.
+    `store` has the node's files for this run.
     """
 
     task: TaskSettings
@@ -119,9 +95,6 @@ class Session:
 
         With ``scaled=False`` a table is not standardised if the run's scale is not yet known.
 
-        Reads ``device``, ``state-dir`` and ``partition-id`` from the node config, and what its
-        source reads there.
-
         Raises
         ------
         SettingsError
@@ -130,14 +103,11 @@ class Session:
         FilesChangedError
             If the data are no longer those with which this run began on this node.
         """
-        node = dict(context.node_config)
-        source = source_of(context)
+        node, source, device = dict(context.node_config), source_of(context), device_of(context)
         task = source.task(context)
-        device = device_of(context)
-        data = source.data(context, task, device, scaled=scaled)
         return cls(
             task=task,
-            data=data,
+            data=source.data(context, task, device, scaled=scaled),
             device=device,
             store=store_of(context),
             identity=int(node.get("partition-id", context.node_id)),
@@ -162,29 +132,16 @@ class Session:
 
 @dataclass(frozen=True)
 class RunSource:
-    """Model and data as the run's settings and the node config name them.
-
-    Reads ``data``, ``dataset``, ``data-root``, ``partition-id``, ``num-partitions``, ``holdout``
-    and ``holdout-secret`` from the node config.
-    """
+    """Model and data as the run's settings and the node config name them."""
 
     def task(self, context: Context) -> TaskSettings:
-        """The run's task, with the owner's files in place of the names that it gives (``@NAME``).
-
-        Raises
-        ------
-        SettingsError
-            If a setting is wrong, or the owner has no file of a name.
-        """
+        """The run's task, with the owner's files in place of ``@NAME``."""
         task = TaskSettings.from_run_config(context.run_config)
         weights = own_file(context.node_config, task.backbone.weights)
         index_file = own_file(context.node_config, task.partition.index_file)
-        return task.model_copy(
-            update={
-                "backbone": task.backbone.model_copy(update={"weights": weights}),
-                "partition": task.partition.model_copy(update={"index_file": index_file}),
-            }
-        )
+        backbone = task.backbone.model_copy(update={"weights": weights})
+        partition = task.partition.model_copy(update={"index_file": index_file})
+        return task.model_copy(update={"backbone": backbone, "partition": partition})
 
     def spec(self, context: Context, task: TaskSettings) -> DataSpec:
         """Shape and classes of the samples; the run knows them without the node's data."""
@@ -198,8 +155,10 @@ class RunSource:
         scale = scale_of(store, task)
         if scaled and scale is None and open_columns(task):
             raise SettingsError(
-                "this node does not know the means and deviations of the run's columns: its state "
-                "directory is not that of the first meeting (start the run again)"
+                "this node does not know the means and deviations of the run's columns",
+                where="state-dir",
+                value=context.node_config.get("state-dir", ""),
+                remedy="it is not that of the first meeting: start the run again",
             )
         config = tuple(sorted(context.node_config.items()))
         data = local_data(task, config, device, scale)
@@ -248,34 +207,22 @@ def keep_scale(store: NodeStore, scale: Scale) -> None:
 
 
 def check_unchanged(store: NodeStore, what: str, fingerprint: bytes, files: Sequence[Path]) -> None:
-    """Check that a run continues with what it has read first on this node, also if it is resumed.
+    """Check that a run reads what it read first on this node, also if it is resumed.
 
-    Parameters
-    ----------
-    store : NodeStore
-        The run's; it keeps the first fingerprint.
-    what : str
-        What was read.
-    fingerprint : bytes
-        Of what was read now.
-    files : Sequence[Path]
-        Where, for the error; without any, nothing is checked.
-
-    Raises
-    ------
-    FilesChangedError
-        If the fingerprint is another than the first.
+    The store keeps the first fingerprint. Without any `files`, nothing is checked; a
+    FilesChangedError names them.
     """
     if files and not is_as_first_read(store, what, fingerprint):
         places = ", ".join(str(path) for path in files if path.exists())
         raise FilesChangedError(
-            f"{places}: changed since this run has read it (put back what was there, or start a "
-            "new run with what is there now)"
+            "changed since this run has read it",
+            where=places,
+            remedy="put back what was there, or start a new run with what is there now",
         )
 
 
 def is_as_first_read(store: NodeStore, what: str, fingerprint: bytes) -> bool:
-    """Whether a run reads what it read first on this node; the first fingerprint is kept."""
+    """Whether a run reads what it read first on this node; the first fingerprint is stored."""
     store, name = store.at(None), f"read-{what}"
     first = store.read(name, most=len(fingerprint))
     if first is None:
@@ -286,12 +233,8 @@ def is_as_first_read(store: NodeStore, what: str, fingerprint: bytes) -> bool:
 def virtual_per_class(session: Session, per_class: int, formation: int = 1) -> int:
     """Virtual samples of each class, no more than the node's owner lets leave.
 
-    Those with a `formation` hold its square of smaller ones, which count.
-
-    Raises
-    ------
-    SettingsError
-        If a class has too few samples for one.
+    Images with a `formation` contain its square of smaller ones, which count. A class with too few
+    samples for one is a SettingsError.
     """
     rule = int(session.node_config.get(REAL_PER_VIRTUAL, 1))
     if rule == 1:
@@ -300,58 +243,45 @@ def virtual_per_class(session: Session, per_class: int, formation: int = 1) -> i
     smallest = int(torch.unique(session.data.train.labels, return_counts=True)[1].min())
     if smallest < real:
         raise SettingsError(
-            f"the node's policy: real-per-virtual asks for {real} samples of a class, and one has "
-            f"{smallest} "
-            "(ask for differential privacy, dp-epsilon, or have its owner leave the class out)"
+            f"the node's policy needs {real} samples of a class, and one has {smallest}",
+            where=REAL_PER_VIRTUAL,
+            value=rule,
+            remedy="ask for differential privacy, dp-epsilon, or have its owner exclude the class",
         )
     if smallest // real < per_class:
-        log(
-            INFO,
-            "%d virtual samples of a class instead of %d: the policy asks for %d real ones each",
-            smallest // real,
-            per_class,
-            real,
-        )
+        text = "%d virtual samples of a class instead of %d: the policy needs %d real ones each"
+        log(INFO, text, smallest // real, per_class, real)
     return min(per_class, smallest // real)
 
 
 def own_file(node_config: Mapping[str, NodeConfigValue], name: str) -> str:
-    """The path of the owner's file or folder for ``@NAME``; any other name is unchanged.
-
-    Raises
-    ------
-    SettingsError
-        If the owner has none of this name.
-    """
+    """The path of the owner's file or folder for ``@NAME``; any other name is unchanged."""
     if not OWN_FILE.fullmatch(name):
         return name
     if (path := node_config.get(f"{FILE}{name}")) is None:
         raise SettingsError(
-            f"this node has no file called {name} (its owner can add it to `files` of the node's "
-            "settings)"
+            f"this node has no file called {name}",
+            where="files",
+            remedy="its owner can add it to `files` of the node's settings",
         )
     return str(path)
 
 
 def held_out(session: Session) -> Samples:
-    """The node's held-out samples.
-
-    Raises
-    ------
-    SettingsError
-        If there are none.
-    """
+    """The node's held-out samples; SettingsError if there are none."""
     holdout = session.data.holdout
     if not len(holdout):
         raise SettingsError(
-            f"train.holdout = {session.task.train.holdout} leaves this node no sample to evaluate "
-            "on (set it to 0.1, or fraction-evaluate to 0)"
+            "this node has no sample to evaluate on",
+            where="train.holdout",
+            value=session.task.train.holdout,
+            remedy="set it to 0.1, or fraction-evaluate to 0",
         )
     return holdout
 
 
 def deadline_of(message: Message) -> float:
-    """When the reply is due, by `time.monotonic`; call it when a handler begins.
+    """When the reply is due, by `time.monotonic`; call it when a handler starts.
 
     The message's own time stamp does not serve: it is by the server's clock.
     """

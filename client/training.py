@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel
 
 from flwr_distill.client.dp_sgd import PrivateTraining
-from flwr_distill.client.terms import LossTerm
+from flwr_distill.client.terms import LossTerm, value_of
 from flwr_distill.protocol.messages import NUM_STEPS, TRAIN_ACCURACY, TRAIN_LOSS
 from flwr_distill.task.augmentation import Augment, augmented
 from flwr_distill.task.compute.cuda_graph import graphed
@@ -19,11 +19,7 @@ from flwr_distill.task.compute.precision import forward_in, products_in
 from flwr_distill.task.datasets import Samples
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.evaluation import outputs
-from flwr_distill.task.settings import (
-    Change,
-    Precision,
-    TrainSettings,
-)
+from flwr_distill.task.settings import Change, Precision, TrainSettings
 
 
 class Trained(NamedTuple):
@@ -47,13 +43,12 @@ def epoch_batches(
     Parameters
     ----------
     labels : Tensor
-        Class of each sample, int64 (n,), or soft labels (n, num_classes), whose likeliest class
-        counts.
+        int64 (n,), or soft labels (n, num_classes), whose likeliest class counts.
     batch_size : int
-        Samples in a minibatch. A remainder of one sample is dropped, because batch normalisation
-        cannot train on it, unless there is only that.
+        A remainder of one sample is dropped, because batch normalisation cannot train on it,
+        unless there is only that.
     generator : torch.Generator
-        CPU generator of the order.
+        On the CPU.
     balanced : bool (default: False)
         If True, draw at least n samples with replacement with equally likely classes, in whole
         minibatches: a step on few samples can spoil a model, and a round may end with it. Else
@@ -93,7 +88,7 @@ def fit(
     batches : Iterable[Tensor]
         Indices into ``samples``, one tensor per step.
     terms : Sequence[LossTerm] (default: ())
-        Added to the cross-entropy, but not part of the loss returned.
+        Not part of the loss returned.
     precision : str (default: "float32")
         Of the forward pass; see :func:`task.compute.precision.forward_in`.
     augment : Augment, optional (default: None)
@@ -114,11 +109,11 @@ def fit(
             total.add_(loss.detach())
             right.add_((logits.argmax(1) == hard_labels(labels)).float().mean())
             for term in terms:
-                loss = loss + term(inputs, labels, logits)
+                loss = loss + value_of(term, inputs, labels, logits)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
-    # Terms and Adam keep numbers of their own in Python, which a recorded step would not change.
+    # Terms and Adam keep numbers in Python, which a recorded step would not change.
     recordable = not terms and isinstance(optimizer, torch.optim.SGD)
     take_step = graphed(step, device) if recordable else step
     steps = 0
@@ -146,28 +141,25 @@ def train_round(
     Parameters
     ----------
     generator : torch.Generator
-        CPU generator of the order, and of random changes.
+        On the CPU; of the order, and of random changes.
     balanced : bool (default: False)
-        Whether classes are drawn evenly.
+        Whether classes are drawn evenly; a SettingsError with `privacy`.
     average_last : float (default: 0.0)
-        Share of the steps, the last ones, over which the weights are averaged; 0 leaves them as
-        they are after the last step. Not with `privacy`.
+        Share of the steps, the last ones, over which the weights are averaged; 0 takes the weights
+        of the last step. Not with `privacy`.
     changes : tuple[str, ...] (default: ())
         Random changes of the images; see :func:`task.augmentation.chosen_changes`.
     privacy : PrivateTraining, optional (default: None)
         Trains with differential privacy and its own random draws.
-
-    Raises
-    ------
-    SettingsError
-        If `balanced` is combined with `privacy`.
     """
     optimizer = optimizer_of(model.parameters(), settings)
     if privacy is not None:
         if balanced:
             raise SettingsError(
-                "hfldd.balanced = true: samples of rare classes would come more often than "
-                "differential privacy counts (set it to false, or train.dp-noise to 0)"
+                "samples of rare classes would come more often than differential privacy counts",
+                where="hfldd.balanced",
+                value=True,
+                remedy="set it to false, or train.dp-noise to 0",
             )
         size = settings.batch_size
         steps = settings.local_epochs * math.ceil(len(samples) / size)

@@ -1,8 +1,7 @@
 """Local training of many nodes at once, for simulations: one step for all of them.
 
-Their copies of the model are stacked along a first dimension, and `torch.func.vmap` runs the
-forward and backward pass over it. PyTorch's SGD and Adam treat each number by itself, so they take
-stacked weights as they are.
+Copies of the model are stacked along a first dimension, over which `torch.func.vmap` runs forward
+and backward pass. PyTorch's SGD and Adam treat each number alone, so they take stacked weights.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,17 +34,10 @@ class _Minibatch(NamedTuple):
 def why_one_by_one(model: nn.Module, samples: Samples, settings: TrainSettings) -> str:
     """Why nodes cannot train this model together; empty if they can.
 
-    Parameters
-    ----------
-    model : nn.Module
-        On the device that trains; tried on a sample, and not changed.
-    samples : Samples
-        A node's, at least one.
-    settings : TrainSettings
-        Of the round.
+    The model is tried on a sample, on the device that trains, and not changed.
     """
     if settings.dp_noise:
-        return "differential privacy clips and adds noise for each node by itself"
+        return "differential privacy clips and adds noise for each node alone"
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
     if any(True for _ in model.buffers()) or trained != model.state_dict().keys():
         return "the model has more than weights to train, such as the statistics of BatchNorm"
@@ -72,16 +64,11 @@ def train_together(
     Parameters
     ----------
     model : nn.Module
-        The common start, on the device that trains; not changed. What it may be:
-        `why_one_by_one`.
+        The common start, on the device that trains; not changed. See `why_one_by_one`.
     sets : Sequence[Samples]
         Samples of each node, at least one each.
-    settings : TrainSettings
-        Of the round.
     generators : Sequence[torch.Generator]
         CPU generator of each node's order and random changes.
-    changes : tuple[str, ...] (default: ())
-        Random changes of the images; see :func:`task.augmentation.chosen_changes`.
 
     Returns
     -------
@@ -149,7 +136,7 @@ def _train(
     optimizer = None
     with products_in(settings.precision):
         for active, steps in groupby(training):
-            # Views: the weights of a node that has ended stay as they are.
+            # Views: the weights of a node that has finished do not change.
             weights = {name: weight[:active].requires_grad_() for name, weight in stacked.items()}
             optimizer = _optimizer(list(weights.values()), settings, optimizer)
             for _ in steps:
@@ -183,8 +170,8 @@ def _losses(model: nn.Module) -> Callable[[Weights, Tensor, Tensor, Tensor], tup
 def _padded(batches: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Minibatches as rows of one length, and the share of each sample in its minibatch's mean.
 
-    What is added is a sample of the same minibatch, with a share of 0, so that a value that is not
-    finite stays with its node.
+    Padding is a sample of the same minibatch, so that a value that is not finite stays with its
+    node.
     """
     rows = pad_sequence(list(batches), batch_first=True)
     sizes = torch.tensor([len(batch) for batch in batches]).unsqueeze(1)

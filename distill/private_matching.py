@@ -29,6 +29,7 @@ from flwr_distill.distill.privacy import Guarantee, PrivacyCard
 from flwr_distill.distill.registry import Progress
 from flwr_distill.distill.starts import start
 from flwr_distill.distill.virtual_data import VirtualData
+from flwr_distill.task.compute.opacus_import import root_logger_unchanged
 
 LEARNING_RATE = 0.3
 """At first; falls to 0."""
@@ -57,7 +58,8 @@ def noise_for(epsilon: float, delta: float) -> float:
     By Opacus' accountant of Rényi differential privacy, as a node's account counts it: about a
     tenth more noise than the exact formula (Balle and Wang 2018).
     """
-    from opacus.accountants.utils import get_noise_multiplier  # slow to import
+    with root_logger_unchanged():  # here: importing Opacus takes a second
+        from opacus.accountants.utils import get_noise_multiplier
 
     try:
         noise = get_noise_multiplier(

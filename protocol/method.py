@@ -175,8 +175,6 @@ class Method:
         that this one left the run to; empty if none. What that discloses is told too.
     models, datasets, distillers : Mapping[str, str]
         ``module:attribute`` of further ones, by name.
-    readers : tuple of str
-        ``module:attribute`` of readers of images (:mod:`task.readers`).
     package : str (default: "")
         Distribution that it was installed with, ``name==version``; set by the registry.
     """
@@ -204,7 +202,6 @@ class Method:
     models: Mapping[str, str] = field(default_factory=dict)
     datasets: Mapping[str, str] = field(default_factory=dict)
     distillers: Mapping[str, str] = field(default_factory=dict)
-    readers: tuple[str, ...] = ()
     package: str = ""
 
     @property

@@ -22,7 +22,13 @@ from flwr_distill.protocol.method import EVALUATE_PHASE, TRAIN_PHASE, Method, Ph
 from flwr_distill.protocol.secure_sums import PHASES as SECURE_SUMS
 from flwr_distill.protocol.secure_sums import in_secure_sums
 from flwr_distill.task.errors import SettingsError
-from flwr_distill.task.plugin import PluginError, installed_plugins, load_plugin, package_of
+from flwr_distill.task.plugin import (
+    PluginError,
+    installed_plugins,
+    load_plugin,
+    package_of,
+    plugged_in_readers,
+)
 from flwr_distill.task.settings import (
     Block,
 )
@@ -173,11 +179,10 @@ def check_config(message: Message) -> None:
 
 def plugin_paths() -> list[str]:
     """``module:attribute`` of the code that installed packages bring for nodes."""
-    paths = []
+    paths = plugged_in_readers()
     for method in all_methods().values():
         if method.package:
             paths += [phase.handler for phase in method.phases]
-            paths += method.readers
             for table in (method.terms, method.models, method.datasets, method.distillers):
                 paths += table.values()
     return paths

@@ -45,6 +45,7 @@ from flwr_distill.strategies.common.registry import find_strategy
 from flwr_distill.task.backbones import fingerprint
 from flwr_distill.task.compute.precision import products_in
 from flwr_distill.task.source import check_columns, data_spec, open_columns
+from flwr_distill.task.words import listed
 
 app = ServerApp()
 
@@ -68,6 +69,9 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
     check_columns(settings, edge=bool(settings.edge))
     other_hooks = find_hooks(settings.hooks)
     start_method, start_settings = method_of_start(settings, method), settings_of_start(settings)
+    if unread := settings.unread(method, start_method):
+        keys = listed(unread)
+        log(WARNING, "strategy = %r does not read %s: of other methods", settings.strategy, keys)
     check_privacy(start_settings, start_method)
     task = Task.of(settings)
     check_private_model(settings, task.model, task.spec)

@@ -1,5 +1,6 @@
 """Hooks of other packages: entry points of ``flwr_distill.hooks``, named in ``hooks``."""
 
+import difflib
 from importlib.metadata import entry_points
 
 from flwr_distill.server.hooks import Hook
@@ -15,7 +16,8 @@ def find_hooks(names: str) -> dict[str, Hook]:
 
     `names` are entry points, or ``module:object``, separated by commas. Each leads to a `Hook`, or
     to a callable that makes one without arguments, such as its class. Raises SettingsError if a
-    name is unknown or given twice, or leads to no hook.
+    name is unknown or given twice, or its object fails, is no hook, or has a method ``on_*`` of no
+    event.
     """
 
     def error_of(problem: str, remedy: str = "") -> SettingsError:
@@ -58,4 +60,9 @@ def _hook_of(what: object) -> Hook:
             raise PluginError(f"it cannot be made: {located(error)}") from error
     if not isinstance(what, Hook):
         raise PluginError(f"it is a {type(what).__name__}, need a flwr_distill.server.hooks.Hook")
+    if never_called := {name for name in dir(what) if name.startswith("on_")} - {*dir(Hook)}:
+        name, known = min(never_called), [name for name in dir(Hook) if name.startswith("on_")]
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise PluginError(f"no event calls its {name} ({hint}there are {', '.join(known)})")
     return what

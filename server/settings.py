@@ -125,6 +125,18 @@ class RunSettings(TaskSettings):
         table: Block = getattr(self, _attribute(method), None) or method.settings()
         return method_settings(method, table.model_dump(by_alias=True), self.strategy_args)
 
+    def unread(self, *methods: Method | None) -> list[str]:
+        """Keys of other methods' tables that are not at their defaults: these methods ignore them.
+
+        A method that leaves the run to another one may read any.
+        """
+        if any(method and method.taken for method in methods):
+            return []
+        tables = {method.table_name for method in all_methods().values() if method.settings}
+        others = tables - {method.table_name for method in methods if method}
+        own = self.model_dump(by_alias=True, exclude_defaults=True)
+        return [f"{name}.{key}" for name in sorted(others) for key in own.get(name, {})]
+
     def constructor_arguments(self, method: Method | None) -> dict[str, Any]:
         """Keys of ``strategy-args`` that are not settings of the method."""
         fields = set(method.settings.model_fields) if method and method.settings else set()

@@ -1,7 +1,7 @@
 """Plug-ins of other packages: ``module:attribute`` names and an entry point.
 
-A package registers one entry point in the group ``flwr_distill.methods`` that refers to a
-declaration (:class:`protocol.method.Method`).
+Entry points in the group ``flwr_distill.methods`` lead to declarations
+(:class:`protocol.method.Method`), those in ``flwr_distill.readers`` to readers (`task.readers`).
 """
 
 import importlib
@@ -11,6 +11,7 @@ from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import cast
 
 GROUP = "flwr_distill.methods"
+READERS = "flwr_distill.readers"
 
 
 class PluginError(ValueError):
@@ -100,14 +101,8 @@ def plugged_in(kind: str, name: str) -> str | None:
 
 
 def plugged_in_readers() -> list[str]:
-    """``module:attribute`` of the readers that installed packages bring; see `task.readers`."""
-    paths: list[str] = []
-    for point in installed_plugins():
-        try:
-            paths += getattr(load_plugin(point), "readers", ())
-        except PluginError:
-            continue  # a broken plug-in must not stop others; its own users get the error
-    return paths
+    """``module:attribute`` of the readers that installed packages bring, not imported."""
+    return [point.value for point in entry_points(group=READERS)]
 
 
 def located(error: Exception, *paths: str) -> str:

@@ -191,17 +191,18 @@ def on_path(monkeypatch):
 
 @pytest.fixture
 def install(tmp_path, on_path):
-    """Install a package of one module, with entry points to its methods and hooks by name."""
+    """Install a package of one module, with entry points to its parts by name."""
 
-    def write(module, source, name="someones", version="1.0", hooks=(), **methods):
+    def write(module, source, name="someones", version="1.0", hooks=(), readers=(), **methods):
         site = tmp_path / f"site-{name}"
         info = site / f"{name}-{version}.dist-info"
         info.mkdir(parents=True)
         (site / f"{module}.py").write_text(source)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        points = [f"{method.replace('_', '-')} = {path}" for method, path in methods.items()]
-        hook_points = [f"{hook} = {path}" for hook, path in dict(hooks).items()]
-        lines = ["[flwr_distill.methods]", *points, "[flwr_distill.hooks]", *hook_points, ""]
+        lines = []
+        for group, points in (("methods", methods), ("hooks", hooks), ("readers", readers)):
+            lines += [f"[flwr_distill.{group}]"]
+            lines += [f"{key.replace('_', '-')} = {path}" for key, path in dict(points).items()]
         (info / "entry_points.txt").write_text("\n".join(lines))
         on_path(site)
         assert importlib.metadata.version(name) == version

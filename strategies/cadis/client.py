@@ -9,11 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flwr_distill.client.session import Session
-from flwr_distill.client.terms.features import Features
-from flwr_distill.client.terms.term import LossTerm
+from flwr_distill.client.terms import Features, LossTerm
 from flwr_distill.task.settings import TrainSettings
 
-SMALLEST_VARIANCE = 1e-12
+MIN_VARIANCE = 1e-12
 
 
 class Relational(LossTerm):
@@ -27,7 +26,7 @@ class Relational(LossTerm):
     Parameters
     ----------
     model : nn.Module
-        In training; as it is now, it is the teacher.
+        In training; now it is the teacher.
     weight : float
         lambda.
     layer : str (default: "")
@@ -44,7 +43,7 @@ class Relational(LossTerm):
     def of(
         cls, session: Session, content: RecordDict, model: nn.Module, settings: TrainSettings
     ) -> Self:
-        """Make the term; see `client.terms.LossTerm`."""
+        """Make the term, weighted by ``kd-lambda``."""
         return cls(model, settings.kd_lambda, settings.feature_layer)
 
     def __call__(self, inputs: Tensor, labels: Tensor, logits: Tensor) -> Tensor:
@@ -61,15 +60,7 @@ def log_relations(features: Tensor) -> Tensor:
     ``K(a, b) = exp(-||a - b||^2 / (2 v))``. The paper leaves v open; here it is the mean of
     ``||f_i - f_j||^2`` over the minibatch, so that the scale of features does not matter.
 
-    Parameters
-    ----------
-    features : Tensor
-        (n, d).
-
-    Returns
-    -------
-    Tensor
-        (n, n - 1): row i has the other samples in order, without i.
+    Features are (n, d), the result (n, n - 1): row i has the other samples in order, without i.
     """
     n = len(features)
     exact = "donot_use_mm_for_euclid_dist"  # equal features are at distance 0
@@ -77,5 +68,5 @@ def log_relations(features: Tensor) -> Tensor:
     # Without the diagonal: past the first entry, it is the last of every n + 1.
     distances = distances.flatten()[1:].reshape(n - 1, n + 1)[:, :-1].reshape(n, n - 1)
     squared = distances.square()
-    variance = squared.mean().clamp(min=SMALLEST_VARIANCE)
+    variance = squared.mean().clamp(min=MIN_VARIANCE)
     return functional.log_softmax(-squared / (2 * variance), dim=1)

@@ -14,23 +14,16 @@ Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
 FIRST_THRESHOLD = 0.975
 LAST_THRESHOLD = 0.985
 THRESHOLD_GROWTH = 1.0005
-MOST_DEVIATION = 0.02
+MAX_DEVIATION = 0.02
 SAME = 1e-6
 """Similarities that differ by less count as equal, because of float32 rounding."""
 
 
 def instance_similarity(changes: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Cosine of every two clients' changes (CADIS, eq. 11).
+    """Cosine of every two clients' changes (CADIS, eq. 11): s, (clients, clients).
 
-    Parameters
-    ----------
-    changes : ndarray
-        What training changed of each client's last dense layer, (clients, values), finite.
-
-    Returns
-    -------
-    ndarray
-        s, (clients, clients). A change of length 0 has similarity 0 to all.
+    `changes` are what training changed of each client's last dense layer, (clients, values),
+    finite. A change of length 0 has similarity 0 to all.
     """
     changes = changes.astype(np.float64)
     lengths = np.linalg.norm(changes, axis=1, keepdims=True)
@@ -43,18 +36,9 @@ def instance_similarity(changes: NDArray[np.floating]) -> NDArray[np.float64]:
 class KnownPairs:
     """Pairs of clients that took part in a round together, and their similarity.
 
-    Memory grows with these pairs, not with all possible ones. Without arguments, there are none.
-
-    Parameters
-    ----------
-    keys : ndarray, optional
-        ``i * 2^32 + j`` of each pair of clients i < j, ascending; int64.
-    sums : ndarray, optional
-        Sum of s_ij over their rounds, float64.
-    counts : ndarray, optional
-        Number of their rounds, int64.
-    peaks : ndarray, optional
-        Highest value so far of the mean s_ij, float64.
+    Memory grows with these pairs, not with all possible ones. Pair i < j has the key
+    ``i * 2^32 + j``; keys ascend. ``sums`` and ``counts`` are those of s_ij over the pair's rounds,
+    ``peaks`` the highest values so far of its mean.
     """
 
     keys: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
@@ -129,10 +113,10 @@ def transitive_similarity(
     for k, client in enumerate(clients):
         s_ik, s_jk = rows[:, client], rows[k]
         doubt_i, doubt_j = 1 - s_ik**2, 1 - s_jk**2  # comparisons with NaN (unknown) are False
-        i = np.flatnonzero(doubt_i * np.nanmin(doubt_j, initial=1.0) < MOST_DEVIATION**2)
-        j = np.flatnonzero(doubt_j * np.nanmin(doubt_i, initial=1.0) < MOST_DEVIATION**2)
+        i = np.flatnonzero(doubt_i * np.nanmin(doubt_j, initial=1.0) < MAX_DEVIATION**2)
+        j = np.flatnonzero(doubt_j * np.nanmin(doubt_i, initial=1.0) < MAX_DEVIATION**2)
         variance = np.outer(doubt_i[i], doubt_j[j])
-        sure = variance < MOST_DEVIATION**2
+        sure = variance < MAX_DEVIATION**2
         block = np.ix_(i, j)
         counts[block] += sure
         means[block] += sure * np.outer(s_ik[i], s_jk[j])

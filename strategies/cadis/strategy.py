@@ -75,13 +75,7 @@ class CADIS(CheckedFedAvg):
     settings: CADISSettings = CADISSettings()
     run_arguments = ("seed",)
 
-    def __init__(
-        self,
-        *,
-        layer: str = "",
-        seed: int = 0,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, layer: str = "", seed: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.layer = layer
         self.seed = seed
@@ -166,8 +160,8 @@ class CADIS(CheckedFedAvg):
     def _judged(self, updates: list[Update]) -> list[Update]:
         """Updates moved back to a usual length, without those that turn back or are too long.
 
-        The former point against both the last global step and most others of the round: against one
-        of them, an honest client may, whose data are unlike the others'.
+        The former point against both the last global step and most others of the round. An honest
+        client whose data are unlike the others' may point against one of the two.
         """
         start, before = self.start_of_round, self.last_start
         self.last_start = start
@@ -220,18 +214,15 @@ class CADIS(CheckedFedAvg):
 
 
 def _dense_weight(arrays: Arrays, layer: str) -> str:
-    """Name of the weights of a model's dense layer ``layer``, or of its last.
-
-    Raises
-    ------
-    SettingsError
-        If there are none.
-    """
+    """Name of the weights of a model's dense layer ``layer``, or of its last."""
     dense = [n for n, array in arrays.items() if n.endswith(".weight") and array.ndim == 2]
     wanted = [name for name in dense if not layer or name == f"{layer}.weight"]
     if not wanted:
         raise SettingsError(
-            f"train.feature-layer = {layer!r}: CADIS compares a dense layer's weights, and the "
-            f"model has {', '.join(dense) or 'none'} (name the layer, without .weight)"
+            f"CADIS compares a dense layer's weights, and the model has "
+            f"{', '.join(dense) or 'no such layer'}",
+            where="train.feature-layer",
+            value=layer,
+            remedy="name the layer, without .weight",
         )
     return wanted[-1]

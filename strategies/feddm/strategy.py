@@ -29,7 +29,7 @@ class FedDM(VirtualTraining):
 
     Notes
     -----
-    Nodes start anew from noise with the mean and deviation of each class in every round, as the
+    Nodes start from noise with the mean and deviation of each class in every round, as the
     published code does from plain noise.
     """
 
@@ -62,5 +62,5 @@ def stay_within(weights: list[nn.Parameter], start: list[Tensor], radius: float)
     moved = [w - s for w, s in zip(weights, start, strict=True)]
     length = torch.stack([m.square().sum() for m in moved]).sum().sqrt()
     scale = (radius / length.clamp_min(1e-12)).clamp(max=1.0)
-    for weight, begin, move in zip(weights, start, moved, strict=True):
-        weight.copy_(begin + scale * move)
+    for weight, origin, move in zip(weights, start, moved, strict=True):
+        weight.copy_(origin + scale * move)

@@ -8,9 +8,7 @@ from flwr.app import RecordDict
 from torch import Tensor, nn
 
 from flwr_distill.client.session import Session
-from flwr_distill.client.terms.kept import keep, kept, zeros
-from flwr_distill.client.terms.proximal import Proximal
-from flwr_distill.client.terms.term import LossTerm
+from flwr_distill.client.terms import LossTerm, Proximal, store_tensors, stored_tensors, zeros
 from flwr_distill.strategies.feddyn.method import DYNAMIC, FedDynSettings
 from flwr_distill.task.settings import TrainSettings
 
@@ -20,16 +18,12 @@ KEPT = "feddyn-gradient"
 class Dynamic(LossTerm):
     """``-<g_i, w> + alpha/2 ||w - w_t||^2`` (Acar et al. 2021, Algorithm 1).
 
-    The node keeps g_i, which begins as 0: ``g_i <- g_i - alpha (w_i - w_t)`` after the round.
+    The node stores g_i, at first 0: ``g_i <- g_i - alpha (w_i - w_t)`` after the round.
 
     Parameters
     ----------
-    session : Session
-        The node's.
     model : nn.Module
         In training; its parameters now are w_t.
-    alpha : float
-        Weight of the regulariser.
     """
 
     mixes = "weights"
@@ -39,14 +33,14 @@ class Dynamic(LossTerm):
         self._alpha = alpha
         self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._start = {name: p.detach().clone() for name, p in self._parameters.items()}
-        self._gradient = kept(session, KEPT, self._start) or zeros(self._start)
+        self._gradient = stored_tensors(session, KEPT, self._start) or zeros(self._start)
         self._proximal = Proximal(model, alpha)
 
     @classmethod
     def of(
         cls, session: Session, content: RecordDict, model: nn.Module, settings: TrainSettings
     ) -> Self:
-        """Make the term; see `client.terms.LossTerm`."""
+        """Make the term of a message with FedDyn's record."""
         request = FedDynSettings.checked(content.config_records[DYNAMIC], "message")
         return cls(session, model, request.alpha)
 
@@ -61,5 +55,5 @@ class Dynamic(LossTerm):
             name: self._gradient[name] - self._alpha * (p.detach() - self._start[name])
             for name, p in self._parameters.items()
         }
-        keep(self._session, KEPT, moved)
+        store_tensors(self._session, KEPT, moved)
         return {}

@@ -23,8 +23,7 @@ class FedDyn(CheckedFedAvg):
     Parameters
     ----------
     model : nn.Module
-        The run's architecture, which tells parameters from what else its state holds; the latter is
-        averaged.
+        The run's architecture: of its state, all but parameters is averaged.
     **kwargs
         Settings (`strategies.feddyn.method.FedDynSettings`), and what Flower's FedAvg takes.
     """
@@ -59,27 +58,18 @@ def dynamic_step(
     num_nodes: int,
     trained: Collection[str],
 ) -> tuple[Arrays, Arrays]:
-    """Take the server's step of FedDyn.
+    """The server's step of FedDyn: w_{t+1} and the new h, in float64.
 
     Parameters
     ----------
-    start : Mapping[str, ndarray]
-        w_t, the model that all began with.
-    models : list of Mapping[str, ndarray]
-        w_i of the participants.
+    start, models : Mapping[str, ndarray], list of such
+        w_t, and the participants' w_i.
     h : Mapping[str, ndarray]
-        The server's state; what is missing is 0.
-    alpha : float
-        Weight of the regulariser.
+        The server's state; missing arrays are 0.
     num_nodes : int
         m.
     trained : collection of str
-        Names of the arrays that it concerns; the others are averaged.
-
-    Returns
-    -------
-    tuple of Mapping[str, ndarray]
-        w_{t+1} and the new h, in float64.
+        Arrays that it concerns; the others are averaged.
     """
     mean = weighted_mean((1.0, model) for model in models)
     h_next = {}

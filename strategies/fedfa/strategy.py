@@ -16,7 +16,7 @@ from flwr_distill.strategies.common.averages import weighted_mean
 from flwr_distill.strategies.common.checked import CheckedFedAvg, Update
 from flwr_distill.strategies.fedfa.method import FedFASettings
 
-LEAST_SHARE = 1e-6
+MIN_SHARE = 1e-6
 
 
 class FedFA(CheckedFedAvg):
@@ -31,8 +31,7 @@ class FedFA(CheckedFedAvg):
     Parameters
     ----------
     model : nn.Module
-        The run's architecture, which tells parameters from what else its state holds; the latter
-        takes no part in the momentum.
+        The run's architecture: of its state, only parameters have momentum.
     **kwargs
         Settings (`strategies.fedfa.method.FedFASettings`), and what Flower's FedAvg takes.
 
@@ -92,23 +91,13 @@ class FedFA(CheckedFedAvg):
 def information_weights(
     accuracies: NDArray[np.float64], rounds: NDArray[np.int64], beta: float
 ) -> NDArray[np.float64]:
-    """FedFA's weights of participants, which sum to 1.
-
-    Parameters
-    ----------
-    accuracies : ndarray
-        a_i in [0, 1].
-    rounds : ndarray
-        f_i >= 1.
-    beta : float
-        Weight of participation against accuracy.
-    """
+    """FedFA's weights of participants, which sum to 1, of a_i in [0, 1] and f_i >= 1."""
     by_accuracy = _information(accuracies / (accuracies.sum() or 1.0))
     by_rounds = _information(1 - rounds / rounds.sum())
     return (1 - beta) * by_accuracy + beta * by_rounds
 
 
 def _information(shares: NDArray[np.float64]) -> NDArray[np.float64]:
-    bits = -np.log2(shares.clip(LEAST_SHARE, 1 - LEAST_SHARE))
+    bits = -np.log2(shares.clip(MIN_SHARE, 1 - MIN_SHARE))
     normalised: NDArray[np.float64] = bits / bits.sum()
     return normalised

@@ -25,15 +25,14 @@ class FedNova(CheckedFedAvg):
     ``w <- w - tau_eff sum_i p_i (w - w_i) / tau_i`` with ``tau_eff = sum_i p_i tau_i`` (eq. 6-8):
     plain SGD's normalisation, so nodes are to train without momentum.
 
-    tau_i is what the node says, but at least what the samples that count (``most-samples``) make
-    of the epochs and the minibatch that it was told, since a claim of a single step would multiply
-    its update. In tau_eff it is no more than that, since thousands would multiply everybody's.
+    A node reports tau_i; samples that count (``most-samples``), epochs and minibatch bound it. From
+    below, since a claim of a single step would multiply its update; in tau_eff also from above,
+    since thousands would multiply everybody's.
 
     Parameters
     ----------
     model : nn.Module
-        The run's architecture, which tells parameters from what else its state holds; the latter is
-        averaged.
+        The run's architecture: of its state, all but parameters is averaged.
     **kwargs
         As Flower's FedAvg takes them.
     """
@@ -47,18 +46,13 @@ class FedNova(CheckedFedAvg):
 
     @classmethod
     def from_run(cls, settings: Any, run: Run, **arguments: Any) -> Self:
-        """Make the strategy for a run of our ServerApp; see `strategies.common.run.Run`.
-
-        Raises
-        ------
-        SettingsError
-            If the settings are not those of plain SGD.
-        """
+        """Make the strategy for a run of our ServerApp; SettingsError unless it has plain SGD."""
         if run.train.optimizer != "sgd" or run.train.momentum:
             raise SettingsError(
-                f"train.optimizer = {run.train.optimizer!r}, train.momentum = "
-                f"{run.train.momentum}: FedNova divides updates by the steps of plain SGD (set sgd "
-                "and 0)"
+                "FedNova divides updates by the steps of plain SGD",
+                where=f"train.optimizer = {run.train.optimizer!r}, train.momentum",
+                value=run.train.momentum,
+                remedy="set sgd and 0",
             )
         return super().from_run(settings, run, **arguments)
 
@@ -86,7 +80,7 @@ class FedNova(CheckedFedAvg):
         )
 
     def _steps(self, update: Update) -> tuple[float, float]:
-        """tau_i, and its share in tau_eff; a last minibatch that is not full may be left out."""
+        """tau_i, and what counts of it in tau_eff; a last minibatch may be dropped."""
         steps = number(update.reply, NUM_STEPS)
         epochs, size = self._config.get("local-epochs"), self._config.get("batch-size")
         if not isinstance(epochs, int) or not isinstance(size, int):
@@ -107,16 +101,14 @@ def normalised_average(
 
     Parameters
     ----------
-    start : Mapping[str, ndarray]
-        w, the model that all began with.
-    models : list of Mapping[str, ndarray]
-        w_i.
+    start, models : Mapping[str, ndarray], list of such
+        w, and the w_i.
     num_examples : list of float
         n_i, all > 0.
     steps : list of (float, float)
         tau_i, and what counts of it in tau_eff (the same, in the paper); all > 0.
     trained : collection of str
-        Names of the arrays that it concerns; the others are averaged by n_i.
+        Arrays that it concerns; the others are averaged by n_i.
     """
     mean = weighted_mean(zip(num_examples, models, strict=True))
     shares = np.array(num_examples) / sum(num_examples)

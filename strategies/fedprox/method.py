@@ -7,7 +7,7 @@ METHODS = (
         name="fedprox",
         strategy="flwr_distill.strategies.fedprox.strategy:FedProx",
         summary="FedAvg whose nodes stay near the global model (train.proximal-mu).",
-        terms={"proximal-mu": "flwr_distill.client.terms.proximal:Proximal"},
+        terms={"proximal-mu": "flwr_distill.client.terms:Proximal"},
         unprotected=all_protected,
         summed=("train",),
     ),

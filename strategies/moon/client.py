@@ -10,9 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flwr_distill.client.session import Session
-from flwr_distill.client.terms.features import Features
-from flwr_distill.client.terms.kept import keep, kept
-from flwr_distill.client.terms.term import LossTerm
+from flwr_distill.client.terms import Features, LossTerm, store_tensors, stored_tensors
 from flwr_distill.strategies.moon.method import MODEL_CONTRAST, MOONSettings
 from flwr_distill.task.settings import TrainSettings
 
@@ -22,15 +20,13 @@ KEPT = "moon-previous"
 class ModelContrastive(LossTerm):
     """``-mu log(e^(s_g / tau) / (e^(s_g / tau) + e^(s_p / tau)))`` (Li et al. 2021, eq. 3).
 
-    s_g and s_p are cosine similarities between a sample's features in the model in training and in
-    the global model of the round, or the node's own model at the end of its previous round (in its
-    first round: the global model). Features are what comes into the last dense layer; models get no
-    projection head, as the paper's have.
+    s_g is the cosine similarity of a sample's features in the model in training and in the global
+    model; s_p that in the model in training and in the node's own at the end of its previous round
+    (at first: the global one). Features are the input of the last dense layer; unlike in the paper,
+    there is no projection head.
 
     Parameters
     ----------
-    session : Session
-        The node's.
     model : nn.Module
         In training; now it is the global model.
     request : MOONSettings
@@ -48,7 +44,7 @@ class ModelContrastive(LossTerm):
         self._request = request
         self._global = copy.deepcopy(model).eval()
         self._previous = copy.deepcopy(model).eval()
-        if state := kept(session, KEPT, model.state_dict()):
+        if state := stored_tensors(session, KEPT, model.state_dict()):
             self._previous.load_state_dict(state)
         self._features = [Features(m, layer) for m in (model, self._global, self._previous)]
 
@@ -56,7 +52,7 @@ class ModelContrastive(LossTerm):
     def of(
         cls, session: Session, content: RecordDict, model: nn.Module, settings: TrainSettings
     ) -> Self:
-        """Make the term; see `client.terms.LossTerm`."""
+        """Make the term of a message with MOON's record."""
         request = MOONSettings.checked(content.config_records[MODEL_CONTRAST], "message")
         return cls(session, model, request, settings.feature_layer)
 
@@ -74,5 +70,5 @@ class ModelContrastive(LossTerm):
 
     def finish(self, model: nn.Module, steps: int) -> Mapping[str, Any]:
         """Store the model as the node's previous one."""
-        keep(self._session, KEPT, model.state_dict())
+        store_tensors(self._session, KEPT, model.state_dict())
         return {}

@@ -8,38 +8,26 @@ from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor, nn
 
 from flwr_distill.client.session import Session
-from flwr_distill.client.terms.kept import keep, kept, zeros
-from flwr_distill.client.terms.term import LossTerm
+from flwr_distill.client.terms import LossTerm, store_tensors, stored_tensors, zeros
 from flwr_distill.strategies.scaffold.method import CONTROL_VARIATE
 from flwr_distill.task.errors import SettingsError
-from flwr_distill.task.settings import (
-    TrainSettings,
-)
+from flwr_distill.task.settings import TrainSettings
 
 
 class ControlVariate(LossTerm):
     """``<c - c_i, w>``, whose gradient corrects each step (Karimireddy et al. 2020, option II).
 
-    The node keeps c_i, which begins as 0: ``c_i+ = c_i - c + (w_t - w_i) / (K eta)`` after K steps
+    The node stores c_i, at first 0: ``c_i+ = c_i - c + (w_t - w_i) / (K eta)`` after K steps
     with learning rate eta.
 
     Parameters
     ----------
-    session : Session
-        The node's.
     model : nn.Module
         In training; its parameters now are w_t.
     server : Mapping[str, Tensor]
-        c, by name of the parameter; what is missing is 0.
+        c, by name of the parameter; what is missing is 0. A ValueError if c is of another model.
     settings : TrainSettings
-        Settings of the round.
-
-    Raises
-    ------
-    SettingsError
-        If steps are not those of plain SGD.
-    ValueError
-        If c is of another model.
+        Of the round; a SettingsError unless steps are those of plain SGD.
     """
 
     mixes = "weights"
@@ -53,14 +41,16 @@ class ControlVariate(LossTerm):
     ) -> None:
         if settings.optimizer != "sgd" or settings.momentum:
             raise SettingsError(
-                f"train.optimizer = {settings.optimizer!r}, train.momentum = {settings.momentum}: "
-                "SCAFFOLD reads its control variates off the steps of plain SGD (set sgd and 0)"
+                "SCAFFOLD reads its control variates off the steps of plain SGD",
+                where=f"train.optimizer = {settings.optimizer!r}, train.momentum",
+                value=settings.momentum,
+                remedy="set sgd and 0",
             )
         self._session = session
         self._lr = settings.lr
         self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._start = {name: p.detach().clone() for name, p in self._parameters.items()}
-        self._own = kept(session, CONTROL_VARIATE, self._start) or zeros(self._start)
+        self._own = stored_tensors(session, CONTROL_VARIATE, self._start) or zeros(self._start)
         self._server = zeros(self._start)
         for name, value in server.items():
             if name not in self._start or value.shape != self._start[name].shape:
@@ -71,7 +61,7 @@ class ControlVariate(LossTerm):
     def of(
         cls, session: Session, content: RecordDict, model: nn.Module, settings: TrainSettings
     ) -> Self:
-        """Make the term; see `client.terms.LossTerm`."""
+        """Make the term of a message with the server's control variate."""
         server = content.array_records[CONTROL_VARIATE].to_torch_state_dict()
         return cls(session, model, server, settings)
 
@@ -90,5 +80,5 @@ class ControlVariate(LossTerm):
             for name, p in self._parameters.items()
         }
         moved = {name: self._own[name] + value for name, value in change.items()}
-        keep(self._session, CONTROL_VARIATE, moved)
+        store_tensors(self._session, CONTROL_VARIATE, moved)
         return {CONTROL_VARIATE: ArrayRecord({n: value.cpu() for n, value in change.items()})}

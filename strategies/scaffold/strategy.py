@@ -58,21 +58,9 @@ class SCAFFOLD(CheckedFedAvg):
 
 
 def moved_variate(c: Arrays, changes: list[Arrays], num_nodes: int) -> Arrays:
-    """Move the server's control variate: ``c + 1/N sum_i (c_i+ - c_i)``.
+    """The server's new control variate ``c + 1/N sum_i (c_i+ - c_i)``, float32.
 
-    Parameters
-    ----------
-    c : Mapping[str, ndarray]
-        Of the server; what is missing is 0.
-    changes : list of Mapping[str, ndarray]
-        ``c_i+ - c_i`` of each participant.
-    num_nodes : int
-        N.
-
-    Returns
-    -------
-    Mapping[str, ndarray]
-        float32.
+    `changes` are the participants' ``c_i+ - c_i``; arrays that c does not have are 0.
     """
     moved = {name: array.astype(np.float64) for name, array in c.items()}
     for change in changes:

@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
+from flwr_distill.task.compute.opacus_import import root_logger_unchanged
 from flwr_distill.task.datasets.types import DataSpec
 from flwr_distill.task.errors import ModelError
 
@@ -78,7 +79,8 @@ def why_not_private(model: nn.Module) -> str:
 
     DP-SGD takes a gradient of each sample. Leaves the model in training mode.
     """
-    from opacus.validators import ModuleValidator  # here: importing Opacus takes a second
+    with root_logger_unchanged():  # here: importing Opacus takes a second
+        from opacus.validators import ModuleValidator
 
     if not ModuleValidator.validate(model.train(), strict=False):
         return ""
@@ -93,7 +95,8 @@ def why_not_private(model: nn.Module) -> str:
 
 def why_private_step_fails(model: nn.Module, spec: DataSpec) -> str:
     """Why a step of DP-SGD fails, tried on a copy of the model; empty if it does not."""
-    from opacus.grad_sample import GradSampleHooks
+    with root_logger_unchanged():
+        from opacus.grad_sample import GradSampleHooks
 
     tried = deepcopy(model).train()
     try:

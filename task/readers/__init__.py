@@ -1,8 +1,7 @@
 """Readers of images: of formats that Pillow does not read, and of ways to store images by class.
 
-Ours are the ``READER`` of each module in this package; an installed package names its own
-(`protocol.method.Method.readers`). Nothing here imports NumPy or torch: a node's supervisor looks
-at its data too.
+Ours are the ``READER`` of each module in this package; an installed package has entry points in the
+group ``flwr_distill.readers``. It imports no NumPy and no torch: a node's supervisor uses it too.
 """
 
 import importlib

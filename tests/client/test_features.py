@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from flwr_distill.client.terms.features import Features
+from flwr_distill.client.terms import Features
 
 
 def test_features_are_what_the_last_dense_layer_gets_and_are_part_of_the_graph():

@@ -81,7 +81,7 @@ def test_features_are_kept_in_half_precision(session_of, tmp_path):
 
 
 def test_the_log_tells_how_far_it_is(session_of, monkeypatch, caplog):
-    monkeypatch.setattr(features, "SECONDS", 0.0)
+    monkeypatch.setattr(features, "LOG_INTERVAL", 0.0)
     caplog.set_level(logging.INFO)
     session = session_of()
     features_of(session)

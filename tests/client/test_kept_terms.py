@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from flwr_distill.client.app import app
 from flwr_distill.client.session import Session
-from flwr_distill.client.terms.kept import keep, kept
+from flwr_distill.client.terms import store_tensors, stored_tensors
 from flwr_distill.strategies.feddyn.method import DYNAMIC
 from flwr_distill.strategies.moon.method import MODEL_CONTRAST
 from flwr_distill.strategies.scaffold.method import CONTROL_VARIATE
@@ -53,9 +53,9 @@ def flower_log(caplog, monkeypatch):
 
 def test_what_is_kept_comes_back_equal(session):
     tensors = {"a": torch.randn(3, 2), "b": torch.arange(4)}
-    assert kept(session, "state", tensors) is None
-    keep(session, "state", tensors)
-    back = kept(session, "state", tensors)
+    assert stored_tensors(session, "state", tensors) is None
+    store_tensors(session, "state", tensors)
+    back = stored_tensors(session, "state", tensors)
     assert back.keys() == tensors.keys()
     assert all(torch.equal(back[name], tensors[name]) for name in tensors)
 
@@ -64,23 +64,23 @@ def test_what_is_kept_comes_back_equal(session):
 def test_what_is_kept_of_another_model_begins_anew_with_a_line_in_the_log(
     session, like, flower_log
 ):
-    keep(session, "state", {"a": torch.zeros(2)})
-    assert kept(session, "state", like) is None
+    store_tensors(session, "state", {"a": torch.zeros(2)})
+    assert stored_tensors(session, "state", like) is None
     assert "another model" in flower_log.text
 
 
 def test_a_torn_file_begins_anew_with_a_line_in_the_log(session, flower_log):
     session.store.write("state", b"\x01\x02")
-    assert kept(session, "state", {"a": torch.zeros(2)}) is None
+    assert stored_tensors(session, "state", {"a": torch.zeros(2)}) is None
     assert "cannot be read" in flower_log.text
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_is_not_finite_does_not_replace_what_was_kept(session, bad, flower_log):
-    keep(session, "state", {"a": torch.ones(2)})
-    keep(session, "state", {"a": torch.tensor([bad, 1.0])})
-    assert torch.equal(kept(session, "state", {"a": torch.ones(2)})["a"], torch.ones(2))
-    assert "not kept" in flower_log.text
+    store_tensors(session, "state", {"a": torch.ones(2)})
+    store_tensors(session, "state", {"a": torch.tensor([bad, 1.0])})
+    assert torch.equal(stored_tensors(session, "state", {"a": torch.ones(2)})["a"], torch.ones(2))
+    assert "not stored" in flower_log.text
 
 
 @pytest.mark.parametrize("name", RECORDS)

@@ -8,7 +8,7 @@ from flwr_distill.client import simulation
 
 
 def test_a_lock_that_another_process_keeps_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(simulation, "LOCKED_WITHIN", 0.1)
+    monkeypatch.setattr(simulation, "LOCK_TIMEOUT", 0.1)
     file = tmp_path / "new" / "lock"
     with simulation.locked(file):
         start = time.monotonic()

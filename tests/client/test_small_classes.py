@@ -109,7 +109,5 @@ def test_auto_takes_no_distiller_that_the_owner_would_not_let_leave(context):
 
 def test_of_too_few_real_images_there_is_no_virtual_one(context):
     context.node_config["real-per-virtual"] = FEWEST + 1
-    with pytest.raises(
-        SettingsError, match="real-per-virtual asks for 21 samples of a class, and one has 20"
-    ):
+    with pytest.raises(SettingsError, match=r"21 samples of a class.* 20"):
         by_hfldd(context)

@@ -9,10 +9,10 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from torch import nn
 
-from flwr_distill.client import together
+from flwr_distill.client import simulation
 from flwr_distill.client.app import app
 from flwr_distill.client.session import Session
-from flwr_distill.client.together import trains_together
+from flwr_distill.client.simulation import trains_together
 from flwr_distill.client.training import train_round
 from flwr_distill.client.training_together import train_together, why_one_by_one
 from flwr_distill.protocol.meeting import DESCRIBE
@@ -163,9 +163,9 @@ def start(context_of):
 def calls(monkeypatch):
     """Numbers of nodes that were trained at once."""
     made = []
-    original = together.train_together
+    original = simulation.train_together
     monkeypatch.setattr(
-        together,
+        simulation,
         "train_together",
         lambda model, sets, *rest: made.append(len(sets)) or original(model, sets, *rest),
     )
@@ -216,7 +216,7 @@ def test_the_setting_changes_images_of_all_in_the_same_way(context_of, virtual, 
 
 
 def test_many_nodes_are_trained_some_at_a_time(virtual, start, calls, monkeypatch):
-    monkeypatch.setattr(together, "AT_ONCE", 2)
+    monkeypatch.setattr(simulation, "MAX_BATCH", 2)
     for partition in (4, 0, 5, 2, 3):
         asked(virtual(partition), start, partitions=[0, 2, 3, 4, 5])
     assert calls == [2, 2, 1]
@@ -259,8 +259,8 @@ def test_what_cannot_train_together_trains_one_by_one_and_the_log_says_so_once(
     virtual, start, calls, monkeypatch
 ):
     said = []
-    monkeypatch.setattr(together, "log", lambda level, text, *rest: said.append((level, rest)))
-    together._log_once.cache_clear()
+    monkeypatch.setattr(simulation, "log", lambda level, text, *rest: said.append((level, rest)))
+    simulation._log_once.cache_clear()
     for partition in (0, 1, 2):
         for server_round in (1, 2):
             context = virtual(partition, **{"train.proximal-mu": 0.1})
@@ -276,7 +276,7 @@ def test_without_memory_for_all_at_once_they_train_one_by_one(
     def full(*given):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(together, "train_together", full)
+    monkeypatch.setattr(simulation, "train_together", full)
     check_same(asked(virtual(0), start), asked(context_of(0), start))
 
 

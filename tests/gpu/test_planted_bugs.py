@@ -6,7 +6,9 @@ import torch
 import flwr_distill.client.training
 import flwr_distill.server.evaluation
 import flwr_distill.strategies.feddyn.client
-from flwr_distill.client.terms.proximal import Proximal
+import flwr_distill.strategies.moon.client
+import flwr_distill.strategies.scaffold.client
+from flwr_distill.client.terms import Proximal
 from flwr_distill.distill import distiller
 from flwr_distill.distill.augmentation import Augmentation
 from tests.gpu.work import GPU, generator, samples

@@ -1,6 +1,9 @@
 """Packages that cannot be used: what is said of them, and that nothing else suffers."""
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from flwr.app import Context, Message, RecordDict
@@ -8,6 +11,7 @@ from PIL import Image
 
 from flwr_distill.client.app import app
 from flwr_distill.protocol.registry import all_methods, find_method, handlers
+from flwr_distill.server.rounds import NothingLearntError
 from flwr_distill.server.settings import composed_settings
 from flwr_distill.strategies.common.registry import find_strategy
 from flwr_distill.strategies.common.waiting import TooFewNodesError
@@ -17,6 +21,7 @@ from flwr_distill.task.models import ModelError, create_model
 from flwr_distill.task.plugin import PluginError
 from flwr_distill.task.survey import survey
 
+ROOT = Path(__file__).resolve().parents[2]
 METHOD = (
     "from flwr_distill.protocol.method import Method, Phase\n"
     "from flwr_distill.task.settings import Block\n"
@@ -92,6 +97,56 @@ def test_a_loss_term_that_fails_to_import_is_named_and_hurts_its_method_alone(in
     with pytest.raises(TooFewNodesError, match="module 'mine_client' cannot be imported"):
         run(strategy="mine", num_rounds=1)
     assert len(rows(run(strategy="fedavg", num_rounds=1, run_id=8))) == 2
+
+
+TERM = (
+    METHOD
+    + """
+from flwr.app import ConfigRecord
+from flwr_distill.client.terms import LossTerm
+from flwr_distill.protocol.method import all_protected
+from flwr_distill.strategies.common.checked import CheckedFedAvg
+
+class Mine(CheckedFedAvg):
+    def records(self):
+        return {"calm": ConfigRecord({"on": 1})}
+
+class Calm(LossTerm):
+    @classmethod
+    def of(cls, session, content, model, settings):
+        return cls()
+
+    def __call__(self, inputs, labels, logits):
+        return RETURNED
+
+METHOD = Method("mine", "mine:Mine", terms={"calm": "mine:Calm"}, unprotected=all_protected)
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        ("logits", "scalar"),
+        ("None", "NoneType"),
+        ("logits[:, 99]", r"mine\.py, line 19"),
+    ],
+)
+def test_a_loss_term_that_fails_is_named_with_its_method(install, run, returned, said):
+    install("mine", TERM.replace("RETURNED", returned), mine="mine:METHOD")
+    with pytest.raises(NothingLearntError) as caught:
+        run(strategy="mine", num_rounds=1)
+    assert re.search(said, str(caught.value))
+    assert "loss term Calm of 'mine'" in str(caught.value)
+
+
+def test_a_term_that_mixes_samples_is_refused_with_privacy_before_training(install, run, sent):
+    install("mine", TERM.replace("RETURNED", "logits.mean()"), mine="mine:METHOD")
+    with pytest.raises(TooFewNodesError, match=r"dp-noise = 1\.0: the loss term Calm of 'mine'"):
+        run(strategy="mine", train__dp_noise=1.0)
+    with pytest.raises(TooFewNodesError, match="loss term Relational of 'cadis'"):
+        run(strategy="fedavg", train__dp_noise=1.0, train__kd_lambda=0.1, run_id=8)
+    assert sent("train") == []
 
 
 @pytest.mark.parametrize(
@@ -279,14 +334,19 @@ def test_runs_of_other_methods_go_on_beside_a_broken_package_which_is_named_once
 
 
 def test_a_broken_reader_is_logged_and_others_read_on(install, tmp_path, caplog):
-    source = (
-        "from flwr_distill.protocol.method import Method\n"
-        "METHOD = Method('r', readers=('mine:LOST',))\n"
-    )
-    install("mine", source, r="mine:METHOD")
+    install("mine", "x = 1\n", readers={"r": "mine:LOST"})
     for name in "ab":
         (tmp_path / "own" / name).mkdir(parents=True)
         Image.new("L", (4, 2)).save(tmp_path / "own" / name / "1.png")
     found = survey(tmp_path / "own")
     assert found.counts == {"a": 1, "b": 1}
     assert "mine:LOST" in caplog.text
+
+
+@pytest.mark.parametrize("room", ["client", "strategies"])
+def test_a_checkouts_folder_is_not_imported_as_a_second_copy(room):
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {room}"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert f"import flwr_distill.{room}" in done.stderr

@@ -22,23 +22,16 @@ from flwr_distill.task.settings import Block
 
 COUNT = "query.count"
 NUDGE = "nudge"
+CLIENT = "flwr_distill.strategies.nudge.client"
 
 
 class NudgeSettings(Block):
-    """Settings of nudge (``nudge.*``).
-
-    Parameters
-    ----------
-    weight : float (default: 0.5)
-        Weight of the term.
-    """
+    """Settings of nudge (``nudge.*``)."""
 
     weight: Annotated[float, Field(ge=0)] = 0.5
 
 
 class CountMetrics(Block):
-    """Reply to a count."""
-
     samples: Count
 
 
@@ -47,15 +40,8 @@ METHODS = (
         name="nudge",
         strategy="flwr_distill.strategies.nudge.strategy:Nudge",
         settings=NudgeSettings,
-        phases=(
-            Phase(
-                COUNT,
-                "nodes count",
-                (Reply(metrics=CountMetrics),),
-                "flwr_distill.strategies.nudge.client:count",
-            ),
-        ),
-        terms={NUDGE: "flwr_distill.strategies.nudge.client:Term"},
+        phases=(Phase(COUNT, "nodes count", (Reply(metrics=CountMetrics),), f"{CLIENT}:count"),),
+        terms={NUDGE: f"{CLIENT}:Term"},
         unprotected=all_protected,
     ),
 )
@@ -66,16 +52,14 @@ STRATEGY = '''
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from flwr_distill.strategies.nudge.method import COUNT, NUDGE
 from flwr_distill.strategies.common.checked import CheckedFedAvg
+from flwr_distill.strategies.nudge.method import COUNT, NUDGE, NudgeSettings
 
 
 class Nudge(CheckedFedAvg):
-    """FedAvg whose nodes shrink their weights, by what the federation is worth."""
+    """FedAvg whose nodes shrink their weights, by the federation's number of samples."""
 
-    def __init__(self, *, weight=0.5, **kwargs):
-        super().__init__(**kwargs)
-        self.weight = weight
+    settings: NudgeSettings = NudgeSettings()
 
     def configure_train(self, server_round, arrays, config, grid):
         nodes = list(grid.get_node_ids())
@@ -84,7 +68,7 @@ class Nudge(CheckedFedAvg):
         return super().configure_train(server_round, arrays, config, grid)
 
     def records(self):
-        return {NUDGE: ConfigRecord({"weight": self.weight, "samples": self.samples})}
+        return {NUDGE: ConfigRecord({"weight": self.settings.weight, "samples": self.samples})}
 '''
 
 CLIENT = '''

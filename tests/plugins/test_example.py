@@ -58,7 +58,7 @@ def test_its_phase_handler_setting_loss_term_and_panel_all_take_part(
     page = (folder / "report.html").read_text()
     assert "Class anchors" in page
     assert "classes with at least 5" in page
-    assert "nodes tell their class means" in page
+    assert "nodes report their class means" in page
     plain = run(strategy="fedavg", run_id=8)
     assert model_of(plain) != model_of(folder)
 

@@ -86,12 +86,14 @@ class Broken(Hook):
         ("json:loads", "json:loads.*cannot be made"),
         ("my_tally:NUMBER", "my_tally:NUMBER.*int"),
         ("fails", "fails.*no key.*my_tally.py"),
+        ("my_tally:Misspelt", "on_rounds_end.*did you mean on_round_end"),
     ],
 )
 def test_a_name_that_leads_to_no_hook_is_refused_before_any_node_is_asked(
     install, play, hooks, named
 ):
     source = f"{example()}\n\nNUMBER = 7\n\ndef fails():\n    raise KeyError('no key')\n"
+    source += "class Misspelt(Hook):\n    def on_rounds_end(self, end): ...\n"
     install("my_tally", source, hooks={"tally": "my_tally:Tally", "fails": "my_tally:fails"})
     with pytest.raises(SettingsError, match=f"hooks = .*{named}"):
         play(hooks)

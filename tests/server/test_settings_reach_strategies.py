@@ -7,6 +7,7 @@ import pytest
 
 from flwr_distill.links.records import Introduction
 from flwr_distill.links.routes import Links
+from flwr_distill.server.settings import RunSettings
 from flwr_distill.strategies.fedhead import FedHEAD
 from flwr_distill.task.errors import SettingsError
 from tests.server.run_folder import rows
@@ -15,6 +16,21 @@ from tests.server.run_folder import rows
 @pytest.fixture
 def run(play):
     return partial(play, {"strategy": "hfldd", "num-rounds": 1}, nodes=2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "unread"),
+    [
+        ({"strategy": "fedavg", "fedlgd__every": 1}, "fedlgd.every"),
+        ({"strategy": "fedavg", "fedlgd__every": RunSettings.from_run_config({}).fedlgd.every}, ""),
+        ({"strategy": "feddf", "fedhead__patience": 1, "fedhead__reference_size": 20}, ""),
+    ],
+)
+def test_a_warning_names_settings_of_methods_that_do_not_run(run, caplog, settings, unread):
+    caplog.set_level(logging.WARNING, "flwr")
+    run(**settings)
+    assert ("does not read" in caplog.text) == bool(unread)
+    assert unread in caplog.text
 
 
 def test_fedlgd_trains_with_a_relational_term_too(run):

@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import logging
 
 import pytest
 import torch
@@ -128,3 +129,11 @@ def a_run():
         return Run(**{**fields, **changed})
 
     return of
+
+
+@pytest.fixture
+def flower_log(caplog, monkeypatch):
+    """Warnings of Flower's logger."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    with caplog.at_level(logging.WARNING):
+        yield caplog

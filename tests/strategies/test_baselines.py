@@ -22,7 +22,6 @@ from flwr_distill.strategies.moon.strategy import MOON
 from flwr_distill.strategies.scaffold.method import CONTROL_VARIATE
 from flwr_distill.strategies.scaffold.strategy import SCAFFOLD
 from flwr_distill.task.datasets import load_dataset
-from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model
 
 FIRST = 2**64 - 1000  # as in conftest.py
@@ -393,22 +392,6 @@ def test_the_state_of_another_strategy_is_refused():
     state = strategy_of(SCAFFOLD).state_dict()
     with pytest.raises(ValueError, match=r"need the state of \('FedDyn', 1\), found .*SCAFFOLD"):
         strategy_of(FedDyn).load_state_dict(state)
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings", "said"),
-    [
-        (FedDyn, {"alpha": 0.0}, "FedDyn: alpha = 0.0"),
-        (MOON, {"mu": -1.0}, "MOON: mu = -1.0"),
-        (MOON, {"temperature": 0.0}, "MOON: temperature = 0.0"),
-        (FedFA, {"beta": 2.0}, "FedFA: beta = 2.0"),
-        (FedFA, {"gamma": 1.0}, "FedFA: gamma = 1.0"),
-        (FedFA, {"server_lr": -0.1}, "FedFA: server-lr = -0.1"),
-    ],
-)
-def test_settings_out_of_range_are_refused_by_name(kind, settings, said):
-    with pytest.raises(SettingsError, match=said):
-        strategy_of(kind, **settings)
 
 
 def test_scaffold_is_refused_by_nodes_that_train_with_momentum(client_grid):

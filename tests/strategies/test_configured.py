@@ -34,6 +34,13 @@ OTHER_THAN_DEFAULT = {
     "feddyn": {"alpha": 0.1},
     "fedfa": {"server_lr": 0.0},
     "moon": {"mu": 5.0},
+    "dynafed": {"tune_steps": 3},
+    "fedaf": {"gamma": 0.5},
+    "fedhkd": {"noise": 1.0},
+    "fedmd": {"digest_epochs": 2},
+    "fedproto": {"weight": 0.1},
+    "fedseq": {"most_nodes": 5},
+    "vhl": {"contrast": 0.2},
 }
 """A setting of each method."""
 
@@ -92,7 +99,7 @@ def test_no_constructor_repeats_a_setting(name):
     repeated = {
         parameter
         for base in strategy.__mro__
-        if base.__module__.startswith("flwr_distill.") and "__init__" in vars(base)
+        if base.__module__.startswith("flwr_distill") and "__init__" in vars(base)
         for parameter in inspect.signature(base.__init__).parameters
     } & method.settings.model_fields.keys()
     assert repeated == set()

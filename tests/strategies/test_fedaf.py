@@ -2,7 +2,6 @@
 
 import copy
 import json
-import logging
 
 import numpy as np
 import pytest
@@ -15,8 +14,7 @@ from flwr_distill.links.records import VIRTUAL_DATA
 from flwr_distill.protocol.arrays import as_arrays, as_record
 from flwr_distill.protocol.registry import all_methods, phases_of
 from flwr_distill.server.app import main
-from flwr_distill.task.datasets import DataSpec, load_dataset
-from flwr_distill.task.errors import SettingsError
+from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
 from flwr_distill_baselines.fedaf.method import CLASS_KNOWLEDGE, DISTILL_WITH_PEERS
 from flwr_distill_baselines.fedaf.peer_matching import distill_with_peers
@@ -189,13 +187,6 @@ BAD = {
 }
 
 
-@pytest.fixture
-def flower_log(caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    with caplog.at_level(logging.WARNING):
-        yield caplog
-
-
 @pytest.mark.parametrize("how", BAD)
 def test_bad_knowledge_is_set_aside_and_its_node_is_asked_no_more(memory_grid, how, flower_log):
     good = node(knowledge(), data())
@@ -224,18 +215,6 @@ def test_knowledge_is_checked_before_the_strategy_sees_it(memory_grid, how):
     screening = screening_grid(grid, deadline=5, phases=phases, model={})
     (reply,) = screening.send_and_receive([Message(RecordDict(), FIRST, CLASS_KNOWLEDGE)])
     assert reply.has_error()
-
-
-def test_a_node_that_trains_privately_tells_nothing(client_grid, flower_log):
-    grid = client_grid(2, {**UNEQUAL, "train.dp-noise": 1.0})
-    assert play(strategy_of(), grid) is None
-    assert "has no differential privacy" in flower_log.text
-
-
-def test_what_is_no_image_is_refused_before_any_node_is_asked():
-    table = DataSpec("rows", (1, 1, 5), 4, (0.5,), (0.5,), kind="table")
-    with pytest.raises(SettingsError, match="'fedaf': 'rows' holds tables"):
-        FedAF(model=MODEL, spec=table)
 
 
 def test_a_run_learns_and_reports_what_nodes_disclosed(client_grid, tmp_path, without_pictures):

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import logging
 from dataclasses import replace
 
 import numpy as np
@@ -19,8 +18,7 @@ from flwr_distill.protocol.registry import built_in_methods, phases_of
 from flwr_distill.server.app import main
 from flwr_distill.strategies.feddm.method import DISTILL_AROUND
 from flwr_distill.strategies.feddm.strategy import FedDM, stay_within
-from flwr_distill.task.datasets import DataSpec, load_dataset
-from flwr_distill.task.errors import SettingsError
+from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
 from tests.grids import screening_grid
 
@@ -117,13 +115,6 @@ BAD = {
 }
 
 
-@pytest.fixture
-def flower_log(caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    with caplog.at_level(logging.WARNING):
-        yield caplog
-
-
 @pytest.mark.parametrize("how", BAD)
 def test_bad_data_are_set_aside_and_the_round_goes_on(memory_grid, how, flower_log):
     good = data().to_bytes()
@@ -160,20 +151,6 @@ def test_replies_are_checked_before_the_strategy_sees_them(memory_grid, content)
     screening = screening_grid(grid, deadline=5, phases=phases, model={})
     (reply,) = screening.send_and_receive([Message(RecordDict(), FIRST, DISTILL_AROUND)])
     assert reply.has_error()
-
-
-def test_a_node_that_trains_privately_refuses_to_distil(client_grid):
-    grid = client_grid(2, {**RUN_CONFIG, "train.dp-noise": 1.0})
-    arrays = ArrayRecord(MODEL.state_dict())
-    messages = strategy_of().configure_train(1, arrays, ConfigRecord(), grid)
-    for reply in grid.send_and_receive(messages):
-        assert "has no differential privacy" in reply.error.reason
-
-
-def test_what_is_no_image_is_refused_before_any_node_is_asked():
-    table = DataSpec("rows", (1, 1, 5), 4, (0.5,), (0.5,), kind="table")
-    with pytest.raises(SettingsError, match="'rows' holds tables, which cannot be distilled"):
-        FedDM(model=MODEL, spec=table)
 
 
 def test_a_run_learns_and_reports_the_nodes_privacy_cards(client_grid, tmp_path):

@@ -1,35 +1,26 @@
 """FedHKD with our real ClientApp, against naive loops; only the wire is a grid in memory."""
 
 import copy
-import logging
-import re
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, RecordDict
 
 from flwr_distill.client.local_round import LocalRound
-from flwr_distill.protocol.arrays import as_record
-from flwr_distill.server.privacy import check_privacy
-from flwr_distill.server.settings import RunSettings
-from flwr_distill.strategies.common.registry import find_strategy
 from flwr_distill.task.datasets import load_dataset
-from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model
 from flwr_distill_baselines.fedhkd.client import own_knowledge
-from flwr_distill_baselines.fedhkd.method import HYPER_KNOWLEDGE, FedHKDSettings
+from flwr_distill_baselines.fedhkd.method import FedHKDSettings
 from flwr_distill_baselines.fedhkd.strategy import FedHKD
 
 from .naive import (
-    FIRST,
     UNEQUAL,
     assert_by_class,
     by_class,
     mean_over_nodes,
     play,
     sessions,
-    spoil,
     start,
     trained,
 )
@@ -120,70 +111,3 @@ def test_the_noise_does_not_follow_from_the_runs_seed(client_grid):
 
     one, other = (features() for _ in range(2))
     assert all(not np.allclose(one[c], other[c], atol=0.1) for c in one)
-
-
-BAD = {
-    "other width": {"features": np.ones((1, WIDTH + 1), np.float32)},
-    "no such class": {"classes": np.array([10])},
-    "nan": {"features": np.full((1, WIDTH), np.nan, np.float32)},
-    "no distribution": {"predictions": np.full((1, 10), 0.2, np.float32)},
-    "negative": {"predictions": np.array([[2, -1] + [0] * 8], np.float32)},
-    "other classes": {"predictions": np.full((1, 5), 0.2, np.float32)},
-}
-
-
-@pytest.mark.parametrize("how", [*BAD, "nothing"])
-def test_a_malformed_reply_is_set_aside_and_the_round_goes_on(
-    memory_grid, how, caplog, monkeypatch
-):
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    honest = {"classes": np.array([3]), "counts": np.array([5])}
-    honest["features"] = np.ones((1, WIDTH), np.float32)
-    honest["predictions"] = np.full((1, 10), 0.1, np.float32)
-
-    def answer(message):
-        metrics = MetricRecord({"num-examples": 10, "train-loss": 1.0})
-        records = {"arrays": start(MODEL), "metrics": metrics}
-        return RecordDict({**records, HYPER_KNOWLEDGE: as_record(honest)})
-
-    def change(content):
-        if how == "nothing":
-            del content[HYPER_KNOWLEDGE]
-        else:
-            content[HYPER_KNOWLEDGE] = as_record({**honest, **BAD[how]})
-
-    grid = memory_grid({FIRST: answer, FIRST + 1: answer})
-    spoil(grid, FIRST, change)
-    strategy, arrays = strategy_of(), start(MODEL)
-    with caplog.at_level(logging.WARNING):
-        after = play(strategy, grid, 1, arrays)
-    assert re.search(rf"Reply of node {FIRST} to \S+ rejected", caplog.text)
-    assert after is not arrays
-    assert_by_class(strategy.features, {3: torch.ones(WIDTH)}, 0)
-
-
-def test_what_the_server_sends_after_a_restart_is_what_it_would_have_sent(client_grid):
-    first, again = strategy_of(), strategy_of()
-    play(first, client_grid(NODES, UNEQUAL), 1, start(MODEL))
-    again.load_state_dict(first.state_dict())
-    assert first.records() == again.records()
-    assert HYPER_KNOWLEDGE in again.records()
-
-
-def test_differential_privacy_is_refused_by_server_and_node(client_grid):
-    settings = RunSettings.from_run_config({"strategy": "fedhkd", "train.dp-noise": 1.0})
-    with pytest.raises(SettingsError, match=r"strategy = 'fedhkd': .*not calibrated"):
-        check_privacy(settings, find_strategy("fedhkd")[1])
-    grid = client_grid(NODES, {**UNEQUAL, "train.dp-noise": 1.0})
-    messages = strategy_of().configure_train(1, start(MODEL), ConfigRecord(), grid)
-    for reply in grid.send_and_receive(messages):
-        assert "FedHKD's hyper-knowledge has no differential privacy" in reply.error.reason
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [({"temperature": 0.0}, "temperature = 0.0"), ({"noise": -1.0}, "noise = -1.0")],
-)
-def test_settings_out_of_range_are_refused_by_name(settings, said):
-    with pytest.raises(SettingsError, match=f"fedhkd: {said}"):
-        strategy_of(**settings)

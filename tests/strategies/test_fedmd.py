@@ -1,25 +1,21 @@
 """FedMD with our real ClientApp, against naive loops; only the wire is a grid in memory."""
 
 import copy
-import logging
-import re
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, RecordDict
 from safetensors.torch import load
 
-from flwr_distill.protocol.arrays import as_record
 from flwr_distill.server.app import main
 from flwr_distill.storage.store import NodeStore
 from flwr_distill.task.datasets import auxiliary_images, load_dataset
-from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model
 from flwr_distill_baselines.fedmd.method import EVALUATE_OWN, LOGITS
 from flwr_distill_baselines.fedmd.strategy import FedMD
 
-from .naive import FIRST, LR, play, sessions, spoil, start, trained
+from .naive import FIRST, play, sessions, spoil, start, trained
 
 NODES, PUBLIC = 2, 40
 RUN_CONFIG = {"partition.classes": 4, "train.batch-size": 64}
@@ -118,52 +114,6 @@ def test_a_node_that_joins_late_pre_trains_before_it_digests(client_grid, tmp_pa
         torch.testing.assert_close(value, model.state_dict()[name], atol=1e-4, rtol=0)
 
 
-BAD = {
-    "nan": {LOGITS: np.full((PUBLIC, 10), np.nan, np.float32)},
-    "fewer samples": {LOGITS: np.ones((PUBLIC - 1, 10), np.float32)},
-    "other classes": {LOGITS: np.ones((PUBLIC, 9), np.float32)},
-    "other type": {LOGITS: np.ones((PUBLIC, 10))},
-    "flat": {LOGITS: np.ones(PUBLIC * 10, np.float32)},
-    "odd": {"odd": np.ones((PUBLIC, 10), np.float32)},
-}
-
-
-@pytest.mark.parametrize("how", [*BAD, "nothing"])
-def test_a_malformed_reply_is_set_aside_and_the_round_goes_on(
-    memory_grid, how, caplog, monkeypatch
-):
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    honest = np.random.default_rng(0).normal(size=(PUBLIC, 10)).astype(np.float32)
-
-    def answer(message):
-        metrics = MetricRecord({"num-examples": 10, "train-loss": 1.0})
-        return RecordDict({LOGITS: as_record({LOGITS: honest}), "metrics": metrics})
-
-    def change(content):
-        if how == "nothing":
-            del content[LOGITS]
-        else:
-            content[LOGITS] = as_record(BAD[how])
-
-    grid = memory_grid({FIRST: answer, FIRST + 1: answer})
-    spoil(grid, FIRST, change)
-    strategy, arrays = strategy_of(), start(MODEL)
-    with caplog.at_level(logging.WARNING):
-        after = play(strategy, grid, 1, arrays)
-    assert re.search(rf"Reply of node {FIRST} to \S+ rejected", caplog.text)
-    assert isinstance(after, ArrayRecord)
-    assert after is not arrays
-    np.testing.assert_array_equal(strategy.consensus[LOGITS], honest)
-
-
-def test_what_the_server_sends_after_a_restart_is_what_it_would_have_sent(client_grid):
-    first, again = strategy_of(), strategy_of()
-    play(first, client_grid(NODES, RUN_CONFIG), 1, start(MODEL))
-    again.load_state_dict(first.state_dict())
-    assert first.records() == again.records()
-    assert LOGITS in again.records()
-
-
 @pytest.fixture
 def run(client_grid, tmp_path, without_pictures):
     """Run our ServerApp on nodes in this process."""
@@ -189,17 +139,3 @@ def run(client_grid, tmp_path, without_pictures):
 def test_nodes_without_the_model_or_public_samples_say_so_before_anyone_trains(run, settings, said):
     with pytest.raises(Exception, match=said):
         run(**settings)
-
-
-def test_differential_privacy_is_refused_by_server_and_node(run, client_grid):
-    with pytest.raises(SettingsError, match="strategy = 'fedmd': nodes keep models"):
-        run(train__dp_noise=1.0)
-    grid = client_grid(NODES, {**RUN_CONFIG, "train.dp-noise": 1.0})
-    messages = strategy_of().configure_train(1, start(MODEL), ConfigRecord({"lr": LR}), grid)
-    for reply in grid.send_and_receive(messages):
-        assert "what FedMD sends of models has no differential privacy" in reply.error.reason
-
-
-def test_settings_out_of_range_are_refused_by_name():
-    with pytest.raises(SettingsError, match="fedmd: private-epochs = 0"):
-        strategy_of(private_epochs=0)

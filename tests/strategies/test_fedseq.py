@@ -1,7 +1,6 @@
 """FedSeq with our real ClientApp; only the wire is replaced, by a grid in memory."""
 
 import copy
-import logging
 from collections import Counter
 
 import numpy as np
@@ -20,20 +19,17 @@ from flwr_distill.task.models import create_model
 from flwr_distill_baselines.fedseq import FedSeq
 from flwr_distill_baselines.fedseq.method import (
     PASS_AGAIN,
-    TELL_CONFIDENCE,
+    REPORT_CONFIDENCE,
     TRAIN_IN_TURN,
     TRAIN_LAST,
-    FedSeqSettings,
-    Pretraining,
 )
-from flwr_distill_baselines.fedseq.traffic import formulas
+from flwr_distill_baselines.fedseq.strategy import formulas
 from tests.grids import screening_grid
 
 FIRST = 2**64 - 1000  # as in conftest.py
 RUN_CONFIG = {"partition.classes": 3, "train.local-epochs": 1, "train.batch-size": 64}
 SPEC = load_dataset("digits").spec
 MODEL = create_model("auto", SPEC, seed=0)
-PRETRAINING = Pretraining(pretraining_epochs=1, auxiliary_size=20)
 HERE = {"peer-address": "here:1"}
 
 
@@ -43,7 +39,8 @@ def strategy_of(**settings):
             "num_classes": 10,
             "least_samples": 10_000,
             "most_nodes": 3,
-            "pretraining": PRETRAINING,
+            "pretraining_epochs": 1,
+            "auxiliary_size": 20,
             "links": "relay",
             "fraction_evaluate": 0.0,
             **settings,
@@ -77,13 +74,6 @@ def kinds(grid):
     return Counter(message.metadata.message_type for message in grid.pushed)
 
 
-@pytest.fixture
-def flower_log(caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    with caplog.at_level(logging.WARNING):
-        yield caplog
-
-
 @pytest.mark.parametrize("over", ["relay", "direct"])
 def test_two_rounds_equal_models_passed_by_hand(client_grid, by_hand, direct, over):
     grid = client_grid(5, RUN_CONFIG, node_config=HERE if over == "direct" else None)
@@ -107,7 +97,7 @@ def test_two_rounds_equal_models_passed_by_hand(client_grid, by_hand, direct, ov
 
 def test_nodes_tell_what_a_model_trained_on_their_data_predicts(client_grid, by_hand):
     grid, federation = client_grid(4, RUN_CONFIG), by_hand(4, RUN_CONFIG, MODEL)
-    strategy = strategy_of(pretraining=Pretraining(pretraining_epochs=2, auxiliary_size=20))
+    strategy = strategy_of(pretraining_epochs=2)
     play(strategy, grid)
     for node, session in federation.sessions.items():
         told = strategy._confidences[node]
@@ -192,8 +182,8 @@ def test_a_round_without_any_model_changes_nothing(client_grid):
 
 
 def test_a_run_in_which_no_node_tells_anything_ends(client_grid):
-    broken = lambda index, message: message.metadata.message_type == TELL_CONFIDENCE  # noqa: E731
-    with pytest.raises(NothingUsableError, match="none of 4 nodes told what it predicts"):
+    broken = lambda index, message: message.metadata.message_type == REPORT_CONFIDENCE  # noqa: E731
+    with pytest.raises(NothingUsableError, match="from 4 nodes"):
         play(strategy_of(), client_grid(4, RUN_CONFIG, broken))
 
 
@@ -334,7 +324,7 @@ def test_confidences_are_checked_before_the_strategy_sees_them(memory_grid, valu
 
     phases = phases_of(all_methods()["fedseq"])
     screening = screening_grid(memory_grid({FIRST: tells}), deadline=5, phases=phases, model={})
-    (reply,) = screening.send_and_receive([Message(RecordDict(), FIRST, TELL_CONFIDENCE)])
+    (reply,) = screening.send_and_receive([Message(RecordDict(), FIRST, REPORT_CONFIDENCE)])
     assert reply.has_error()
 
 
@@ -352,7 +342,7 @@ def test_a_new_node_joins_and_a_lost_one_is_left_out_until_it_is_back(client_gri
     grid.nodes = everyone
     play(strategy, grid, 3)
     assert {node for chain in strategy._chains for node in chain.nodes} == set(everyone)
-    assert kinds(grid)[TELL_CONFIDENCE] == 5
+    assert kinds(grid)[REPORT_CONFIDENCE] == 5
 
 
 def test_a_share_of_the_superclients_trains(client_grid):
@@ -371,7 +361,7 @@ def test_it_goes_on_from_its_state_as_if_it_had_not_stopped(client_grid):
     found, expected = (play(s, grid, 2, arrays) for s in (again, strategy))
     for name, array in expected.items():
         assert np.array_equal(found[name].numpy(), array.numpy())
-    assert kinds(grid)[TELL_CONFIDENCE] == 4
+    assert kinds(grid)[REPORT_CONFIDENCE] == 4
     assert again.state_dict() == strategy.state_dict()
 
 
@@ -398,10 +388,3 @@ def test_the_report_has_the_bytes_of_eq_19(client_grid):
     play(strategy, client_grid(4, RUN_CONFIG))
     # O |w| B1 ((2T - 1) + T J) with O = 2, |w| = 100, T = 3, J = 2
     assert formulas(strategy, 4, 100, 3) == {"fedseq (HFLDD, eq. 19)": 2 * 100 * 32 * (5 + 3 * 2)}
-
-
-def test_it_is_made_from_a_runs_settings(a_run):
-    strategy = FedSeq.from_run(FedSeqSettings(most_nodes=5, pretraining_epochs=2), a_run())
-    assert (strategy.most_nodes, strategy.least_samples) == (5, 800)
-    assert strategy.pretraining == Pretraining(pretraining_epochs=2)
-    assert (strategy.links, strategy.num_classes, strategy.fraction_train) == ("relay", 10, 0.5)

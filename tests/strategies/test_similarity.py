@@ -212,12 +212,3 @@ def test_no_cluster_weighs_more_than_its_cap_and_within_clusters_samples_count(c
         )
     if all(papers[cluster_of == c].sum() <= cap for c, cap in caps.items()):
         np.testing.assert_allclose(capped, papers)
-
-
-@pytest.mark.parametrize(
-    ("loners", "most", "say"), [(1, 2.5, 0.25), (3, 2.5, 0.75), (1, 1.0, 0.1), (3, 1.0, 0.3)]
-)
-def test_loners_weigh_as_much_as_their_share_of_the_nodes_times_the_cap(loners, most, say):
-    cluster_of = np.array([0] * (10 - loners) + [*range(1, loners + 1)])
-    weights = aggregation_weights(cluster_of, np.ones(10), most)
-    assert weights[-loners:].sum() == pytest.approx(say)

@@ -16,6 +16,7 @@ from flwr_distill.task.models import create_model
 from flwr_distill_baselines.vhl.client import VirtualTask, virtual_images
 from flwr_distill_baselines.vhl.method import VIRTUAL_TASK, VirtualTaskRequest
 from flwr_distill_baselines.vhl.strategy import VHL
+from tests.errors import at
 
 NODES = 2
 PARTITIONS = 8
@@ -109,24 +110,11 @@ def test_what_a_node_lacks_of_classes_it_learns_of_virtual_images():
     assert (model[-1].weight.grad.abs().sum(1) > 0).all()
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"virtual_batch": 1}, "vhl: virtual-batch = 1"),
-        ({"per_class": 0}, "vhl: per-class = 0"),
-        ({"alignment": -1.0}, "vhl: alignment = -1.0"),
-    ],
-)
-def test_settings_out_of_range_are_refused_by_name(settings, said):
-    with pytest.raises(SettingsError, match=said):
-        VHL(**settings)
-
-
 def test_texts_are_refused_before_any_node_is_asked(a_run):
     from flwr_distill_baselines.vhl.method import VHLSettings
 
     spec = DataSpec("letters", (1, 1, 12), 4, (0.5,), (0.5,), kind="text", vocabulary=50)
-    with pytest.raises(SettingsError, match="strategy = 'vhl': 'letters' holds texts"):
+    with pytest.raises(SettingsError, match="'letters'", check=at("strategy", value="vhl")):
         VHL.from_run(VHLSettings(), a_run(spec=spec))
     assert VHL.from_run(VHLSettings(), a_run()).request.seed == 7
 
@@ -143,8 +131,3 @@ def ask(grid, **changed):
 def test_a_node_refuses_a_malformed_request(client_grid):
     for reply in ask(client_grid(2, RUN_CONFIG), seed=-1):
         assert "seed = -1" in reply.error.reason
-
-
-def test_a_node_that_trains_privately_refuses_the_virtual_task(client_grid):
-    for reply in ask(client_grid(2, {**RUN_CONFIG, "train.dp-noise": 1.0})):
-        assert "has no differential privacy" in reply.error.reason

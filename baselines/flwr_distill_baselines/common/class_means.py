@@ -22,12 +22,10 @@ ByClass = Mapping[int, NDArray[np.float32]]
 def class_means(
     record: ArrayRecord, widths: Mapping[str, int | None], num_classes: int | None = None
 ) -> Arrays:
-    """Read a node's record of means, checked.
+    """Read a node's record of means: labels, counts, and means, float32 (k, d); checked.
 
     Parameters
     ----------
-    record : ArrayRecord
-        Labels, counts, and means: float32 (k, d), one row for each label.
     widths : Mapping[str, int or None]
         d of each array of means, by its name; None takes any.
     num_classes : int, optional (default: None)
@@ -36,7 +34,7 @@ def class_means(
     Raises
     ------
     ValueError
-        If the record holds anything else, or a value is not finite.
+        If the record has anything else, or a value is not finite.
     """
     if record.keys() != {CLASSES, COUNTS, *widths}:
         raise ValueError(f"its arrays are not {', '.join((CLASSES, COUNTS, *widths))}")
@@ -65,13 +63,7 @@ def class_means(
 
 
 def check_distributions(means: NDArray[Any], name: str) -> None:
-    """Check that each row (k, classes) is a distribution over classes.
-
-    Raises
-    ------
-    ValueError
-        If not; names the array.
-    """
+    """Check that each row (k, classes) is a distribution; a ValueError names the array."""
     totals = means.sum(axis=1, dtype=np.float64)
     if (means < 0).any() or not np.allclose(totals, 1.0, atol=1e-3):
         raise ValueError(f"its {name} are not distributions over classes")
@@ -82,13 +74,8 @@ def mean_by_class(
 ) -> dict[int, NDArray[np.float32]]:
     """Mean of nodes' means of each class, weighted by their samples of it, in float64.
 
-    Parameters
-    ----------
-    sent : iterable of (float, Mapping[str, ndarray])
-        Samples of a node that count, and its means as `class_means` reads them. Its samples are
-        spread over its classes as it says.
-    name : str
-        The array of means.
+    `sent` are samples of a node that count, and its means as `class_means` reads them. Its samples
+    are spread over its classes by its counts.
     """
     sums: dict[int, NDArray[np.float64]] = {}
     totals: dict[int, float] = {}

@@ -19,26 +19,12 @@ def means_by_class(
     num_classes: int,
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """Means of outputs over the samples of each class, on the CPU.
+    """Means of named outputs (n, d) over the samples of each class, on the CPU.
 
-    Parameters
-    ----------
-    outputs : callable
-        Maps inputs (n, ...) to named values (n, d).
-    samples : Samples
-        The node's, with a class each.
-    num_classes : int
-        Of the run.
-    device : torch.device
-        Where to compute.
-
-    Returns
-    -------
-    dict[str, Tensor]
-        Labels of the classes at hand and their samples, int64 (k,); each mean, float32 (k, d).
+    Returns labels of the classes at hand and their samples, int64 (k,); each mean, float32 (k, d).
     """
     counts = torch.bincount(samples.labels.cpu(), minlength=num_classes)
-    held = counts.nonzero().flatten()
+    present = counts.nonzero().flatten()
     sums: dict[str, Tensor] = {}
     with torch.inference_mode():
         for rows in torch.split(torch.arange(len(samples)), BATCH):
@@ -47,26 +33,16 @@ def means_by_class(
             for name, values in outputs(inputs).items():
                 total = (members @ values.double()).cpu()  # index_add_ has no order on a GPU
                 sums[name] = sums[name] + total if name in sums else total
-    means = {name: (total[held] / counts[held, None]).float() for name, total in sums.items()}
-    return {CLASSES: held, COUNTS: counts[held], **means}
+    means = {name: (total[present] / counts[present, None]).float() for name, total in sums.items()}
+    return {CLASSES: present, COUNTS: counts[present], **means}
 
 
 def table(
     record: ArrayRecord, name: str, num_classes: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """The federation's means as a table, with 0 for classes that it does not have.
+    """The server's means (k, d) as a table, float32 (num_classes, d), and which classes are known.
 
-    Parameters
-    ----------
-    record : ArrayRecord
-        From the server; see :func:`flwr_distill_baselines.common.class_means.record_of_means`.
-    name : str
-        The array of means, (k, d).
-
-    Returns
-    -------
-    tuple of Tensor
-        float32 (num_classes, d), and which classes are known, bool (num_classes,).
+    Rows of other classes are 0.
     """
     arrays = as_tensors(as_arrays(record))
     means, labels = arrays[name], arrays[CLASSES]

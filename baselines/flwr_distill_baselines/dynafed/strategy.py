@@ -36,7 +36,7 @@ class DynaFed(CheckedFedAvg):
     """FedAvg whose server learns from the run's own trajectory (Pi et al. 2023).
 
     The server keeps the global models of the first rounds. Then it distils them once: a few steps
-    on the virtual data lead from one of them to a later one, so that they hold what the nodes' data
+    on the virtual data lead from one of them to a later one, so that they show what the nodes' data
     did to it (`trajectory_matching.match_trajectory`). From then on it trains each
     average on them for a few steps of Adam. Nodes do what they do in FedAvg.
 
@@ -46,19 +46,12 @@ class DynaFed(CheckedFedAvg):
         The run's architecture; its weights are not changed.
     spec : DataSpec
         Shape and classes of the images.
-    trajectory, per_class, distill_steps, follow_steps, image_lr, tune_steps, tune_lr
-        See `method.DynaFedSettings`.
     seed : int (default: 0)
         Seed of all draws at the server.
     device : torch.device or str (default: "cpu")
         Where the server distils and tunes.
     **kwargs
-        As Flower's FedAvg takes them.
-
-    Raises
-    ------
-    SettingsError
-        If a setting is out of range, or the data are no images.
+        Settings (`method.DynaFedSettings`), and what Flower's FedAvg takes.
 
     Notes
     -----
@@ -67,6 +60,7 @@ class DynaFed(CheckedFedAvg):
     trajectory. A round whose model does not move adds nothing to it.
     """
 
+    settings: DynaFedSettings = DynaFedSettings()
     run_arguments = ("model", "spec", "seed", "device", "directory")
     state_keys = ("trajectory",)
 
@@ -75,13 +69,6 @@ class DynaFed(CheckedFedAvg):
         *,
         model: nn.Module,
         spec: DataSpec,
-        trajectory: int = 25,
-        per_class: int = 15,
-        distill_steps: int = 500,
-        follow_steps: int = 20,
-        image_lr: float = 0.05,
-        tune_steps: int = 20,
-        tune_lr: float = 1e-4,
         seed: int = 0,
         device: torch.device | str = "cpu",
         directory: Directory | None = None,
@@ -89,18 +76,6 @@ class DynaFed(CheckedFedAvg):
     ) -> None:
         super().__init__(**kwargs)
         require_images(spec, "dynafed")
-        self.settings = DynaFedSettings.checked(
-            {
-                "trajectory": trajectory,
-                "per-class": per_class,
-                "distill-steps": distill_steps,
-                "follow-steps": follow_steps,
-                "image-lr": image_lr,
-                "tune-steps": tune_steps,
-                "tune-lr": tune_lr,
-            },
-            "dynafed",
-        )
         self.trajectory: dict[int, Arrays] = {}
         """Trained parameters of the start and of the global models since, until distilled."""
         self.virtual: VirtualData | None = None
@@ -116,10 +91,7 @@ class DynaFed(CheckedFedAvg):
 
     @classmethod
     def from_run(cls, settings: DynaFedSettings, run: Run, **arguments: Any) -> Self:
-        """Make the strategy for a run of our ServerApp; see `CheckedFedAvg`.
-
-        A run too short for the distillation is logged as what it is.
-        """
+        """Make the strategy for a run of our ServerApp; warns of a run that is too short."""
         strategy = super().from_run(settings, run, **arguments)
         length = strategy.settings.trajectory
         if 0 < run.num_rounds <= length:
@@ -145,7 +117,7 @@ class DynaFed(CheckedFedAvg):
         """Average the models; distil the trajectory once it is long enough, tune the average."""
         mean = super().combine(updates)
         if not self._payload:
-            self._remember(mean)
+            self._add_to_trajectory(mean)
         return self._tuned(mean) if self.virtual else mean
 
     def artifacts(self) -> dict[str, bytes]:
@@ -161,7 +133,7 @@ class DynaFed(CheckedFedAvg):
         super().load_state_dict(state)
         self._replace(state["virtual"])
 
-    def _remember(self, mean: Arrays) -> None:
+    def _add_to_trajectory(self, mean: Arrays) -> None:
         """Add a global model to the trajectory, and distil that when it is long enough."""
         for arrays in [mean] if self.trajectory else [self.start_of_round, mean]:
             own = {name: np.array(arrays[name]) for name in self._trained}
@@ -187,7 +159,7 @@ class DynaFed(CheckedFedAvg):
                 generator=round_generator(self._seed, self._round),
             )
         except DistillError as error:
-            log(WARNING, "DynaFed has no virtual data and begins a new trajectory: %s", error)
+            log(WARNING, "DynaFed has no virtual data and starts a new trajectory: %s", error)
             return
         self._replace(virtual.to_bytes())
 

@@ -1,7 +1,7 @@
 """Matching of a trajectory of models (DynaFed, Pi et al. 2023; after Cazenavette et al. 2022).
 
-Learns virtual images and soft labels on which a few steps of SGD lead from one model of a federated
-run to a later one. The nodes' data are not needed, only the global models that they led to.
+Learns virtual images and soft labels on which a few steps of SGD lead from one global model of a
+run to a later one, without the nodes' data.
 """
 
 import copy
@@ -56,18 +56,14 @@ def match_trajectory(
         normalisation takes its running statistics, dropout is off.
     shape : Sequence[int]
         (C, H, W) of an image, at least 4 pixels a side.
-    num_classes : int
-        Classes of the task.
     per_class : int (default: 15)
         Images of each class; as labels are learned, that is only their number.
     steps : int
         Steps of Adam on images, labels and learning rate of SGD.
-    follow_steps : int (default: 20)
-        Steps of SGD on virtual data.
     learning_rate : float (default: 0.05)
         For images, in units of normalised pixels.
     generator : torch.Generator
-        CPU generator of all draws.
+        On the CPU.
     progress : callable, optional (default: None)
         Called after each step with (steps done, all steps, distance before the step).
 
@@ -100,7 +96,7 @@ def match_trajectory(
     for step in range(steps):
         start, target = draw_target(models, generator)
         apart = squared_distance(start, target)
-        if not float(apart):  # a round that failed left the model as it was
+        if not float(apart):  # a failed round did not change the model
             continue
         moved = True
         augments = [draw_augmentation(shape[1], shape[2], generator) for _ in range(follow_steps)]
@@ -155,18 +151,8 @@ def sgd_step(
 ) -> dict[str, Tensor]:
     """One step of SGD on the cross-entropy with soft labels, differentiable by what it is made of.
 
-    Parameters
-    ----------
-    model : nn.Module
-        The architecture.
-    weights : Mapping[str, Tensor]
-        Its trained parameters before the step.
-    images : Tensor
-        (n, C, H, W).
-    label_logits : Tensor
-        Logarithms of the soft labels but for a constant, (n, classes).
-    size : Tensor
-        Learning rate, a scalar.
+    `weights` are the trained parameters before the step, images (n, C, H, W), label_logits the
+    logarithms of the soft labels but for a constant (n, classes), size the learning rate, a scalar.
     """
     weights = {n: w if w.requires_grad else w.clone().requires_grad_() for n, w in weights.items()}
     logits = functional_call(model, weights, images)

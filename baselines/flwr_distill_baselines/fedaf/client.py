@@ -27,8 +27,8 @@ MODEL = "fedaf-model"
 """Blob: the global model of a round, for its second message."""
 
 
-def tell(message: Message, context: Context) -> Message:
-    """Keep the received model, and say what it predicts on the node's samples of each class."""
+def report_knowledge(message: Message, context: Context) -> Message:
+    """Store the received model, and send its mean predictions on the samples of each class."""
     session, content = Session.of(context), message.content
     require_no_privacy(session.task.train, "what FedAF's nodes say of their classes")
     request = SoftLabelRequest.checked(content.config_records[CLASS_KNOWLEDGE], "message")
@@ -51,8 +51,8 @@ def distill(message: Message, context: Context) -> Message:
     session, content = Session.of(context), message.content
     require_no_privacy(session.task.train, "FedAF's virtual data")
     request = WithPeers.checked(content.config_records[DISTILL_WITH_PEERS], "message")
-    kept = _kept_model(session, server_round(content.config_records[CONFIG]))
-    local, data = LocalRound.of(session, content, kept), session.data
+    stored = _stored_model(session, server_round(content.config_records[CONFIG]))
+    local, data = LocalRound.of(session, content, stored), session.data
     num_classes = data.spec.num_classes
     peers, known = table(content.array_records[KNOWLEDGE], LOGITS, num_classes, session.device)
     virtual = distill_with_peers(
@@ -77,17 +77,11 @@ def distill(message: Message, context: Context) -> Message:
     return Message(RecordDict({METRICS: metrics, VIRTUAL_DATA: sent}), reply_to=message)
 
 
-def _kept_model(session: Session, round_: int) -> Arrays:
-    """The global model that came with the round's first message.
-
-    Raises
-    ------
-    ValueError
-        If the node has none of this round.
-    """
+def _stored_model(session: Session, round_: int) -> Arrays:
+    """The global model that came with the round's first message."""
     file = session.store.file(MODEL)
     if file is not None:
-        with safe_open(file, "numpy") as kept:
-            if (kept.metadata() or {}).get("round") == str(round_):
-                return {name: kept.get_tensor(name) for name in kept.keys()}  # noqa: SIM118
+        with safe_open(file, "numpy") as stored:
+            if (stored.metadata() or {}).get("round") == str(round_):
+                return {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
     raise ValueError(f"this node has no global model of round {round_}")

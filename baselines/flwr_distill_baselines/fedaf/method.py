@@ -22,7 +22,7 @@ from flwr_distill.task.settings import Block, TrainSettings
 from flwr_distill_baselines.common.class_means import check_distributions, class_means
 
 CLASS_KNOWLEDGE = "query.class_knowledge"
-"""Have a node keep the global model, and say what that predicts on its samples of each class."""
+"""Have a node store the global model, and send its predictions on the samples of each class."""
 
 DISTILL_WITH_PEERS = "train.fedaf_distill"
 """Have a node distil its data with the peers' mean logits, and send them to the server."""
@@ -36,7 +36,7 @@ LOGITS = "logits"
 SOFT_LABELS = "soft-labels"
 """Array of a node's knowledge: mean softened predictions of each class, (k, classes)."""
 
-LARGEST_LOGIT = 1e4
+MAX_LOGIT = 1e4
 """Of a node's mean logits: larger ones would drown the others' in the mean."""
 
 
@@ -94,22 +94,15 @@ class KnowledgeMetrics(Block):
 
 
 def class_knowledge(record: ArrayRecord, num_classes: int | None = None) -> Arrays:
-    """Read what a node says of its classes, checked.
+    """Read a node's knowledge of its classes, checked; None as number of classes takes any.
 
-    Parameters
-    ----------
-    num_classes : int, optional (default: None)
-        Of the run; None takes any.
-
-    Raises
-    ------
-    ValueError
-        If the record holds anything else, logits are huge, or soft labels no distributions.
+    A ValueError says what else the record has, that logits are huge, or soft labels no
+    distributions.
     """
     widths = {LOGITS: num_classes, SOFT_LABELS: num_classes}
     arrays = class_means(record, widths, num_classes)
     largest = float(np.abs(arrays[LOGITS]).max())
-    if largest > LARGEST_LOGIT:
+    if largest > MAX_LOGIT:
         raise ValueError(f"its {LOGITS} go up to {largest:.3g}")
     check_distributions(arrays[SOFT_LABELS], SOFT_LABELS)
     return arrays
@@ -129,7 +122,7 @@ def _unprotected(settings: FedAFSettings, train: TrainSettings) -> str:
 def _disclosed(settings: FedAFSettings) -> str:
     return (
         "In every round nodes sent the global model's mean predictions on each of their classes, "
-        "how many samples they hold of each, and virtual data of their samples, not sealed."
+        "how many samples they have of each, and virtual data of their samples, not sealed."
     )
 
 
@@ -141,9 +134,9 @@ METHOD = Method(
     phases=(
         Phase(
             CLASS_KNOWLEDGE,
-            "nodes say what the model predicts",
+            "nodes report the model's predictions",
             (Reply(metrics=KnowledgeMetrics, arrays={KNOWLEDGE: _check}),),
-            "flwr_distill_baselines.fedaf.client:tell",
+            "flwr_distill_baselines.fedaf.client:report_knowledge",
             request=Request({CONFIG: TrainRequest, CLASS_KNOWLEDGE: SoftLabelRequest}, (ARRAYS,)),
             leaves="what the model predicts on average on its samples of each class",
             compared=True,

@@ -19,7 +19,7 @@ from flwr_distill.distill.registry import Progress
 from flwr_distill.distill.starts import start
 from flwr_distill.distill.virtual_data import VirtualData
 
-LARGEST_SEED = 2**31
+MAX_SEED = 2**31
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +77,6 @@ def distill_with_peers(
         Which classes these have, bool (num_classes,). Others take the mean logits of the images.
     fresh : callable
         Makes a model of the same architecture with random weights, given a seed.
-    num_classes : int
-        Classes of the task, present here or not.
     per_class : int
         Virtual images of each class present.
     weight : float (default: 0.8)
@@ -92,14 +90,9 @@ def distill_with_peers(
     layer : str (default: "")
         The dense layer whose input are the features; see :func:`task.models.last_dense`.
     generator : torch.Generator
-        CPU generator of all draws.
+        On the CPU.
     progress : callable, optional (default: None)
         Called after each step with (steps done, all steps, loss).
-
-    Raises
-    ------
-    DistillError
-        If an argument is unusable; names it and the remedy.
     """
     check_inputs(images, labels, num_classes=num_classes, per_class=per_class, steps=steps)
     weights = [w.detach() for w in model.parameters()]
@@ -111,7 +104,7 @@ def distill_with_peers(
     outputs = Outputs(model, layer)
     probes = []
     for _ in range(min(BANK, steps)):
-        seed = int(torch.randint(LARGEST_SEED, (), generator=generator))
+        seed = int(torch.randint(MAX_SEED, (), generator=generator))
         random = [w.detach().to(device) for w in fresh(seed).parameters()]
         mixture = [gamma * w + (1 - gamma) * r for w, r in zip(weights, random, strict=True)]
         probe = draw_probe(Mixed(outputs, mixture, weights, scale), classes, device, generator)

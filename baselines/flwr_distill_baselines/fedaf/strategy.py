@@ -43,69 +43,32 @@ class FedAF(VirtualTraining):
 
     Parameters
     ----------
-    per_class, distill_steps, local_weight, gamma, temperature, global_weight
-        See `method.FedAFSettings`.
-    server_epochs, server_lr, server_batch_size
-        As well.
     phase_timeout : float (default: 600.0)
         Seconds to wait for what the model predicts.
     **kwargs
-        As `VirtualTraining` takes them.
-
-    Raises
-    ------
-    SettingsError
-        If a setting is out of range, or the data are no images.
+        Settings (`method.FedAFSettings`), and what `VirtualTraining` takes.
 
     Notes
     -----
-    The paper's text could not be had; losses and constants are those of its summaries and of a
+    The paper's text was not available: losses and constants are those of its summaries and of a
     public re-implementation. Means over nodes are weighted by their samples of a class.
     """
 
     name = "fedaf"
-    settings: FedAFSettings
+    settings: FedAFSettings = FedAFSettings()
     run_arguments = (*VirtualTraining.run_arguments, "phase_timeout")
 
-    def __init__(
-        self,
-        *,
-        per_class: int = 10,
-        distill_steps: int = 200,
-        local_weight: float = 0.8,
-        gamma: float = 0.9,
-        temperature: float = 2.0,
-        global_weight: float = 0.8,
-        server_epochs: int = 100,
-        server_lr: float = 0.01,
-        server_batch_size: int = 256,
-        phase_timeout: float = 600.0,
-        **kwargs: Any,
-    ) -> None:
-        self.settings = FedAFSettings.checked(
-            {
-                "per-class": per_class,
-                "distill-steps": distill_steps,
-                "local-weight": local_weight,
-                "gamma": gamma,
-                "temperature": temperature,
-                "global-weight": global_weight,
-                "server-epochs": server_epochs,
-                "server-lr": server_lr,
-                "server-batch-size": server_batch_size,
-            },
-            "fedaf",
-        )
-        super().__init__(settings=self.settings, **kwargs)
+    def __init__(self, *, phase_timeout: float = 600.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self._timeout = phase_timeout
         self._soft_labels: Mapping[int, NDArray[np.float32]] = {}
 
     def requests(self, sampled: list[Message], grid: Grid) -> list[Message]:
-        """Ask what the model predicts; then have those that answered distil near the mean of it."""
-        asked = ConfigRecord(self.settings.soft_label_request.model_dump(by_alias=True))
+        """Ask what the model predicts; then have nodes that replied distil near the mean of it."""
+        soft_labels = ConfigRecord(self.settings.soft_label_request.model_dump(by_alias=True))
         config = {message.metadata.dst_node_id: message.content[CONFIG] for message in sampled}
         for message in sampled:
-            message.content[CLASS_KNOWLEDGE] = asked
+            message.content[CLASS_KNOWLEDGE] = soft_labels
         knowledge = self._knowledge(
             [Message(m.content, m.metadata.dst_node_id, CLASS_KNOWLEDGE) for m in sampled], grid
         )
@@ -165,14 +128,9 @@ def knowledge_matching(
     soft_labels : Tensor
         R: the nodes' mean soft labels of each class, (classes, classes).
     known : Tensor
-        Which classes have some, bool (classes,); others are left out.
+        Which classes have some, bool (classes,). Without any in the minibatch the result is 0.
     temperature : float
         tau, of the predictions as of the soft labels.
-
-    Returns
-    -------
-    Tensor
-        0 if no class of the minibatch is known.
     """
     members = functional.one_hot(labels, len(known)).T.to(logits.dtype)
     counts = members.sum(1)

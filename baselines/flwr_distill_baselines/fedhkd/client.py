@@ -35,8 +35,6 @@ class Knowledge(LossTerm):
 
     Parameters
     ----------
-    session : Session
-        The node's.
     model : nn.Module
         In training.
     request : FedHKDSettings
@@ -70,7 +68,7 @@ class Knowledge(LossTerm):
     def of(
         cls, session: Session, content: RecordDict, model: nn.Module, settings: TrainSettings
     ) -> Self:
-        """Make the term; see `client.terms.LossTerm`."""
+        """Make the term of a message with FedHKD's record."""
         request = FedHKDSettings.checked(content.config_records[KNOWLEDGE_LOSS], "message")
         knowledge = content.array_records.get(HYPER_KNOWLEDGE)
         return cls(session, model, request, knowledge, settings.feature_layer)
@@ -109,17 +107,10 @@ def train_knowledge(message: Message, context: Context) -> Message:
 def own_knowledge(
     local: LocalRound, request: FedHKDSettings, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Mean features, with noise, and mean soft predictions of each class of the node's samples.
+    """Mean features, with noise, and mean soft predictions of each class, after training.
 
-    Parameters
-    ----------
-    local : LocalRound
-        After training.
-    request : FedHKDSettings
-        Temperature and noise.
-    generator : torch.Generator
-        CPU generator of the noise. Nodes take one that is seeded by the operating system: the
-        server knows the run's seed, and could subtract noise that comes from it.
+    Nodes take a `generator` of the noise that is seeded by the operating system: the server knows
+    the run's seed, and could subtract noise that depends on it.
     """
     model = local.model.eval()
     features = Features(model, local.settings.feature_layer)

@@ -44,19 +44,9 @@ class FedHKDSettings(Block):
 def hyper_knowledge(
     record: ArrayRecord, width: int | None = None, num_classes: int | None = None
 ) -> Arrays:
-    """Read a node's hyper-knowledge, checked.
+    """Read a node's hyper-knowledge, checked; None as width or number of classes takes any.
 
-    Parameters
-    ----------
-    width : int, optional (default: None)
-        Number of features; None takes any.
-    num_classes : int, optional (default: None)
-        Of the run; None takes any.
-
-    Raises
-    ------
-    ValueError
-        If the record holds anything else, or predictions are not distributions.
+    A ValueError says what else the record has, or that predictions are no distributions.
     """
     arrays = class_means(record, {FEATURES: width, PREDICTIONS: num_classes}, num_classes)
     check_distributions(arrays[PREDICTIONS], PREDICTIONS)
@@ -77,7 +67,7 @@ def _unprotected(settings: FedHKDSettings, train: TrainSettings) -> str:
 def _disclosed(settings: FedHKDSettings) -> str:
     return (
         "Nodes sent the mean features and soft predictions of each of their classes, and how many "
-        "samples they hold of each. The features had Gaussian noise of standard deviation "
+        "samples they have of each. The features had Gaussian noise of standard deviation "
         f"{settings.noise:g}, which guarantees no differential privacy."
     )
 

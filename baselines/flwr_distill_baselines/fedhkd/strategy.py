@@ -30,7 +30,7 @@ class FedHKD(CheckedFedAvg):
 
     Models are averaged as in FedAvg. With its model, a node sends hyper-knowledge: for each class,
     the mean of its samples' features, with Gaussian noise, and of their softened predictions
-    (`client.own_knowledge`). The server averages both over the nodes that hold the
+    (`client.own_knowledge`). The server averages both over the nodes that have the
     class, weighted by their samples of it, and sends them with the next model. Nodes add to their
     loss how far the classifier's predictions on the global mean features are from the global
     predictions, and how far their features are from the global means of their classes
@@ -40,45 +40,25 @@ class FedHKD(CheckedFedAvg):
     ----------
     model : nn.Module
         The run's architecture.
-    prediction_weight, feature_weight, temperature, noise
-        See `method.FedHKDSettings`.
     feature_layer : str (default: "")
         Name of the last dense layer; see :func:`task.models.last_dense`.
     **kwargs
-        As Flower's FedAvg takes them.
+        Settings (`method.FedHKDSettings`), and what Flower's FedAvg takes.
 
     Notes
     -----
-    Defaults are those of the published code. There the server takes the means of whichever node
-    came last; the mean over nodes is the paper's. That code also divides the divergence by the
+    Defaults are those of the published code. There the server takes the means of the node that
+    replied last; the mean over nodes is the paper's. That code also divides the divergence by the
     number of classes, and clips gradients to a norm of 1.1; ours does neither. A class that no
-    node of a round holds keeps its means.
+    node of a round has keeps its means.
     """
 
+    settings: FedHKDSettings = FedHKDSettings()
     run_arguments = ("model",)
     state_keys = ("features", "predictions")
 
-    def __init__(
-        self,
-        *,
-        model: nn.Module,
-        prediction_weight: float = 0.05,
-        feature_weight: float = 0.05,
-        temperature: float = 0.5,
-        noise: float = 2.0,
-        feature_layer: str = "",
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, model: nn.Module, feature_layer: str = "", **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.request = FedHKDSettings.checked(
-            {
-                "prediction-weight": prediction_weight,
-                "feature-weight": feature_weight,
-                "temperature": temperature,
-                "noise": noise,
-            },
-            "fedhkd",
-        )
         self.features: dict[int, NDArray[np.float32]] = {}
         """Global mean features by class."""
         self.predictions: dict[int, NDArray[np.float32]] = {}
@@ -89,8 +69,8 @@ class FedHKD(CheckedFedAvg):
     @classmethod
     def from_run(cls, settings: Any, run: Run, **arguments: Any) -> Self:
         """Make the strategy for a run of our ServerApp; see `CheckedFedAvg`."""
-        layer = {"feature_layer": run.train.feature_layer}
-        return super().from_run(settings, run, **{**layer, **arguments})
+        layer = run.train.feature_layer
+        return super().from_run(settings, run, **{"feature_layer": layer, **arguments})
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -101,7 +81,7 @@ class FedHKD(CheckedFedAvg):
 
     def records(self) -> Mapping[str, ArrayRecord | ConfigRecord]:
         """Ask for the loss terms, and send the global hyper-knowledge once there is any."""
-        request = ConfigRecord(self.request.model_dump(by_alias=True))
+        request = ConfigRecord(self.settings.model_dump(by_alias=True))
         if not self.features:
             return {KNOWLEDGE_LOSS: request}
         means = {FEATURES: self.features, PREDICTIONS: self.predictions}

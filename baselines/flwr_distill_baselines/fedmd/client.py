@@ -75,16 +75,7 @@ def digest(
 
     The published code takes this error; the paper does not say which.
 
-    Parameters
-    ----------
-    inputs : Tensor
-        Public samples, (n, C, H, W).
-    logits : Tensor
-        The consensus, (n, classes).
-    request : FedMDSettings
-        Epochs, learning rate and minibatch.
-    generator : torch.Generator
-        CPU generator of the order.
+    `inputs` are the public samples, (n, C, H, W), and `logits` the consensus, (n, classes).
     """
     optimizer = torch.optim.Adam(model.parameters(), lr=request.digest_lr)
     model.train()

@@ -56,17 +56,7 @@ class FedMDSettings(Block):
 def logits_of(record: ArrayRecord, shape: tuple[int, int] | None = None) -> Arrays:
     """Read a node's record of logits, float32 (public samples, classes), checked.
 
-    Parameters
-    ----------
-    record : ArrayRecord
-        Of a node.
-    shape : tuple[int, int], optional (default: None)
-        Their shape; None takes any.
-
-    Raises
-    ------
-    ValueError
-        If the record holds anything else, or a value is not finite.
+    None as `shape` takes any. A ValueError says what is wrong.
     """
     if list(record) != [LOGITS]:
         raise ValueError(f"its arrays are not {LOGITS}")

@@ -23,7 +23,7 @@ from flwr_distill_baselines.fedmd.method import (
 class FedMD(OwnModels):
     """Heterogenous federated learning via model distillation (Li & Wang 2019, Algorithm 1).
 
-    Nodes have models of their own, of any architecture (node config ``model``). A node first trains
+    Each node has its own model, of any architecture (node config ``model``). A node first trains
     on its own samples alone. In each round nodes send their logits on the same public samples, and
     the server takes their mean, the consensus. Nodes learn it for an epoch (digest), then train on
     their own samples again (revisit). There is no global model: nodes evaluate their own ones.
@@ -35,11 +35,8 @@ class FedMD(OwnModels):
     ----------
     num_classes : int
         Classes of the run.
-    auxiliary, auxiliary_size, pretrain_epochs, digest_epochs, digest_lr, digest_batch_size,
-    private_epochs
-        See `method.FedMDSettings`.
     **kwargs
-        As Flower's FedAvg takes them.
+        Settings (`method.FedMDSettings`), and what Flower's FedAvg takes.
 
     Notes
     -----
@@ -47,52 +44,27 @@ class FedMD(OwnModels):
     draws other public samples in each round; here they are the same ones throughout.
     """
 
+    settings: FedMDSettings = FedMDSettings()
     state_keys = ("consensus",)
     train_type = TRAIN_CONSENSUS
     evaluate_type = EVALUATE_OWN
 
-    def __init__(
-        self,
-        *,
-        num_classes: int,
-        auxiliary: str = "noise",
-        auxiliary_size: int = 5000,
-        pretrain_epochs: int = 25,
-        digest_epochs: int = 1,
-        digest_lr: float = 1e-3,
-        digest_batch_size: int = 256,
-        private_epochs: int = 4,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, num_classes: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.request = FedMDSettings.checked(
-            {
-                "auxiliary": auxiliary,
-                "auxiliary-size": auxiliary_size,
-                "pretrain-epochs": pretrain_epochs,
-                "digest-epochs": digest_epochs,
-                "digest-lr": digest_lr,
-                "digest-batch-size": digest_batch_size,
-                "private-epochs": private_epochs,
-            },
-            "fedmd",
-        )
         self.consensus: Arrays = {}
         """Mean logits, (public samples, classes); empty before the first."""
-        self._shape = auxiliary_size, num_classes
+        self._shape = self.settings.auxiliary_size, num_classes
 
     @classmethod
     def from_run(cls, settings: Any, run: Run, **arguments: Any) -> Self:
         """Make the strategy for a run of our ServerApp; see `CheckedFedAvg`."""
-        classes = {"num_classes": run.spec.num_classes}
-        return super().from_run(settings, run, **{**classes, **arguments})
+        classes = run.spec.num_classes
+        return super().from_run(settings, run, **{"num_classes": classes, **arguments})
 
     def records(self) -> Mapping[str, ArrayRecord | ConfigRecord]:
         """Ask for logits, and send the consensus once there is one."""
-        request = ConfigRecord(self.request.model_dump(by_alias=True))
-        if not self.consensus:
-            return {DIGEST: request}
-        return {DIGEST: request, LOGITS: as_record(self.consensus)}
+        consensus = {LOGITS: as_record(self.consensus)} if self.consensus else {}
+        return {DIGEST: ConfigRecord(self.settings.model_dump(by_alias=True)), **consensus}
 
     def sent(self, reply: Message) -> Arrays:
         """Logits of a node."""

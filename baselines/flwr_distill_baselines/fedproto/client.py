@@ -17,9 +17,7 @@ from flwr_distill.protocol.messages import METRICS, NUM_EXAMPLES
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.evaluation import evaluate_model, outputs
 from flwr_distill.task.models import last_dense_layer
-from flwr_distill.task.settings import (
-    TrainSettings,
-)
+from flwr_distill.task.settings import TrainSettings
 from flwr_distill_baselines.common.class_tables import means_by_class, table
 from flwr_distill_baselines.fedproto.method import PROTOTYPE_DISTANCE, PROTOTYPES, FedProtoSettings
 
@@ -61,7 +59,7 @@ class PrototypeDistance(LossTerm):
     def of(
         cls, session: Session, content: RecordDict, model: nn.Module, settings: TrainSettings
     ) -> Self:
-        """Make the term; see `client.terms.LossTerm`."""
+        """Make the term of a message with FedProto's record."""
         request = FedProtoSettings.checked(content.config_records[PROTOTYPE_DISTANCE], "message")
         prototypes = _prototypes(session, content)
         return cls(model, request.weight, prototypes, settings.feature_layer)
@@ -126,18 +124,9 @@ def evaluate_prototypes(message: Message, context: Context) -> Message:
 def nearest_prototype(
     extract: Callable[[Tensor], Tensor], inputs: Tensor, prototypes: Tensor, known: Tensor
 ) -> Tensor:
-    """Class of the nearest prototype in L2 distance (Tan et al. 2022), int64 (n,).
+    """Class of the nearest known prototype in L2 distance (Tan et al. 2022), int64 (n,).
 
-    Parameters
-    ----------
-    extract : callable
-        Maps inputs (n, ...) to features (n, d).
-    inputs : Tensor
-        (n, ...).
-    prototypes : Tensor
-        (classes, d).
-    known : Tensor
-        Which classes have a prototype, bool (classes,).
+    `extract` maps inputs (n, ...) to features (n, d); prototypes are (classes, d).
     """
 
     def nearest(batch: Tensor) -> Tensor:
@@ -157,9 +146,12 @@ def _require_same_width(session: Session) -> None:
     widths = [_width(s) for s in (session, own)]
     if widths[0] != widths[1]:
         raise SettingsError(
-            f"node config: {MODEL} = {own.task.model!r} has {widths[1]} features before its last "
-            f"dense layer, and the run's {session.task.model!r} {widths[0]}: prototypes need as "
-            "many (take another model)"
+            f"it has {widths[1]} features before its last dense layer, and the run's "
+            f"{session.task.model!r} has {widths[0]}: prototypes need equal numbers",
+            where=MODEL,
+            value=own.task.model,
+            source="node config",
+            remedy="take another model",
         )
 
 

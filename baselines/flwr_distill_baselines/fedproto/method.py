@@ -61,7 +61,7 @@ def _unprotected(settings: FedProtoSettings, train: TrainSettings) -> str:
 
 def _disclosed(settings: FedProtoSettings) -> str:
     return (
-        "Nodes sent the mean features of each of their classes, and how many samples they hold of "
+        "Nodes sent the mean features of each of their classes, and how many samples they have of "
         "each. The mean of a single sample is that sample's features. Models stayed on nodes."
     )
 

@@ -29,7 +29,7 @@ class FedProto(OwnModels):
     A node's prototype of a class is the mean of its samples' features, the input of the last dense
     layer. Node i trains its own model on the cross-entropy and lambda times the distance to the
     global prototypes (`client.PrototypeDistance`). The global prototype of a class
-    is the mean of those of the nodes that hold it, weighted by their samples of it. There is no
+    is the mean of those of the nodes that have it, weighted by their samples of it. There is no
     global model: nodes evaluate their own ones, by the nearest global prototype and by their
     classifier.
 
@@ -37,29 +37,25 @@ class FedProto(OwnModels):
     ----------
     model : nn.Module
         The run's architecture; nodes may have others, with as many features.
-    weight : float (default: 1.0)
-        lambda.
     feature_layer : str (default: "")
         Name of the last dense layer; see :func:`task.models.last_dense`.
     **kwargs
-        As Flower's FedAvg takes them.
+        Settings (`method.FedProtoSettings`), and what Flower's FedAvg takes.
 
     Notes
     -----
-    The published code takes the plain mean over nodes. A class that no node of a round holds keeps
+    The published code takes the plain mean over nodes. A class that no node of a round has keeps
     its prototype.
     """
 
+    settings: FedProtoSettings = FedProtoSettings()
     run_arguments = ("model",)
     state_keys = ("prototypes",)
     train_type = TRAIN_PROTOTYPES
     evaluate_type = EVALUATE_PROTOTYPES
 
-    def __init__(
-        self, *, model: nn.Module, weight: float = 1.0, feature_layer: str = "", **kwargs: Any
-    ) -> None:
+    def __init__(self, *, model: nn.Module, feature_layer: str = "", **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.request = FedProtoSettings.checked({"weight": weight}, "fedproto")
         self.prototypes: dict[int, NDArray[np.float32]] = {}
         """Global prototypes by class."""
         last = last_dense_layer(model, feature_layer)
@@ -68,12 +64,12 @@ class FedProto(OwnModels):
     @classmethod
     def from_run(cls, settings: Any, run: Run, **arguments: Any) -> Self:
         """Make the strategy for a run of our ServerApp; see `CheckedFedAvg`."""
-        layer = {"feature_layer": run.train.feature_layer}
-        return super().from_run(settings, run, **{**layer, **arguments})
+        layer = run.train.feature_layer
+        return super().from_run(settings, run, **{"feature_layer": layer, **arguments})
 
     def records(self) -> Mapping[str, ArrayRecord | ConfigRecord]:
         """Ask for the distance, and send the global prototypes once there are any."""
-        request = ConfigRecord(self.request.model_dump(by_alias=True))
+        request = ConfigRecord(self.settings.model_dump(by_alias=True))
         if not self.prototypes:
             return {PROTOTYPE_DISTANCE: request}
         prototypes = record_of_means(**{PROTOTYPES: self.prototypes})

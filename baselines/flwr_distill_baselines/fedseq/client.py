@@ -1,6 +1,6 @@
-"""FedSeq on nodes: what they predict, and training in turn with the other nodes of a superclient.
+"""FedSeq on nodes: their predictions, and training in turn with the nodes of a superclient.
 
-A node stores the model that it trained, in case the node after it fails and another takes it.
+A node stores the model that it trained, in case the next node fails and another takes it.
 """
 
 import math
@@ -48,7 +48,7 @@ def needs(session: Session, settings: FedSeqSettings) -> Iterator[Callable[[], o
         yield partial(auxiliary_of, session, settings.auxiliary, settings.auxiliary_size)
 
 
-def tell_confidence(message: Message, context: Context) -> Message:
+def report_confidence(message: Message, context: Context) -> Message:
     """Reply with the mean prediction of a model that was trained on the node's data alone."""
     session = Session.of(context)
     request = Pretraining.checked(message.content.config_records[CONFIG], "message")
@@ -72,8 +72,8 @@ def train_in_turn(message: Message, context: Context) -> Message:
     """Train the model of the server, or of the node before, and pass it on.
 
     The reply has the model if this node is the last, else the parcel for the next one. A model that
-    does not fit is rejected, and so is one with which training goes to infinity: the server begins
-    anew after this node.
+    does not fit is rejected, and so is one with which training goes to infinity: the next node then
+    starts from the global model.
     """
     deadline = deadline_of(message)
     session, content = Session.of(context), message.content
@@ -101,7 +101,7 @@ def pass_again(message: Message, context: Context) -> Message:
     session, content = Session.of(context), message.content
     payload = session.store.read(TRAINED)
     if payload is None:
-        raise ValueError("this node has no trained model to pass")
+        raise ValueError("this node has no trained model to pass on")
     if ROUTE in content.config_records:
         passed = _sent(session, content.config_records[ROUTE], payload, deadline)
     else:

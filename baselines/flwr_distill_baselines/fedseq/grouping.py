@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-SMALLEST_PROBABILITY = 1e-10
+MIN_PROBABILITY = 1e-10
 
 Floats = NDArray[np.float64]
 
@@ -16,19 +16,10 @@ def evenness(superclient: Floats, clients: Floats) -> Floats:
     ``1 - KL((p + q) / 2 || uniform)`` in nats, the greater the better (FedSeq's measure for
     confidences; Zaccone et al. 2022, section III-B).
 
-    Parameters
-    ----------
-    superclient : NDArray
-        p, mean prediction of its clients by their samples, (classes,).
-    clients : NDArray
-        q of each client, (clients, classes).
-
-    Returns
-    -------
-    NDArray
-        (clients,).
+    p is the superclient's mean prediction by its samples (classes,), q that of each client
+    (clients, classes); the result is (clients,).
     """
-    mean = ((superclient + clients) / 2).clip(SMALLEST_PROBABILITY)
+    mean = ((superclient + clients) / 2).clip(MIN_PROBABILITY)
     return np.asarray(1 - (mean * np.log(mean * mean.shape[1])).sum(axis=1), dtype=np.float64)
 
 
@@ -46,10 +37,6 @@ def greedy_superclients(
         Mean predictions of each client, (clients, classes).
     num_examples : NDArray
         Samples of each client, (clients,).
-    least_samples : int
-        Samples of a complete superclient.
-    most_nodes : int
-        Clients of a superclient, at most.
 
     Returns
     -------
@@ -86,16 +73,8 @@ def superclient_to_join(
 ) -> int | None:
     """The superclient with room that a new client evens out most; None if all are full.
 
-    Parameters
-    ----------
-    superclients : Sequence[Sequence[int]]
-        Indices of their clients.
-    confidences, num_examples
-        Of all clients, as for `greedy_superclients`.
-    newcomer : NDArray
-        Mean prediction of the new client, (classes,).
-    most_nodes : int
-        Clients of a superclient, at most.
+    `superclients` are indices of clients; for these, `confidences` and `num_examples` are as in
+    `greedy_superclients`. `newcomer` is the new client's mean prediction, (classes,).
     """
     scores = {
         place: float(evenness(mixture(confidences, num_examples, group), newcomer[None])[0])

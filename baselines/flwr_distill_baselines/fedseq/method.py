@@ -20,7 +20,7 @@ from flwr_distill.protocol.schema import (
 from flwr_distill.task.auxiliary_names import check_auxiliary
 from flwr_distill.task.settings import Block
 
-TELL_CONFIDENCE = "query.fedseq_confidence"
+REPORT_CONFIDENCE = "query.fedseq_confidence"
 """Ask a node what its pre-trained model predicts on the auxiliary set, on average."""
 
 TRAIN_IN_TURN = "train.fedseq_turn"
@@ -40,10 +40,10 @@ CONFIDENCE = "confidence"
 
 
 class Pretraining(Block):
-    """How nodes estimate what they hold; also the request for it."""
+    """How nodes estimate their classes; also the request for it."""
 
     pretraining_epochs: Annotated[int, Field(ge=1)] = 10
-    """Epochs that a node trains the initial model before it tells what that predicts."""
+    """Epochs that a node trains the initial model before it reports the mean prediction."""
     auxiliary: Annotated[str, AfterValidator(check_auxiliary)] = "noise"
     """Samples for these predictions, which every node builds for itself: ``noise``,
     ``fashion-mnist``, ``tiny-imagenet``, or a folder or npz that is on every node, or ``@NAME`` for
@@ -84,7 +84,7 @@ _IN_TURN = TRAIN_REQUEST.plus({ROUTE: Route, DELIVERY: Delivery})
 
 def _disclosed(settings: FedSeqSettings) -> str:
     return (
-        "Nodes told the server what a model trained on their data alone predicts on average, and "
+        "Nodes reported what a model trained on their data alone predicts on average, and "
         "got the model that the node before them had just trained."
     )
 
@@ -96,10 +96,10 @@ METHOD = Method(
     settings=FedSeqSettings,
     phases=(
         Phase(
-            TELL_CONFIDENCE,
-            "nodes tell what they predict",
+            REPORT_CONFIDENCE,
+            "nodes report their predictions",
             (Reply(metrics=ConfidenceMetrics),),
-            "flwr_distill_baselines.fedseq.client:tell_confidence",
+            "flwr_distill_baselines.fedseq.client:report_confidence",
             request=Request({CONFIG: Pretraining}),
             leaves="what a model trained on its samples predicts on average",
             covered=(CONFIDENCE,),
@@ -147,5 +147,5 @@ METHOD = Method(
     needs="flwr_distill_baselines.fedseq.client:needs",
     unprotected=all_protected,
     disclosed=_disclosed,
-    formulas="flwr_distill_baselines.fedseq.traffic:formulas",
+    formulas="flwr_distill_baselines.fedseq.strategy:formulas",
 )

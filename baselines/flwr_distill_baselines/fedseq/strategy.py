@@ -34,6 +34,7 @@ from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.strategies.common.retries import Retries
 from flwr_distill.strategies.common.run import Run
 from flwr_distill.strategies.common.topology import FlatClusters
+from flwr_distill.strategies.common.traffic import fedseq_bits
 from flwr_distill.strategies.common.waiting import connected_nodes
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.words import counted
@@ -42,11 +43,10 @@ from flwr_distill_baselines.fedseq.method import (
     CONFIDENCE,
     PASS_AGAIN,
     PASSED_MODEL,
-    TELL_CONFIDENCE,
+    REPORT_CONFIDENCE,
     TRAIN_IN_TURN,
     TRAIN_LAST,
     FedSeqSettings,
-    Pretraining,
 )
 
 HEADER = 1024
@@ -71,7 +71,7 @@ class Chain:
     trained: list[int] = field(default_factory=list)
     delivery: ConfigRecord | None = None
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Have the next node start from the global model."""
         self.trained, self.delivery = [], None
 
@@ -79,24 +79,20 @@ class Chain:
 class FedSeq(CheckedFedAvg):
     """Sequential training in superclients, which are averaged (Zaccone et al. 2022).
 
-    Before the first round every node trains the initial model and tells what it predicts on
-    average. Nodes that predict unlike things form a superclient, until it has enough samples or
-    nodes (`grouping.greedy_superclients`). In each round the global model
-    passes through the nodes of every superclient, in random order: each trains it and sends it to
-    the next one over a link, the last one to the server, which averages superclients by samples.
+    Before the first round every node trains the initial model and reports its mean prediction.
+    Nodes with unlike predictions form a superclient, until it has enough samples or nodes
+    (`grouping.greedy_superclients`). In each round the global model passes through the nodes of
+    every superclient, in random order: each trains it and sends it to the next one over a link, the
+    last one to the server, which averages superclients by samples.
 
-    A node that fails is left out of the round: the node before it sends its model to the one after
-    it. If that node is gone too, or a node rejects the model that it got, the next one starts from
-    the global model. New nodes join the superclient that they even out most.
+    If a node fails, the one before it sends its model to the one after it. If that is gone too, or
+    a node rejects the model, the next one starts from the global model. New nodes join the
+    superclient that they even out most.
 
     Parameters
     ----------
     num_classes : int
         Classes of the task.
-    most_nodes, least_samples
-        See `method.FedSeqSettings`.
-    pretraining : Pretraining, optional (default: None)
-        How nodes estimate what they hold; None takes the defaults.
     links : str (default: "auto")
         How nodes send to each other: ``relay`` (through the server, sealed), ``direct`` or ``auto``
         (direct where that works).
@@ -109,7 +105,8 @@ class FedSeq(CheckedFedAvg):
     norm_threshold : float (default: 5.0)
         Score above which a norm is absurd; see `protocol.outliers.absurdly_large`.
     **kwargs
-        As Flower's FedAvg takes them; ``fraction_train`` is the share of superclients that train.
+        Settings (`method.FedSeqSettings`), and what Flower's FedAvg takes; ``fraction_train`` is
+        the share of superclients that train.
 
     Notes
     -----
@@ -117,13 +114,13 @@ class FedSeq(CheckedFedAvg):
     are on an auxiliary set without labels, as in HFLDD.
     """
 
+    settings: FedSeqSettings = FedSeqSettings()
+    run_arguments = ("links", "phase_timeout", "seed", "directory", "norm_threshold")
+
     def __init__(
         self,
         *,
         num_classes: int,
-        most_nodes: int = 11,
-        least_samples: int = 800,
-        pretraining: Pretraining | None = None,
         links: LinkMode = "auto",
         phase_timeout: float = 600.0,
         seed: int = 0,
@@ -133,9 +130,6 @@ class FedSeq(CheckedFedAvg):
     ) -> None:
         super().__init__(**kwargs)
         self.num_classes = num_classes
-        self.most_nodes = most_nodes
-        self.least_samples = least_samples
-        self.pretraining = pretraining or Pretraining()
         self.links = links
         self.phase_timeout = phase_timeout
         self.seed = seed
@@ -156,18 +150,8 @@ class FedSeq(CheckedFedAvg):
     @classmethod
     def from_run(cls, settings: FedSeqSettings, run: Run, **arguments: Any) -> Self:
         """Make the strategy for a run of our ServerApp; see `strategies.common.run.Run`."""
-        own = {
-            "num_classes": run.spec.num_classes,
-            "most_nodes": settings.most_nodes,
-            "least_samples": settings.least_samples,
-            "pretraining": settings.pretraining,
-            "links": run.links,
-            "phase_timeout": run.phase_timeout,
-            "seed": run.seed,
-            "directory": run.directory,
-            "norm_threshold": run.norm_threshold,
-        }
-        return super().from_run(None, run, **{**own, **arguments})
+        classes = run.spec.num_classes
+        return super().from_run(settings, run, **{"num_classes": classes, **arguments})
 
     @property
     def topology(self) -> FlatClusters | None:
@@ -249,27 +233,27 @@ class FedSeq(CheckedFedAvg):
             and not about[node].missing
             and self._retries.due(node, server_round)
         ]
-        told = self._confidences_of(new)
+        confidences = self._confidences_of(new)
         for node in new:
-            if node not in told:
+            if node not in confidences:
                 self._retries.failed(node, server_round)
         if not self.superclients:
-            if not told:
-                asked = counted(len(new), "node")
-                raise NothingUsableError(f"none of {asked} told what it predicts")
-            self._confidences = told
+            if not confidences:
+                nodes = counted(len(new), "node")
+                raise NothingUsableError(f"no predictions came from {nodes}")
+            self._confidences = confidences
             samples = self._directory.samples(connected)
             groups = greedy_superclients(
-                np.array(list(told.values())),
-                np.array([samples[node] for node in told]),
-                self.least_samples,
-                self.most_nodes,
+                np.array(list(confidences.values())),
+                np.array([samples[node] for node in confidences]),
+                self.settings.least_samples,
+                self.settings.most_nodes,
             )
-            order = list(told)
+            order = list(confidences)
             self.superclients = [[order[place] for place in group] for group in groups]
             log(INFO, "FedSeq: %s formed", counted(len(groups), "superclient"))
             return
-        for node, confidence in told.items():
+        for node, confidence in confidences.items():
             self._join(node, confidence)
 
     def _join(self, node: int, confidence: list[float]) -> None:
@@ -281,7 +265,7 @@ class FedSeq(CheckedFedAvg):
             np.array(list(self._confidences.values())),
             np.array([samples.get(known, 1) for known in order]),
             np.array(confidence),
-            self.most_nodes,
+            self.settings.most_nodes,
         )
         self._confidences[node] = confidence
         if joined is None:
@@ -290,23 +274,25 @@ class FedSeq(CheckedFedAvg):
             self.superclients[joined].append(node)
 
     def _confidences_of(self, nodes: list[int]) -> dict[int, list[float]]:
-        """What nodes predict, by node in their order; what is no distribution is rejected."""
-        request = RecordDict({CONFIG: ConfigRecord(self.pretraining.model_dump(by_alias=True))})
-        replies = self._ask([Message(request, node, TELL_CONFIDENCE) for node in nodes])
-        told = {}
+        """Mean predictions by node; a reply without a distribution is rejected."""
+        request = RecordDict(
+            {CONFIG: ConfigRecord(self.settings.pretraining.model_dump(by_alias=True))}
+        )
+        replies = self._ask([Message(request, node, REPORT_CONFIDENCE) for node in nodes])
+        confidences = {}
         for node, reply in replies.items():
             confidence = reply.content.metric_records.get(METRICS, MetricRecord()).get(CONFIDENCE)
             values = confidence if isinstance(confidence, list) else []
             if len(values) == self.num_classes and abs(sum(values) - 1) < 1e-3:
-                told[node] = [float(value) for value in values]
+                confidences[node] = [float(value) for value in values]
             else:
                 self.set_aside(reply, "it predicts no distribution")
-        return told
+        return confidences
 
     def _meet(self) -> list[int]:
         """Connected nodes of the superclients that others can send to.
 
-        One that failed again and again has its turn in ever fewer rounds: all others wait for it.
+        A node that fails repeatedly has its turn in ever fewer rounds: all others wait for it.
         """
         connected = [node for node in self.grid.get_node_ids() if node in self._confidences]
         about = self._directory.look_up(self.grid, connected, self.phase_timeout)
@@ -372,7 +358,7 @@ class FedSeq(CheckedFedAvg):
                 chain.delivery = self._delivery(replies[holder], routes[holder])
             else:
                 log(WARNING, "Node %d is gone with its superclient's model", holder)
-                chain.begin_anew()
+                chain.restart()
 
     def _message(self, chain: Chain, left: int, message_type: str) -> Message | None:
         """The message to a chain's next node; None if the model cannot reach that."""
@@ -386,12 +372,12 @@ class FedSeq(CheckedFedAvg):
         return Message(content, chain.nodes[-left], message_type)
 
     def _has_trained(self, chain: Chain, reply: Message) -> bool:
-        """Note that a node trained; if it rejects the model, have the chain begin anew."""
+        """Note that a node trained; if it rejects the model, restart the chain."""
         node = reply.metadata.src_node_id
         metrics = reply.content.metric_records.get(METRICS, MetricRecord())
         if REJECTED in metrics:
-            log(WARNING, "Node %d rejects its superclient's model, which begins anew", node)
-            chain.begin_anew()
+            log(WARNING, "Node %d rejects its superclient's model, which restarts", node)
+            chain.restart()
             return False
         chain.trained.append(node)
         if TRAIN_LOSS in metrics:
@@ -449,3 +435,12 @@ class FedSeq(CheckedFedAvg):
         by_node = {reply.metadata.src_node_id: reply for reply in replies}
         nodes = (message.metadata.dst_node_id for message in messages)
         return {node: by_node[node] for node in nodes if node in by_node}
+
+
+def formulas(strategy: Any, num_nodes: int, num_weights: int, num_rounds: int) -> dict[str, int]:
+    """Bits of a run by the formula of HFLDD's paper; none before superclients are formed."""
+    if not strategy.topology:
+        return {}
+    superclients = len(strategy.topology.clusters)
+    bits = fedseq_bits(superclients, num_weights, num_rounds, num_nodes // superclients)
+    return {"fedseq (HFLDD, eq. 19)": bits}

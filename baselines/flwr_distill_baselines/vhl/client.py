@@ -32,12 +32,10 @@ class VirtualTask(LossTerm):
     Parameters
     ----------
     model : nn.Module
-        In training. Virtual images are a second forward pass, with statistics of their own in batch
+        In training. Virtual images are a second forward pass, with their own statistics in batch
         normalisation.
     virtual : Samples
         All virtual images, on the model's device.
-    request : VirtualTaskRequest
-        Weights and size of a minibatch.
     generator : torch.Generator
         CPU generator of the order.
     layer : str (default: "")
@@ -64,7 +62,7 @@ class VirtualTask(LossTerm):
     def of(
         cls, session: Session, content: RecordDict, model: nn.Module, settings: TrainSettings
     ) -> Self:
-        """Make the term; see `client.terms.LossTerm`."""
+        """Make the term of a message with VHL's record."""
         require_no_privacy(settings, "VHL's alignment of samples")
         request = VirtualTaskRequest.checked(content.config_records[VIRTUAL_TASK], "message")
         virtual = virtual_images(session.data.spec, request.per_class, request.seed)
@@ -88,19 +86,8 @@ class VirtualTask(LossTerm):
 def virtual_images(spec: DataSpec, per_class: int, seed: int) -> Samples:
     """The shared virtual images: smooth noise around a smooth pattern of their class.
 
-    Parameters
-    ----------
-    spec : DataSpec
-        Shape and classes.
-    per_class : int
-        Images of each class.
-    seed : int
-        Equal seeds give equal images on every node.
-
-    Returns
-    -------
-    Samples
-        (num_classes * per_class, C, H, W) sorted by class, of mean 0 and deviation about 1.
+    (num_classes * per_class, C, H, W) sorted by class, of mean 0 and deviation about 1. Equal seeds
+    give equal images on every node.
     """
     classes = spec.num_classes
     noise = auxiliary_images(NOISE, spec, classes * (1 + per_class), seed)

@@ -16,17 +16,14 @@ class VHL(CheckedFedAvg):
 
     All nodes draw the same labelled images of noise from a seed. In each step a node also learns a
     minibatch of them, and pulls its own samples' features to those of virtual images of their class
-    (`client.VirtualTask`). As these are the same everywhere, features of a class agree
-    between nodes.
+    (`client.VirtualTask`). So features of a class agree between nodes.
 
     Parameters
     ----------
-    per_class, virtual_batch, weight, alignment, contrast
-        See `method.VHLSettings`.
     seed : int (default: 0)
         Seed of the virtual images.
     **kwargs
-        As Flower's FedAvg takes them.
+        Settings (`method.VHLSettings`), and what Flower's FedAvg takes.
 
     Notes
     -----
@@ -35,45 +32,23 @@ class VHL(CheckedFedAvg):
     code's default, virtual classes are those of the task, not further ones.
     """
 
+    settings: VHLSettings = VHLSettings()
     run_arguments = ("seed",)
 
-    def __init__(
-        self,
-        *,
-        per_class: int = 100,
-        virtual_batch: int = 128,
-        weight: float = 1.0,
-        alignment: float = 1.0,
-        contrast: float = 0.1,
-        seed: int = 0,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, seed: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.request = VirtualTaskRequest.checked(
-            {
-                "per-class": per_class,
-                "virtual-batch": virtual_batch,
-                "weight": weight,
-                "alignment": alignment,
-                "contrast": contrast,
-                "seed": seed,
-            },
-            "vhl",
-        )
+        values = {**self.settings.model_dump(by_alias=True), "seed": seed}
+        self.request = VirtualTaskRequest.checked(values, "vhl")
 
     @classmethod
     def from_run(cls, settings: VHLSettings, run: Run, **arguments: Any) -> Self:
-        """Make the strategy for a run of our ServerApp; see `CheckedFedAvg`.
-
-        Raises
-        ------
-        SettingsError
-            If the data are texts.
-        """
+        """Make the strategy for a run of our ServerApp; SettingsError if the data are texts."""
         if run.spec.kind == "text":
             raise SettingsError(
-                f"strategy = 'vhl': {run.spec.name!r} holds texts, which have no virtual images "
-                "(take another strategy)"
+                f"{run.spec.name!r} has texts, for which there are no virtual images",
+                where="strategy",
+                value="vhl",
+                remedy="take another strategy",
             )
         return super().from_run(settings, run, **arguments)
 

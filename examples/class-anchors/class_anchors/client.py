@@ -18,7 +18,7 @@ from flwr_distill.task.settings import TrainSettings
 BATCH_SIZE = 1024
 
 
-def tell_class_means(message: Message, context: Context) -> Message:
+def report_class_means(message: Message, context: Context) -> Message:
     """Reply with mean features and numbers of samples of this node's classes."""
     session = Session.of(context)
     require_no_privacy(session.task.train, "the survey of class means")

@@ -32,7 +32,7 @@ class AnchorSettings(Block):
     every: Annotated[int, Field(ge=1)] = 1
     """Rounds from one survey of the class means to the next; the first is before round 1."""
     fewest: Annotated[int, Field(ge=1)] = 5
-    """Samples of a class that a node needs for telling their mean."""
+    """Samples of a class that a node needs to report their mean."""
 
 
 class Survey(Block):
@@ -46,19 +46,19 @@ class SurveyMetrics(Block):
     """Numbers in a node's answer, which the run's journal keeps."""
 
     num_classes: Count
-    """Classes whose mean it tells."""
+    """Classes whose mean it reports."""
 
 
 def class_means_fit(record: ArrayRecord, model: Arrays) -> None:
-    """Check what a node says of its classes; numbers that came from elsewhere are not trusted.
+    """Check a node's report on its classes: numbers from elsewhere are not trusted.
 
-    Features are what comes into the last dense layer, so the means of all classes are shaped as
+    Features are the input of the last dense layer, so the means of all classes are shaped as
     that layer's weights are.
 
     Raises
     ------
     ValueError
-        If an array is missing, is of a wrong shape, or holds what cannot be.
+        If an array is missing, is of a wrong shape, or has impossible values.
     """
     arrays = finite_arrays(record)
     if set(arrays) != {MEANS, COUNTS}:
@@ -71,12 +71,12 @@ def class_means_fit(record: ArrayRecord, model: Arrays) -> None:
 
 
 def _unprotected(settings: AnchorSettings, train: TrainSettings) -> str:
-    return "nodes tell class means and counts without noise (take another strategy)"
+    return "nodes report class means and counts without noise (take another strategy)"
 
 
 def _disclosed(settings: AnchorSettings) -> str:
     return (
-        "Nodes told the server how many samples they hold of each class and, for classes with at "
+        "Nodes reported how many samples they have of each class and, for classes with at "
         f"least {settings.fewest}, the mean of the model's features over them."
     )
 
@@ -89,9 +89,9 @@ METHOD = Method(
     phases=(
         Phase(
             CLASS_MEANS,
-            "nodes tell their class means",
+            "nodes report their class means",
             (Reply(metrics=SurveyMetrics, arrays={ARRAYS: class_means_fit}),),
-            handler="class_anchors.client:tell_class_means",
+            handler="class_anchors.client:report_class_means",
         ),
     ),
     terms={ANCHORS: "class_anchors.client:Anchored"},

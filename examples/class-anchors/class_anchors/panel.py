@@ -1,4 +1,4 @@
-"""The report: a section on who told the server of how many classes."""
+"""The report: a section on how many classes each node reported."""
 
 from class_anchors.method import CLASS_MEANS
 from flwr_distill.strategies.common.sections import RunFiles, Section, Table
@@ -11,5 +11,5 @@ def survey(run: RunFiles) -> Section | None:
         return None
     last = surveys[-1]["nodes"]
     rows = [[run.name(node), f"{numbers['num-classes']:.0f}"] for node, numbers in last.items()]
-    text = f"Nodes were asked {len(surveys)} times for the mean features of their classes."
-    return Section("Class anchors", [text], [Table(["node", "#classes told in the end"], rows)])
+    text = f"{len(surveys)} surveys asked nodes for the mean features of their classes."
+    return Section("Class anchors", [text], [Table(["node", "#classes reported last"], rows)])

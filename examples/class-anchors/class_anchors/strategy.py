@@ -27,8 +27,8 @@ from flwr_distill.strategies.common.checked import CheckedFedAvg
 class ClassAnchors(CheckedFedAvg):
     """FedAvg whose nodes keep the features of a class near the federation's mean of it.
 
-    Nodes without a class pull the features of theirs to wherever suits them alone; anchors, which
-    all share, hold them together (:class:`class_anchors.client.Anchored`).
+    Nodes that miss a class pull the features of theirs to where it suits them alone; the anchors,
+    which all share, prevent that (:class:`class_anchors.client.Anchored`).
 
     Parameters
     ----------
@@ -65,19 +65,19 @@ class ClassAnchors(CheckedFedAvg):
         content = RecordDict({ARRAYS: arrays, CONFIG: survey})
         messages = [Message(content, node, CLASS_MEANS) for node in grid.get_node_ids()]
         replies = usable(grid.send_and_receive(messages, timeout=self.phase_timeout))
-        told = [as_arrays(sent_arrays(reply)) for reply in replies]
-        if told:
-            self.anchors = mean_anchors(told, self.settings.weight)
+        reports = [as_arrays(sent_arrays(reply)) for reply in replies]
+        if reports:
+            self.anchors = mean_anchors(reports, self.settings.weight)
             num_anchors = np.count_nonzero(self.anchors[PULL])
-            log(INFO, "%d nodes gave anchors for %d classes", len(told), num_anchors)
+            log(INFO, "%d nodes gave anchors for %d classes", len(reports), num_anchors)
 
 
-def mean_anchors(told: Sequence[Arrays], weight: float) -> dict[str, Any]:
+def mean_anchors(reports: Sequence[Arrays], weight: float) -> dict[str, Any]:
     """Average the class means of nodes: ``a_c = sum_i n_ic m_ic / sum_i n_ic``.
 
     Parameters
     ----------
-    told : sequence of Mapping[str, ndarray]
+    reports : sequence of Mapping[str, ndarray]
         ``means`` (C, d) and ``counts`` (C,) of each node, at least one.
     weight : float
         Of the loss term.
@@ -85,10 +85,10 @@ def mean_anchors(told: Sequence[Arrays], weight: float) -> dict[str, Any]:
     Returns
     -------
     dict[str, ndarray]
-        ``means`` (C, d), and ``pull`` (C,): the weight, or 0 for a class that nobody told of.
+        ``means`` (C, d), and ``pull`` (C,): the weight, or 0 for a class that no node reported.
     """
-    counts = np.stack([np.asarray(each[COUNTS], dtype=np.float64) for each in told])
-    sums = sum(n[:, None] * each[MEANS] for n, each in zip(counts, told, strict=True))
+    counts = np.stack([np.asarray(each[COUNTS], dtype=np.float64) for each in reports])
+    sums = sum(n[:, None] * each[MEANS] for n, each in zip(counts, reports, strict=True))
     total = counts.sum(axis=0)
     means = sums / np.maximum(total, 1)[:, None]
     pull = np.where(total > 0, weight, 0.0)
