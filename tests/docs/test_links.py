@@ -76,6 +76,15 @@ def test_the_index_leads_to_every_page_directly_or_through_one_that_it_links():
     assert set((ROOT / "docs").rglob("*.md")) <= {INDEX, *direct, *linked}
 
 
+def test_each_file_that_the_architecture_names_exists_in_two_lists_of_ten_stops():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    files = set(re.findall(r"`([\w/]+/\w+\.py)`", text))
+    assert len(files) > 30
+    assert [name for name in sorted(files) if not (ROOT / name).exists()] == []
+    for section in re.findall(r"^## Follow one .*?(?=^## )", text, re.M | re.S):
+        assert len(re.findall(r"^\d+\. ", section, re.M)) <= 10
+
+
 @pytest.mark.parametrize(("name", "most"), MAX_LINES.items())
 def test_a_page_stays_short(name, most):
     assert len((ROOT / name).read_text(encoding="utf-8").splitlines()) <= most
