@@ -1,4 +1,4 @@
-"""The work of `flwr-distill audit`: load, attack, say what was found."""
+"""The work of `flwr-distill audit`: load, attack, report."""
 
 import logging
 from dataclasses import dataclass
@@ -47,8 +47,8 @@ class Options:
 
 def report(options: Options, console: Console) -> None:
     """Attack the virtual data of a source, and print a table and what it means."""
-    logging.getLogger("distill").setLevel(logging.ERROR)  # a warning of each set
-    distiller(options.method)  # an unknown one is refused before anything is loaded
+    logging.getLogger("distill").setLevel(logging.ERROR)  # it warns for each set
+    distiller(options.method)  # refuses an unknown one before anything is loaded
     source = load_source(
         options.source, data_root=options.data_root, shape=options.shape, seed=options.seed
     )
@@ -88,17 +88,17 @@ def report(options: Options, console: Console) -> None:
         attacked = attack(
             halves, num_classes=source.spec.num_classes, seed=options.seed, progress=update
         )
-    found = findings(attacked, options.seed)
-    console.print(_table(found))
-    most = strongest(found)
+    attacks = findings(attacked, options.seed)
+    console.print(_table(attacks))
+    most = strongest(attacks)
     console.print(
         f"{counted(len(images), 'image')} in halves, {options.sets} of these distilled by {method} "
         f"from {options.start}, {options.per_class} virtual images of a class."
     )
-    found_of_100 = 100 * most.curve.at_1pct.value
     console.print(
-        f"Of 100 images that were distilled, the strongest attack ({most.attack}) finds "
-        f"{found_of_100:.1f} while it accuses 1 of 100 others falsely; a guess finds 1."
+        f"Of 100 distilled images the strongest attack ({most.attack}) finds "
+        f"{100 * most.curve.at_1pct.value:.1f}, while it accuses 1 of 100 others falsely; a guess "
+        "finds 1."
     )
     for kind, share in most.worst.items():
         console.print(
@@ -106,18 +106,18 @@ def report(options: Options, console: Console) -> None:
         )
     nearer = reconstruction(attacked)
     console.print(
-        f"Of 100 virtual images, {100 * nearer.pixels.value:.0f} are nearer to an image that they "
-        f"were made from than to any other of yours ({100 * nearer.features.value:.0f} by "
-        f"features); by chance {100 * nearer.by_chance:.0f} would be."
+        f"Of 100 virtual images, {100 * nearer.pixels.value:.0f} are nearer to a source image than "
+        f"to any other of yours ({100 * nearer.features.value:.0f} by features); by chance "
+        f"{100 * nearer.by_chance:.0f} would be."
     )
 
 
-def _table(found: list[Finding]) -> Table:
+def _table(attacks: list[Finding]) -> Table:
     table = Table(title="What an attacker finds (95 % interval)")
     table.add_column("attack by")
     for title in ("area under ROC curve", f"found at {FEW:.0%} accused", f"at {FEWER:.1%}"):
         table.add_column(title, justify="right")
-    for one in found:
+    for one in attacks:
         table.add_row(one.attack, *map(_shown, one.curve))
     table.caption = "A guess has an area of 0.5, and finds as many as it accuses."
     return table

@@ -63,7 +63,7 @@ def condense(options: Options, console: Console) -> None:
     """Distil, judge, and write ``virtual.safetensors``, ``virtual.png`` and ``summary.json``."""
     permission = {"start": options.start, "allow-real-start": options.allow_real_start}
     Distillation.checked(permission, "command line")
-    distiller(options.method)  # an unknown one is refused before anything is loaded
+    distiller(options.method)  # refuses an unknown one before anything is loaded
     device = _device(options.device)
     source = load_source(
         options.source, data_root=options.data_root, shape=options.shape, seed=options.seed
@@ -138,8 +138,8 @@ def condense(options: Options, console: Console) -> None:
                 f"{yardstick.nearer_to_own:.0%} of the virtual images are nearer to a source image "
                 f"than to any held-back one; {yardstick.by_chance:.0%} would be by chance."
             )
-    if found := audited(virtual, source.train.labels):
-        console.print(f"{'Caution: by' if found.alarming else 'By'} the audit, {found}.")
+    if audit := audited(virtual, source.train.labels):
+        console.print(f"{'Caution: by' if audit.alarming else 'By'} the audit, {audit}.")
     if warning := caution_of(virtual.method):
         console.print(f"Caution: {warning}.")
     console.print(f"Written to {options.output}: virtual.safetensors, virtual.png, summary.json")
@@ -160,15 +160,17 @@ def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise DistillError(f"device={name} is unknown; use auto, cpu, cuda or cuda:N") from error
+        use = "use auto, cpu, cuda or cuda:N"
+        raise SettingsError("is unknown", where="device", value=name, remedy=use) from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise DistillError(f"device={name}, but this machine has no CUDA device; use cpu")
+        problem = "this machine has no CUDA device"
+        raise SettingsError(problem, where="device", value=name, remedy="use cpu")
     return device
 
 
 @contextmanager
 def progress_bar(title: str, console: Console) -> Iterator[Report]:
-    """Show a progress bar with the loss; yields the callback for the distiller or a judge."""
+    """Show a progress bar with the loss; yields the callback that updates it."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     with Progress(
         *columns, TextColumn("loss {task.fields[loss]}"), TimeRemainingColumn(), console=console
@@ -215,7 +217,7 @@ def _scores(
 
 
 def at_most(samples: Samples, per_class: int, seed: int) -> Samples:
-    """Random samples, `per_class` of each class or all where there are fewer."""
+    """Random samples: `per_class` of each class, or all if there are fewer."""
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(seed))
     labels = samples.labels[order]
     return samples.subset(torch.cat([order[labels == c][:per_class] for c in torch.unique(labels)]))

@@ -43,11 +43,11 @@ def doctor(
     state_dir: StateDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Check this machine, before it becomes a node or a server: each line is ok or says what helps.
+    """Check this machine before it becomes a node or a server: each line is ok or has a remedy.
 
-    Versions, driver, every GPU with a test of 2 seconds, disk, certificates, and with --superlink
-    whether that SuperLink answers and agrees on the time; without it, whether a server's ports are
-    free. Options are those of the node that is to run here. Exits with 1 if something failed.
+    Checks versions, driver, every GPU (for 2 seconds), disk and certificates. With --superlink it
+    checks the SuperLink's answer and clock, without it a server's ports. Options are those of the
+    future node. Exits with 1 if something failed.
     """
     from flwr_distill.fleet.checkup import Finding, checkup  # imports torch
 
@@ -61,15 +61,15 @@ def doctor(
             settings = NodeSettings()
         yield from checkup(settings)
 
-    found = list(findings()) if as_json else list(_shown(findings()))
+    checked = list(findings() if as_json else _shown(findings()))
     if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in found], indent=2))
-    if any(finding.state == "failed" for finding in found):
+        typer.echo(json.dumps([asdict(finding) for finding in checked], indent=2))
+    if any(finding.state == "failed" for finding in checked):
         raise typer.Exit(1)
 
 
 def _shown(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Print each finding as it comes."""
+    """Print each finding immediately: some take seconds."""
     for finding in findings:
         typer.echo(f"{finding.state:<10}{finding.check:<18}{finding.found}")
         if finding.remedy:

@@ -1,4 +1,4 @@
-"""Ends a command with one line on standard error and exit status 1."""
+"""A command's errors: one line on standard error and exit status 1."""
 
 import errno
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ class FileErrors(TyperGroup):
             return super().invoke(context)
         except OSError as error:
             if error.filename is None and error.errno not in _REMEDIES:
-                raise  # of a connection, or a pipe that was closed
+                raise  # of a connection, or a closed pipe
             fail(error)
 
 

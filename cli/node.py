@@ -31,6 +31,7 @@ from flwr_distill.cli.options import (
 )
 from flwr_distill.node.settings import NodeError, load_settings
 from flwr_distill.node.supervisor import Node
+from flwr_distill.task.errors import SettingsError
 
 
 def node(
@@ -38,7 +39,7 @@ def node(
     config: NodeConfigFile = None,
     name: Annotated[
         str | None,
-        node_option("name", "What the run calls this node, as in ward-3.", "node-PARTITION"),
+        node_option("name", "Name of this node in runs, as in ward-3.", "node-PARTITION"),
     ] = None,
     superlink: FleetAddress = None,
     insecure: Insecure = None,
@@ -55,7 +56,7 @@ def node(
     ] = None,
     dataset: Annotated[
         str | None,
-        node_option("dataset", "Data set of this node, where nodes hold different ones."),
+        node_option("dataset", "Data set of this node, if nodes have different ones."),
     ] = None,
     device: Device = None,
     partition_id: Annotated[
@@ -85,7 +86,7 @@ def node(
         bool | None,
         typer.Option(
             "--keep-warm",
-            help="Hold PyTorch ready when idle, too.",
+            help="Keep PyTorch loaded when idle.",
             envvar="FLWR_DISTILL_KEEP_WARM",
         ),
     ] = None,
@@ -93,12 +94,12 @@ def node(
     poll_idle: PollIdle = None,
     keep_runs: Annotated[
         float | None,
-        node_option("keep-runs", "Days to keep what runs left behind, but for budgets.", "30"),
+        node_option("keep-runs", "Days to keep files of runs, except budgets.", "30"),
     ] = None,
     policy: Annotated[
         str | None,
         node_option(
-            "policy", "What runs may ask: standard, open, hospital, or a YAML file.", "standard"
+            "policy", "What runs may do: standard, open, hospital, or a YAML file.", "standard"
         ),
     ] = None,
     node_config: Annotated[
@@ -109,11 +110,11 @@ def node(
     """Run a client: connect to a SuperLink and work for its runs, until Ctrl-C.
 
     One warm process with torch, the app and its data serves all messages, on a GPU if there is one.
-    When idle it ends, and starts again with the next message, unless it is kept warm.
-    With Flowers other than 1.32 and 1.41, Flower starts a process for each message instead, and
-    with others than 1.32 give --policy open: docs/flower.md.
-    The node restarts its processes if they fail, and waits out outages of the SuperLink. If it
-    cannot work, it says why in one line and exits with 1.
+    When idle it ends, and the next message starts it again, unless --keep-warm is given. With
+    Flower versions other than 1.32 and 1.41, Flower starts a process for each message. Versions
+    other than 1.32 need --policy open (docs/flower.md).
+    The node restarts failed processes, and waits while the SuperLink is down. If it cannot work, it
+    prints the reason in one line and exits with 1.
 
     Every option can be a line of a YAML file (superlink: host:9092) or an environment variable
     (FLWR_DISTILL_SUPERLINK=host:9092).
@@ -122,15 +123,15 @@ def node(
     --auth-key node.key --data DIR --device cuda
     """
     options = {k: v for k, v in context.params.items() if k not in ("config", "node_config")}
-    with exit_on(NodeError, command="node"):
+    with exit_on(NodeError, SettingsError, command="node"):
         if node_config:
             options["node_config"] = dict(_pair(text) for text in node_config)
         Node(load_settings(config, options)).run()
 
 
 def _pair(text: str) -> tuple[str, Any]:
-    # VALUE is a number, a boolean or a text as in YAML.
+    """VALUE is a number, a boolean or a text as in YAML."""
     key, separator, value = text.partition("=")
     if not key or not separator:
-        raise NodeError(f"node-config={text}: give KEY=VALUE, as in site=lab")
+        raise SettingsError("must be KEY=VALUE", where="node-config", value=text, remedy="site=lab")
     return key, yaml.safe_load(value)

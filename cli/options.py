@@ -14,12 +14,6 @@ CertificatesDir = Annotated[
     Path, typer.Option("--dir", help="The authority's folder (flwr-distill certs).")
 ]
 DEFAULT_CERTIFICATES_DIR = Path("certs")
-ControlAddress = Annotated[
-    str, typer.Option("--superlink", help="SuperLink's Control API, host:port.")
-]
-Timeout = Annotated[
-    float, typer.Option("--timeout", min=0, help="Seconds to wait for the SuperLink.")
-]
 DataRoot = Annotated[
     Path | None,
     typer.Option(help="Folder of data sets.", show_default="$FLWR_DISTILL_DATA_ROOT, else data"),
@@ -30,8 +24,8 @@ NodesDevice = Annotated[
         "--device",
         show_default="auto",
         metavar="auto|cpu|cuda|cuda:N",
-        help="What nodes compute on: GPUs, spread evenly, if there are any (auto) or in any case "
-        "(cuda); all on one GPU (cuda:N); or the CPU.",
+        help="Where nodes compute: evenly on the GPUs, if any (auto) or required (cuda); all on "
+        "one GPU (cuda:N); or on the CPU.",
     ),
 ]
 
@@ -109,7 +103,7 @@ PeerKey = Annotated[
 ]
 PeerRevocations = Annotated[
     Path | None,
-    node_option("peer-revocations", "PEM file with the nodes that are revoked (nodes-ca.crl)."),
+    node_option("peer-revocations", "PEM file with the revoked nodes (nodes-ca.crl)."),
 ]
 PeerNames = Annotated[
     str | None,
@@ -123,8 +117,8 @@ Device = Annotated[
     str | None,
     node_option(
         "device",
-        "cpu; cuda:N, that GPU; cuda, the one that fewest nodes use; auto, like cuda, but the CPU "
-        "if there is none.",
+        "cpu; cuda:N, that GPU; cuda, the GPU with the fewest nodes; auto, like cuda, but the "
+        "CPU if there is none.",
         "auto",
     ),
 ]

@@ -18,10 +18,10 @@ def outbox(
 ) -> None:
     """Show everything that has left a node: when, for which run, what, how much, and to whom.
 
-    Each line of the log is chained to the one before by a hash. The last one is shown: if you note
-    it, a log that was cut off or written anew is found out, by another last line.
+    A hash chains each line of the log to the line before. Note the last hash, which is shown: a log
+    that was cut off or rewritten has another one.
 
-    Exits with 1 if the chain is broken, after what comes before the break.
+    If the chain is broken, shows the lines before the break and exits with 1.
     """
     from flwr_distill.cli.outbox_page import outbox_page, print_table
     from flwr_distill.node.outbox import FOLDER, OutboxError, entries

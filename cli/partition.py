@@ -1,4 +1,4 @@
-"""`flwr-distill partition`: which samples each node of a run would hold."""
+"""`flwr-distill partition`: the samples of each node of a run."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-MOST_COLUMNS = 20
-"""With more classes, the table shows only how many a node holds."""
+MAX_COLUMNS = 20
+"""With more classes, the table shows only their number on a node."""
 
 
 def partition(
@@ -32,7 +32,7 @@ def partition(
         int,
         typer.Option(
             min=0,
-            help="Classes (or shards) a node holds; 0: as few as cover all, but at least 2.",
+            help="Classes (or shards) of a node; 0: as few as cover all, but at least 2.",
         ),
     ] = 0,
     alpha: Annotated[
@@ -54,7 +54,7 @@ def partition(
         Path | None, typer.Option(help="Plot a dot for each class on each node (PNG, PDF ...).")
     ] = None,
 ) -> None:
-    """Show how many samples of each class every node of a run would hold.
+    """Show how many samples of each class every node of a run would have.
 
     SCHEME is pathological, dirichlet, shards, iid, pareto, cluster-mc, cluster-bc, cluster-uc or
     index-file. Options are those of the run config's `partition.*`. A run with the same data set,
@@ -91,10 +91,9 @@ def partition(
 
 
 def _table(counts: NDArray[np.int64], names: Sequence[str]) -> Table:
-    """One row for each node, and one for all."""
-    by_class = len(names) <= MOST_COLUMNS
+    by_class = len(names) <= MAX_COLUMNS
     table = Table(title="Samples of each class on each node")
-    classes = map(escape, names) if by_class else ["classes held"]
+    classes = map(escape, names) if by_class else ["classes"]
     table.add_column("node")
     for name in (*classes, "samples"):
         table.add_column(name, justify="right", overflow="fold")

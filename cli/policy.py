@@ -1,4 +1,4 @@
-"""`flwr-distill policy`: what a node's policy says, in words, and what it asks its owner."""
+"""`flwr-distill policy`: a node's policy in words, and its owner's permissions."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,22 +7,19 @@ import typer
 
 from flwr_distill.cli.errors import exit_on
 
-policy = typer.Typer(help="Look at a node's policy, and allow what it asks its owner for.")
+policy = typer.Typer(help="Check a node's policy, and allow what it leaves to its owner.")
 
 
 @policy.command()
 def check(
     file: Annotated[str, typer.Argument(help="A policy's YAML file, or standard, open, hospital.")],
 ) -> None:
-    """Check a policy, and say in words what a node with it does and refuses.
+    """Check a policy, and describe what a node with it does and refuses.
 
-    Exits with 1 if the policy is wrong, with the key or value that is.
+    Exits with 1 and the wrong key or value if the policy is invalid.
     """
-    from flwr_distill.node.policy import (  # here: imports pydantic
-        cannot_hold,
-        in_words,
-        read_policy,
-    )
+    # Here: imports pydantic.
+    from flwr_distill.node.policy import cannot_hold, in_words, read_policy
     from flwr_distill.task.errors import SettingsError
 
     with exit_on(SettingsError, command="policy check"):

@@ -112,9 +112,9 @@ class Told:
 
     def all(self):
         """Contents of all objects that there are."""
-        found = {name: self.store.get(name) for name in (*IDS, *NAMES) if name in self.store}
-        assert len(found) == len(self.store)
-        return found
+        findings = {name: self.store.get(name) for name in (*IDS, *NAMES) if name in self.store}
+        assert len(findings) == len(self.store)
+        return findings
 
 
 OPERATIONS = ["register", "put", "put_wrong", "get", "delete", "tree", "end", "clear"]
@@ -202,7 +202,7 @@ def test_what_was_not_stored_in_the_end_is_not_remembered(tmp_path):
     assert len(store) == 0
 
 
-def asked(store):
+def arguments(store):
     """What SQLite is asked from now on, transactions' beginnings and ends included."""
     queries = []
     with store.session() as session:
@@ -214,7 +214,7 @@ def asked(store):
 def test_a_message_costs_few_queries(tmp_path):
     store = opened(tmp_path / "state.db")
     large = RecordDict({"arrays": ArrayRecord([]), "config": ConfigRecord({"x": 1.0})})
-    queries = asked(store)
+    queries = arguments(store)
     store.preregister(1, get_object_tree(large))
     assert 0 < len({query[:30] for query in queries}) <= 7 + 2  # SQLite tells of each row
     queries.clear()
@@ -224,7 +224,7 @@ def test_a_message_costs_few_queries(tmp_path):
 
 def test_asking_whether_there_is_a_store_does_not_count_what_is_in_it(tmp_path):
     store = opened(tmp_path / "state.db")
-    queries = asked(store)
+    queries = arguments(store)
     assert store
     assert not queries
 

@@ -27,13 +27,13 @@ def targets(page):
 
 def anchors(page):
     """Anchors of a page's headings, as GitHub makes them."""
-    made = set()
+    created = set()
     tokens = _tokens(page)
     for opening, heading in itertools.pairwise(tokens):
         if opening.type == "heading_open":
             text = "".join(child.content for child in heading.children)
-            made.add(re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-"))
-    return made
+            created.add(re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-"))
+    return created
 
 
 def is_there(file, anchor):
