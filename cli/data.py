@@ -1,16 +1,27 @@
-"""`flwr-distill data check`: check a node's own data before a run uses them."""
+"""`flwr-distill data check` and `partition`: the data of nodes before a run uses them."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from flwr_distill.cli.errors import exit_on, fail
-from flwr_distill.cli.options import run_config_option
+from flwr_distill.cli.options import DataRoot, run_config_option
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from flwr_distill.task.settings import PrivateSettings, RunConfigValue
+
+MAX_COLUMNS = 20
+"""With more classes, the table of a partition shows only their number on a node."""
 
 data = typer.Typer(help="Check a node's own data before a run uses them.")
 
@@ -66,7 +77,7 @@ def check(
         fail(f"{path}: {reason}", "data check")
 
 
-def _private_settings(texts: list[str]) -> "PrivateSettings":
+def _private_settings(texts: list[str]) -> PrivateSettings:
     from flwr_distill.fleet.run_config import read_run_config
     from flwr_distill.task.errors import SettingsError
     from flwr_distill.task.settings import TaskSettings
@@ -80,3 +91,90 @@ def _private_settings(texts: list[str]) -> "PrivateSettings":
         problem = f"is not set: {STATE_COLUMNS}"
         raise SettingsError(problem, where="private.columns", source="run config")
     return private
+
+
+def partition(
+    scheme: Annotated[str, typer.Argument()] = "pathological",
+    dataset: Annotated[
+        str, typer.Option(help="Data set by name, or package.module:function.")
+    ] = "digits",
+    nodes: Annotated[int, typer.Option(min=1, help="Number of nodes.")] = 10,
+    classes: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Classes (or shards) of a node; 0: as few as cover all, but at least 2.",
+        ),
+    ] = 0,
+    alpha: Annotated[
+        float, typer.Option(help="Concentration of dirichlet, exponent of pareto.")
+    ] = 0.5,
+    clusters: Annotated[
+        str,
+        typer.Option(
+            help="Ratio of the clusters' numbers of nodes.",
+            show_default="12:5:3, or 6:1:1:1:1 for cluster-bc and cluster-uc",
+        ),
+    ] = "",
+    index_file: Annotated[
+        Path | None, typer.Option(help="JSON file: client id -> list of sample indices.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
+    data_root: DataRoot = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Plot a dot for each class on each node (PNG, PDF ...).")
+    ] = None,
+) -> None:
+    """Show how many samples of each class every node of a run would have.
+
+    SCHEME is pathological, dirichlet, shards, iid, pareto, cluster-mc, cluster-bc, cluster-uc or
+    index-file. Options are those of the run config's `partition.*`. A run with the same data set,
+    number of nodes and seed gets the same partition.
+    """
+    # Here, because every subcommand imports this file, and the node command must not import torch.
+    import numpy as np
+
+    from flwr_distill.task.partition.picture import partition_picture
+    from flwr_distill.task.settings import TaskSettings
+    from flwr_distill.task.source import data_spec, partition_samples
+
+    with exit_on(ValueError, OSError, command="partition"):
+        settings = TaskSettings.from_run_config(
+            {
+                "dataset": dataset,
+                "data-root": str(data_root or ""),
+                "seed": seed,
+                "partition.scheme": scheme,
+                "partition.classes": classes,
+                "partition.alpha": alpha,
+                "partition.clusters": clusters,
+                "partition.index-file": str(index_file or ""),
+            }
+        )
+        names = data_spec(settings).class_names
+        parts = (partition_samples(settings, node, nodes).labels for node in range(nodes))
+        counts = np.array([np.bincount(labels, minlength=len(names)) for labels in parts])
+        Console().print(_table(counts, names))
+        if plot is not None:
+            title = f"{dataset}, {scheme}: {counts.sum():,} samples on {nodes} nodes"
+            partition_picture(counts, title).savefig(plot, dpi=120)
+            typer.echo(f"Written to {plot}")
+
+
+def _table(counts: NDArray[np.int64], names: Sequence[str]) -> Table:
+    by_class = len(names) <= MAX_COLUMNS
+    table = Table(title="Samples of each class on each node")
+    classes = map(escape, names) if by_class else ["classes"]
+    table.add_column("node")
+    for name in (*classes, "samples"):
+        table.add_column(name, justify="right", overflow="fold")
+
+    def add(name: str, row: NDArray[np.int64]) -> None:
+        cells = [str(count or "") for count in row] if by_class else [str((row > 0).sum())]
+        table.add_row(name, *cells, str(row.sum()))
+
+    for node, row in enumerate(counts):
+        add(str(node), row)
+    table.add_section()
+    add("all", counts.sum(axis=0))
+    return table

@@ -5,42 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flwr_distill.cli.options import (
-    AuthKey,
-    Device,
-    FleetAddress,
-    Insecure,
-    NodeConfigFile,
-    PeerAddress,
-    PeerAuthority,
-    PeerCertificate,
-    PeerKey,
-    RootCertificates,
-    StateDir,
-)
+from flwr_distill.cli.options import NodeConfigFile, with_node_options
 from flwr_distill.node.settings import NodeError, NodeSettings, load_settings
 
 if TYPE_CHECKING:
     from flwr_distill.fleet.checkup import Finding
 
 
+@with_node_options(
+    *("superlink", "insecure", "root_certificates", "auth_key", "peer_address", "peer_authority"),
+    *("peer_certificate", "peer_key", "device", "state_dir"),
+)
 def doctor(
-    context: typer.Context,
+    settings: dict[str, Any],
     config: NodeConfigFile = None,
-    superlink: FleetAddress = None,
-    insecure: Insecure = None,
-    root_certificates: RootCertificates = None,
-    auth_key: AuthKey = None,
-    peer_address: PeerAddress = None,
-    peer_authority: PeerAuthority = None,
-    peer_certificate: PeerCertificate = None,
-    peer_key: PeerKey = None,
-    device: Device = None,
-    state_dir: StateDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Check this machine before it becomes a node or a server: each line is ok or has a remedy.
@@ -51,20 +33,18 @@ def doctor(
     """
     from flwr_distill.fleet.checkup import Finding, checkup  # imports torch
 
-    options = {k: v for k, v in context.params.items() if k not in ("config", "as_json")}
-
     def findings() -> Iterator[Finding]:
         try:
-            settings = load_settings(config, options)
+            checked = load_settings(config, settings)
         except NodeError as error:
             yield Finding("settings", "failed", str(error), "the rest is checked without them")
-            settings = NodeSettings()
-        yield from checkup(settings)
+            checked = NodeSettings()
+        yield from checkup(checked)
 
-    checked = list(findings() if as_json else _shown(findings()))
+    shown = list(findings() if as_json else _shown(findings()))
     if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in checked], indent=2))
-    if any(finding.state == "failed" for finding in checked):
+        typer.echo(json.dumps([asdict(finding) for finding in shown], indent=2))
+    if any(finding.state == "failed" for finding in shown):
         raise typer.Exit(1)
 
 

@@ -10,20 +10,7 @@ import typer
 import yaml
 
 from flwr_distill.cli.errors import exit_on, fail
-from flwr_distill.cli.options import (
-    AuthKey,
-    ConnectTimeout,
-    FleetAddress,
-    Insecure,
-    LogLevel,
-    NodeConfigFile,
-    PollBusy,
-    PollIdle,
-    RootCertificates,
-    StateDir,
-    node_option,
-    run_config_option,
-)
+from flwr_distill.cli.options import NodeConfigFile, run_config_option, with_node_options
 from flwr_distill.fleet.run_config import RunConfigError, read_run_config
 from flwr_distill.flower.lines import why_another
 from flwr_distill.flower.own_app import APP_DIR
@@ -33,24 +20,15 @@ from flwr_distill.task.settings import RunConfigValue
 
 DEFAULT_CERTIFICATES = Path("certs/server")
 DEFAULT_STATE_DIR = Path("state/edge")
-_BELOW = ("config", "below_address", "below_certificates", "below_insecure", "strategy")
 
 
+@with_node_options(
+    *("name", "superlink", "insecure", "root_certificates", "auth_key", "state_dir", "policy"),
+    *("poll_busy", "poll_idle", "connect_timeout", "log_level"),
+)
 def edge(
-    context: typer.Context,
+    settings: dict[str, Any],
     config: NodeConfigFile = None,
-    name: Annotated[
-        str | None, node_option("name", "Name of this edge in the run above, as in region-3.")
-    ] = None,
-    superlink: FleetAddress = None,
-    insecure: Insecure = None,
-    root_certificates: RootCertificates = None,
-    auth_key: AuthKey = None,
-    state_dir: StateDir = None,
-    policy: Annotated[
-        str | None,
-        node_option("policy", "What runs above may ask: a preset, or a YAML file.", "standard"),
-    ] = None,
     below_address: Annotated[
         str,
         typer.Option(
@@ -80,10 +58,6 @@ def edge(
             "More settings of the runs below (flwr-distill settings). Can be repeated."
         ),
     ] = None,
-    poll_busy: PollBusy = None,
-    poll_idle: PollIdle = None,
-    connect_timeout: ConnectTimeout = None,
-    log_level: LogLevel = None,
 ) -> None:
     """Run an edge: one node to the federation above, a SuperLink to its own nodes.
 
@@ -97,16 +71,13 @@ def edge(
     """
     if reason := why_another():
         fail(reason, "edge")
-    options = {
-        key: str(value) if isinstance(value, Path) else value
-        for key, value in context.params.items()
-        if value is not None and key not in (*_BELOW, "min_nodes", "run_config")
-    }
     with exit_on(NodeError, RunConfigError, SettingsError, command="edge"):
-        node = {**_read(config), **{k.replace("_", "-"): v for k, v in options.items()}}
-        node.setdefault("state-dir", str(DEFAULT_STATE_DIR))
-        checked = {k.replace("-", "_"): v for k, v in node.items()}
-        settings = load_settings(None, {**checked, "edge": "."})  # as the node will read it
+        node = {"state-dir": str(DEFAULT_STATE_DIR), **_read(config)}
+        for name, value in settings.items():
+            if value is not None:
+                node[name.replace("_", "-")] = str(value) if isinstance(value, Path) else value
+        options = {key.replace("-", "_"): value for key, value in node.items()}
+        checked = load_settings(None, {**options, "edge": "."})  # as the node will read it
         own = {"strategy": strategy, "min-nodes": min_nodes, **_overrides(run_config or [])}
 
     from flwr_distill.fleet.edge import Below, Edge, EdgeStartError  # here: imports Flower
@@ -126,11 +97,11 @@ def edge(
         certificate = ServerCertificate(*files)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends it like Ctrl-C
     below = Below(below_address, certificate, own)
-    typer.echo(f"nodes connect at {below_address}, logs in {settings.state_dir}")
+    typer.echo(f"nodes connect at {below_address}, logs in {checked.state_dir}")
     errors = (EdgeStartError, FederationRunsError, SuperLinkError, ValueError)
     with exit_on(*errors, command="edge"):
         try:
-            Edge(node, settings.state_dir, below, APP_DIR).run()
+            Edge(node, checked.state_dir, below, APP_DIR).run()
         except KeyboardInterrupt:
             typer.echo("the edge has ended")
 

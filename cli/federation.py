@@ -83,8 +83,8 @@ def up(
 
     The nodes have the policy open, so runs may ask for their samples; --config can set another.
 
-    Use it on your own machine only. Everything runs as one user, and whoever reaches its loopback,
-    such as a run's ServerApp, can start runs.
+    Use it on your own machine only. Everything runs as one user, and anything that reaches its
+    loopback, such as a run's ServerApp, can start runs.
     """
     if data and nodes not in (None, len(data)):
         there = "is" if len(data) == 1 else "are"

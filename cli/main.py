@@ -8,19 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
-from flwr_distill.cli.audit import audit
 from flwr_distill.cli.certs import certs
-from flwr_distill.cli.data import data
+from flwr_distill.cli.data import data, partition
 from flwr_distill.cli.demo import demo
-from flwr_distill.cli.distill import distill
+from flwr_distill.cli.distill import audit, distill
 from flwr_distill.cli.doctor import doctor
 from flwr_distill.cli.edge import edge
 from flwr_distill.cli.errors import FileErrors
 from flwr_distill.cli.federation import status, stop, up
 from flwr_distill.cli.node import node
-from flwr_distill.cli.outbox import outbox
-from flwr_distill.cli.partition import partition
-from flwr_distill.cli.policy import policy
+from flwr_distill.cli.policy import outbox, policy
 from flwr_distill.cli.predict import predict
 from flwr_distill.cli.run import run
 from flwr_distill.cli.runs import report, runs

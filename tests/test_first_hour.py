@@ -40,8 +40,8 @@ BAD_SETTINGS = [
     ('strategy="cadis" aggregator="krum"', "aggregator = 'krum'", "set aggregator"),
     ('dataset="mnits"', "mnits", "mnist"),
     ('dataset="mnist" data-root="nowhere"', "nowhere", "download"),
-    ('model="resnet99"', "model='resnet99'", "resnet"),
-    ('model="hfldd-mnist"', "model='hfldd-mnist'", "digits-cnn"),
+    ('model="resnet99"', "resnet99", "resnet"),
+    ('model="hfldd-mnist"', "hfldd-mnist", "digits-cnn"),
     ('model="nosuch_pkg:Net"', "nosuch_pkg", "install"),
     ('partition.scheme="random"', "partition.scheme = 'random'", "'pathological'"),
     ("partition.classes=11", "partition.classes", "10"),
@@ -62,7 +62,7 @@ BAD_SETTINGS = [
     ('strategy="fedhead" train.dp-noise=1.0', "train.dp-noise", "fedhead"),
     ('server-device="cuda:9"', "server-device", "cpu"),
     ('resume="nosuch"', "resume", "nosuch"),
-    ("num-rounds", "num-rounds is no override", "key=value"),
+    ("num-rounds", "num-rounds", "key=value"),
 ]
 
 BAD_RUNS = [

@@ -65,7 +65,7 @@ def test_an_edge_has_no_data_and_no_address_among_nodes(invoke, option):
 def test_data_in_the_file_are_refused(invoke, started, tmp_path):
     (tmp_path / "node.yaml").write_text("insecure: true\ndataset: usps\n")
     result = invoke("--below-insecure", "--config", "node.yaml")
-    assert_refused(result, "dataset=usps: an edge has none, its nodes below have")
+    assert_refused(result, "usps")
     assert not started
 
 
@@ -80,7 +80,7 @@ def test_what_follows_from_the_run_above_cannot_be_set(invoke, started, key):
 
 def test_a_wrong_setting_below_is_said_at_once(invoke, started):
     result = invoke("--insecure", "--below-insecure", "-c", "mini-nodes=3")
-    assert_refused(result, "mini-nodes: is not a known key")
+    assert_refused(result, "mini-nodes")
     assert not started
 
 

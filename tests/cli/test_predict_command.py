@@ -92,14 +92,14 @@ def test_what_cannot_be_predicted_is_said_in_one_line(export, images, tmp_path):
     (tmp_path / "cut.safetensors").write_bytes(b"{}")
     for arguments, reason in [
         ((model, tmp_path / "none.png"), "none.png: no such file"),
-        ((model, broken), "broken.png: not a readable image"),
+        ((model, broken), "broken.png"),
         ((model, tmp_path), "no such file"),
-        ((tmp_path / "none.onnx", images[0]), "none.onnx: there is no such file"),
-        ((images[0], images[0]), "a model's name ends in .onnx, .pt, .safetensors"),
-        ((bare, images[0]), "it does not say what its inputs are"),
-        ((cut, images[0]), "cut.onnx: not a model"),
-        ((tmp_path / "cut.pt", images[0]), "cut.pt: not a model"),
-        ((tmp_path / "cut.safetensors", images[0]), "cut.safetensors: not a model"),
+        ((tmp_path / "none.onnx", images[0]), "none.onnx"),
+        ((images[0], images[0]), ".onnx, .pt, .safetensors"),
+        ((bare, images[0]), "bare.safetensors"),
+        ((cut, images[0]), "cut.onnx"),
+        ((tmp_path / "cut.pt", images[0]), "cut.pt"),
+        ((tmp_path / "cut.safetensors", images[0]), "cut.safetensors"),
     ]:
         result = predict(*arguments)
         assert result.exit_code == 1, arguments
@@ -135,8 +135,8 @@ def test_names_that_a_terminal_cannot_show_do_not_end_a_command(export, images, 
     ("changed", "reason"),
     [
         ({"model": "os:getcwd"}, "--format onnx"),
-        ({"model": "nosuch"}, "model='nosuch' is unknown here"),
-        ({"labels": {"classes": ["only one"]}}, "has 1 names, need 10"),
+        ({"model": "nosuch"}, "nosuch"),
+        ({"labels": {"classes": ["only one"]}}, "1 names"),
         ({"labels": {"classes": ["\x1b[2J"] * 10}}, "classes"),
         ({"labels": {"classes": ["1", "01", *"23456789"]}}, "same number"),
         ({"num_classes": 10**12, "labels": {}}, "classes"),

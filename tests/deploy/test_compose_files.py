@@ -234,7 +234,7 @@ def test_prometheus_asks_everyone_that_is_told_to_answer():
 def test_the_dashboard_asks_for_numbers_that_there_are(tmp_path):
     row = {"round": 1, "accuracy": 0.5, "loss": 1, "node_accuracy": 0.5}
     row |= {"server_bytes": 1, "link_bytes": 1}
-    phase = {"phase": "train", "seconds": 1, "requests": 1, "nodes": {"7": {}}}
+    phase = {"phase": "train", "seconds": 1, "asked": 1, "nodes": {"7": {}}}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     (tmp_path / "journal.jsonl").write_text(json.dumps(phase) + "\n")
     registry = CollectorRegistry()

@@ -23,5 +23,5 @@ def test_a_node_sees_that_the_superlink_answers_is_trusted_and_agrees_on_the_tim
     done = deployed.ours("doctor", *where)  # with the system's authorities
     assert done.returncode == 1
     findings = {each["check"]: each for each in json.loads(done.stdout)}
-    assert "is not trusted" in findings["SuperLink"]["findings"]
+    assert "is not trusted" in findings["SuperLink"]["found"]
     assert findings["clock"]["state"] == "unchecked"

@@ -10,7 +10,7 @@ from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.node.processes import start_bound, stop
 from flwr_distill.node.supervisor import status_file
 
-NOT_KNOWN = "the SuperLink does not know this node's key: register it"
+NOT_KNOWN = "does not know this node's key"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
@@ -56,7 +56,7 @@ def ca_and_key(files):
 
 def test_a_node_without_a_key(deployed, tmp_path):
     reason = refusal(deployed, tmp_path, "--root-certificates", deployed.certs / "ca.crt")
-    assert "the SuperLink admits registered nodes only: give the node a key (auth-key" in reason
+    assert "auth-key" in reason
 
 
 def test_a_node_with_a_key_that_is_not_registered(deployed, tmp_path):
@@ -74,12 +74,12 @@ def test_a_superlink_with_a_certificate_of_another_authority(deployed, tmp_path,
         "--auth-key",
         files / "login.key",
     )
-    assert f"the SuperLink's certificate at {deployed.fleet} is not trusted" in reason
+    assert "not trusted" in reason
 
 
 def test_a_client_without_tls(deployed, tmp_path):
     reason = refusal(deployed, tmp_path, "--insecure")
-    assert f"no SuperLink answers at superlink={deployed.fleet}" in reason
+    assert deployed.fleet in reason
     assert "does TLS match?" in reason
 
 
