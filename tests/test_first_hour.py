@@ -149,8 +149,12 @@ def without_nodes(monkeypatch, tmp_path):
     ("config", "named", "remedy"), BAD_SETTINGS, ids=[bad[0] for bad in BAD_SETTINGS]
 )
 def test_a_bad_setting_ends_the_command_with_one_line(config, named, remedy, without_nodes):
-    result = command("run", "--superlink", "localhost:1", "--insecure", "-c", config)
-    assert_refused(result, "flwr-distill run: ", named, remedy)
+    assert_refused(
+        command("run", "--superlink", "localhost:1", "--insecure", "-c", config),
+        "flwr-distill run: ",
+        named,
+        remedy,
+    )
 
 
 @pytest.fixture

@@ -129,8 +129,7 @@ def test_more_virtual_than_real_images_are_made_from_noise(tmp_path):
 def test_real_start_needs_permission(tmp_path):
     npz = save_npz(tmp_path / "a.npz", pixels(20), [0, 1] * 10)
     arguments = ["--start", "real", "--steps", "1", "--output", str(tmp_path)]
-    refused = invoke(npz, *arguments)
-    assert_refused(refused, "allow-real-start = False", "nearly unchanged")
+    assert_refused(invoke(npz, *arguments), "allow-real-start = False", "nearly unchanged")
     assert invoke(npz, *arguments, "--allow-real-start").exit_code == 0
 
 
@@ -152,8 +151,7 @@ def test_real_start_needs_permission(tmp_path):
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(arguments, reason, tmp_path):
-    result = invoke(arguments[0], "--output", str(tmp_path / "out"), *arguments[1:])
-    assert_refused(result, reason)
+    assert_refused(invoke(arguments[0], "--output", str(tmp_path / "out"), *arguments[1:]), reason)
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,7 @@ def test_what_is_above_goes_to_the_node_and_what_is_below_to_the_runs(started, i
 
 
 def test_nothing_goes_without_tls_unless_it_is_said(started, invoke):
-    result = invoke("--insecure")
-    assert_refused(result, "below-certificates: certs/server/ca.crt does not exist")
+    assert_refused(invoke("--insecure"), "below-certificates: certs/server/ca.crt does not exist")
     assert not started
 
 
@@ -64,8 +63,7 @@ def test_an_edge_has_no_data_and_no_address_among_nodes(invoke, option):
 
 def test_data_in_the_file_are_refused(invoke, started, tmp_path):
     (tmp_path / "node.yaml").write_text("insecure: true\ndataset: usps\n")
-    result = invoke("--below-insecure", "--config", "node.yaml")
-    assert_refused(result, "usps")
+    assert_refused(invoke("--below-insecure", "--config", "node.yaml"), "usps")
     assert not started
 
 
@@ -73,14 +71,15 @@ def test_data_in_the_file_are_refused(invoke, started, tmp_path):
 def test_what_follows_from_the_run_above_cannot_be_set(invoke, started, key):
     default = default_settings()[key]
     value = f'"{default}"' if isinstance(default, str) else default
-    result = invoke("--insecure", "--below-insecure", "-c", f"{key}={value}")
-    assert_refused(result, f"run-config: {key}: follows from the run above")
+    assert_refused(
+        invoke("--insecure", "--below-insecure", "-c", f"{key}={value}"),
+        f"run-config: {key}: follows from the run above",
+    )
     assert not started
 
 
 def test_a_wrong_setting_below_is_said_at_once(invoke, started):
-    result = invoke("--insecure", "--below-insecure", "-c", "mini-nodes=3")
-    assert_refused(result, "mini-nodes")
+    assert_refused(invoke("--insecure", "--below-insecure", "-c", "mini-nodes=3"), "mini-nodes")
     assert not started
 
 

@@ -31,8 +31,9 @@ def command(*arguments):
 
 
 def test_status_and_stop_say_when_there_is_no_federation(tmp_path):
-    status = CliRunner().invoke(app, ["status", "--state-dir", str(tmp_path)])
-    assert_refused(status, "no federation runs")
+    assert_refused(
+        CliRunner().invoke(app, ["status", "--state-dir", str(tmp_path)]), "no federation runs"
+    )
     stop = CliRunner().invoke(app, ["stop", "--state-dir", str(tmp_path)])
     assert stop.exit_code == 0
     assert stop.output == f"no federation runs in {tmp_path}\n"
@@ -70,8 +71,9 @@ def test_the_device_of_all_nodes_is_an_option_and_a_node_without_it_ends_the_com
     monkeypatch.setattr(LocalFederation, "start", start)
     monkeypatch.chdir(tmp_path)
     for given in ((), ("--device", "cuda")):
-        result = CliRunner().invoke(app, [name, *given])
-        assert_refused(result, f"flwr-distill {name}: node-0 cannot work")
+        assert_refused(
+            CliRunner().invoke(app, [name, *given]), f"flwr-distill {name}: node-0 cannot work"
+        )
     assert requests == ["auto", "cuda"]
 
 
@@ -134,8 +136,7 @@ def test_up_refuses_bad_options_in_one_line(options, reason, tmp_path, monkeypat
     (tmp_path / "a").mkdir()
     (tmp_path / "own.yaml").write_text("superlink: host:9092\n")
     (tmp_path / "bad.yaml").write_text("thread: 2\n")
-    result = CliRunner().invoke(app, ["up", *options])
-    assert_refused(result, reason)
+    assert_refused(CliRunner().invoke(app, ["up", *options]), reason)
 
 
 def test_a_port_that_is_taken_ends_up(tmp_path):

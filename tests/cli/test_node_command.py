@@ -84,8 +84,7 @@ def test_the_command_line_comes_before_environment_and_file(started, tmp_path):
     ],
 )
 def test_a_node_that_cannot_work_says_why_in_one_line_and_exits_with_1(arguments, reason, tmp_path):
-    result = invoke("--state-dir", str(tmp_path), *arguments)
-    assert_refused(result, reason)
+    assert_refused(invoke("--state-dir", str(tmp_path), *arguments), reason)
 
 
 def test_a_node_logs_at_its_start_what_its_folder_holds(tmp_path, monkeypatch, capsys):

@@ -80,8 +80,7 @@ def test_a_changed_log_is_found_out_at_the_line(change, line, folder):
     log_file(folder).write_text("".join(f"{text}\n" for text in change(lines)))
     with pytest.raises(OutboxError, match=f"line {line}"):
         Outbox(folder)
-    result = show(folder)
-    assert_refused(result, f"line {line}")
+    assert_refused(show(folder), f"line {line}")
     page = folder.parent / "page.html"
     assert show(folder, "--html", str(page)).exit_code == 1
     assert "This log was changed" in page.read_text()
@@ -195,5 +194,4 @@ def test_policies_are_explained_in_words(name):
     assert result.exit_code == 0
     assert ("Never sends its samples" in result.output) == (name != "open")
     assert "Not held: any app bundle is run" in result.output
-    wrong = command("policy", "check", "hospitl")
-    assert_refused(wrong, "one of standard, open, hospital")
+    assert_refused(command("policy", "check", "hospitl"), "one of standard, open, hospital")

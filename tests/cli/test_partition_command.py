@@ -63,5 +63,4 @@ def test_an_index_file_is_shown_and_drawn(tmp_path):
     ],
 )
 def test_what_cannot_be_split_or_drawn_is_refused_in_a_line(arguments, reason):
-    result = partition(*arguments)
-    assert_refused(result, reason)
+    assert_refused(partition(*arguments), reason)

@@ -151,8 +151,7 @@ def test_a_description_that_somebody_else_wrote_is_not_believed(changed, reason,
     description["spec"] |= changes
     file = tmp_path / "other.safetensors"
     save_file(load_file(original), file, {KEY: json.dumps(description)})
-    result = predict(file, original)
-    assert_refused(result, reason)
+    assert_refused(predict(file, original), reason)
 
 
 def test_texts_are_not_predicted_from_image_files(export, tmp_path):

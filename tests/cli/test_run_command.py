@@ -86,8 +86,7 @@ def test_a_run_on_the_local_federation_needs_no_options_and_ends_with_its_table(
 def test_nodes_with_data_of_their_own_do_not_run_the_default_data_set(invoke, up, folder):
     (folder / "node-1").mkdir()
     (folder / "node-1" / "node-config.toml").write_text('data = "/ward"\n')
-    result = invoke()
-    assert_refused(result, 'dataset="private"')
+    assert_refused(invoke(), 'dataset="private"')
     assert not invoke.submitted
     assert invoke("-c", 'dataset="private"').exit_code == 0
     assert invoke("-c", 'dataset="digits"').exit_code == 0
@@ -130,8 +129,7 @@ def test_presets_files_and_texts_add_up_and_the_last_counts(invoke, up, folder):
     ],
 )
 def test_a_bad_setting_is_one_line_before_anything_is_submitted(invoke, given, reason):
-    result = invoke(*given)
-    assert_refused(result, reason)
+    assert_refused(invoke(*given), reason)
     assert invoke.submitted == []
 
 
@@ -148,8 +146,9 @@ def test_what_the_servers_own_machine_can_know_is_said_before_anything_is_submit
     invoke, up, folder, given, reason
 ):
     (folder / "file").write_text("no folder")
-    result = invoke("-c", given.format(folder=folder))
-    assert_refused(result, *(text.format(folder=folder) for text in reason))
+    assert_refused(
+        invoke("-c", given.format(folder=folder)), *(text.format(folder=folder) for text in reason)
+    )
     assert invoke.submitted == []
 
 

@@ -133,8 +133,7 @@ def test_a_run_is_named_by_its_first_digits_and_never_cut(finished_run, monkeypa
     assert f"in {runs_dir / ids[1]}" in invoke(
         "show", ids[1][:7], "--runs-dir", runs_dir
     ).output.replace("\n", "")
-    several = invoke("show", "16", "--runs-dir", runs_dir)
-    assert_refused(several, *ids)
+    assert_refused(invoke("show", "16", "--runs-dir", runs_dir), *ids)
     assert "no run 3 in" in invoke("show", "3", "--runs-dir", runs_dir).stderr
 
 
@@ -166,15 +165,16 @@ def test_export_writes_a_student_beside_the_model(finished_run, tmp_path, monkey
     result = invoke("export", finished_run(), *few)
     assert str(tmp_path / "student-model.safetensors") in result.output
     assert "it agrees with the model on" in result.output
-    result = invoke("export", finished_run("102"), "--student", "no-such", "--output", tmp_path)
-    assert_refused(result, "no-such")
+    assert_refused(
+        invoke("export", finished_run("102"), "--student", "no-such", "--output", tmp_path),
+        "no-such",
+    )
 
 
 def test_export_of_a_run_without_a_model_is_an_error(finished_run):
     folder = finished_run()
     (folder / "model.safetensors").unlink()
-    result = invoke("export", folder)
-    assert_refused(result, "model")
+    assert_refused(invoke("export", folder), "model")
 
 
 def test_latest_is_the_run_that_started_last_whatever_the_times_of_its_files(finished_run):
@@ -207,8 +207,7 @@ def test_latest_never_takes_an_older_run_because_the_last_has_no_model(finished_
     assert str(newer) in result.stderr
     (newer / "settings.json").unlink()  # it waits for its nodes
     (newer / "about.json").unlink()
-    result = invoke("export", "latest", "--runs-dir", older.parent)
-    assert_refused(result, "run 11")
+    assert_refused(invoke("export", "latest", "--runs-dir", older.parent), "run 11")
     assert not (older / "export").exists()
 
 
@@ -224,15 +223,16 @@ def test_a_run_of_the_runs_dir_goes_before_a_folder_of_the_same_name(finished_ru
 
 def test_an_export_that_cannot_be_written_is_one_line(finished_run, tmp_path):
     (tmp_path / "out").write_text("a file")
-    result = invoke("export", finished_run(), "--output", tmp_path / "out" / "model")
-    assert_refused(result, str(tmp_path / "out"))
+    assert_refused(
+        invoke("export", finished_run(), "--output", tmp_path / "out" / "model"),
+        str(tmp_path / "out"),
+    )
 
 
 def test_a_damaged_file_of_a_run_is_named(finished_run):
     folder = finished_run()
     (folder / "metrics.jsonl").write_bytes(b"\xff\n")
-    result = invoke("show", folder)
-    assert_refused(result, str(folder / "metrics.jsonl"))
+    assert_refused(invoke("show", folder), str(folder / "metrics.jsonl"))
 
 
 def report(*arguments):

@@ -139,8 +139,7 @@ def test_settings_of_an_installed_package_are_shown_and_written_as_those_of_any_
 def test_settings_that_clash_are_one_line(install):
     source = PLUGIN.replace("settings=", "table='train', settings=")
     install("colours", source, name="acme", acme="colours:METHOD")
-    result = invoke()
-    assert_refused(result, "acme==1.0")
+    assert_refused(invoke(), "acme==1.0")
 
 
 def test_the_command_of_a_node_does_not_import_torch_for_it():
