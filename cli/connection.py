@@ -112,17 +112,13 @@ def find_superlink(
         if record := file.read():
             return Connection(record.control_address, None, record, lambda: file.read() is not None)
         if not DEFAULT_AUTHORITY.exists():
-            fail(
-                f"no federation runs in {state_dir}: start one with `flwr-distill up`, or name a "
-                "SuperLink with --superlink and --root-certificates or --insecure",
-                command,
-            )
+            remedy = "start one with `flwr-distill up`, or name a SuperLink with --superlink and "
+            remedy += "--root-certificates or --insecure"
+            fail("no federation runs here", command, where=state_dir, remedy=remedy)
     if not insecure and authority is None and not DEFAULT_AUTHORITY.exists():
-        fail(
-            f"root-certificates={DEFAULT_AUTHORITY} does not exist: name the file of the "
-            "SuperLink's authority, or give --insecure if the SuperLink has no TLS",
-            command,
-        )
+        remedy = "name the file of the SuperLink's authority, or give --insecure if it has no TLS"
+        missing = str(DEFAULT_AUTHORITY)
+        fail("does not exist", command, where="root-certificates", value=missing, remedy=remedy)
     return Connection(
         address or DEFAULT_ADDRESS,
         None if insecure else authority or DEFAULT_AUTHORITY,

@@ -15,7 +15,7 @@ from flwr_distill.fleet.run_config import RunConfigError, read_run_config
 from flwr_distill.flower.lines import why_another
 from flwr_distill.flower.own_app import APP_DIR
 from flwr_distill.node.settings import NodeError, load_settings
-from flwr_distill.task.errors import ReportedError, SettingsError
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.settings import RunConfigValue
 
 DEFAULT_CERTIFICATES = Path("certs/server")
@@ -90,10 +90,8 @@ def edge(
         files = [below_certificates / name for name in ("ca.crt", "server.crt", "server.key")]
         if missing := [str(file) for file in files if not file.exists()]:
             remedy = "flwr-distill certs init and certs server make it, or give --below-insecure"
-            missing_file = ReportedError(
-                f"{missing[0]} does not exist", where="below-certificates", remedy=remedy
-            )
-            fail(missing_file, "edge")
+            problem = f"{missing[0]} does not exist"
+            fail(problem, "edge", where="below-certificates", remedy=remedy)
         certificate = ServerCertificate(*files)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends it like Ctrl-C
     below = Below(below_address, certificate, own)

@@ -8,14 +8,21 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from flwr_distill.task.errors import ReportedError
+
 _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room there"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "let this user write or read there"),
 }
 
 
-def fail(error: Exception | str, command: str = "") -> NoReturn:
-    """Print an error, in red on a terminal, and exit with 1."""
+def fail(error: Exception | str, command: str = "", **fields: object) -> NoReturn:
+    """Print an error, in red on a terminal, and exit with 1.
+
+    `fields` are those of a `ReportedError`, of which `error` is then the problem.
+    """
+    if fields:
+        error = ReportedError(str(error), **fields)  # type: ignore[arg-type]
     text = _about_file(error) if isinstance(error, OSError) and error.strerror else error
     typer.secho(f"{f'flwr-distill {command}'.strip()}: {text}", err=True, fg="red")
     raise typer.Exit(1)

@@ -87,8 +87,8 @@ def up(
     loopback, such as a run's ServerApp, can start runs.
     """
     if data and nodes not in (None, len(data)):
-        there = "is" if len(data) == 1 else "are"
-        fail(f"nodes={nodes}, but there {there} {len(data)} --data: drop --nodes", "up")
+        problem = f"must be the number of --data, {len(data)}"
+        fail(problem, "up", where="nodes", value=nodes, remedy="drop --nodes")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends it like Ctrl-C
     with exit_on(NodeError, SettingsError, command="up"):
         settings = _node_settings(config, device, data or [])

@@ -66,7 +66,8 @@ def outbox(
     from flwr_distill.node.outbox import FOLDER, OutboxError, entries
 
     if not state_dir.is_dir():
-        fail(f"state-dir={state_dir} does not exist (give the node's --state-dir)", "outbox")
+        remedy = "give the node's --state-dir"
+        fail("does not exist", "outbox", where="state-dir", value=str(state_dir), remedy=remedy)
     lines, broken = [], ""
     try:
         for entry in entries(state_dir / FOLDER):

@@ -48,8 +48,8 @@ def settings(
         known = dict.fromkeys([*(table.name for table in tables), *methods])
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else "."
-            fail(f"{name!r} is no table and no method{hint} There are {', '.join(known)}")
+            hint = f"did you mean {near[0]}?" if near else ""
+            fail(f"not a table or method: {', '.join(known)}", where=name, remedy=hint)
         tables = [
             table
             for table in tables

@@ -52,7 +52,8 @@ def _make_folder_of_database(arguments: list[str]) -> None:
             try:
                 Path(value).parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                fail(f"--database {value}: {error.strerror} (name another file)", "superlink")
+                problem = error.strerror or str(error)
+                fail(problem, "superlink", where="--database", value=value, remedy="name another")
 
 
 def register(

@@ -125,7 +125,7 @@ def missing():
     ("options", "reason"),
     [
         (("--data", "nowhere"), "nowhere"),
-        (("--nodes", "3", "--data", "a"), "nodes=3, but there is 1 --data: drop --nodes"),
+        (("--nodes", "3", "--data", "a"), "nodes = 3"),
         (("--config", "own.yaml"), "config=own.yaml: superlink: up sets it (remove it)"),
         (("--config", "bad.yaml"), "thread"),
         (("--device", "gpu"), "gpu"),

@@ -173,8 +173,8 @@ def test_a_relative_runs_dir_is_below_the_folder_where_the_federation_runs(
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ((), "no federation runs in state/local: start one with `flwr-distill up`"),
-        (("--superlink", "a:1"), "root-certificates=certs/ca.crt does not exist"),
+        ((), "start one with `flwr-distill up`"),
+        (("--superlink", "a:1"), "root-certificates = 'certs/ca.crt'"),
         (("--insecure", "--root-certificates", "ca.crt"), "exclude each other"),
     ],
 )
