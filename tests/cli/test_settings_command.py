@@ -81,7 +81,9 @@ def test_a_method_whose_loss_term_a_general_setting_turns_on_shows_that():
 def test_an_unknown_name_is_one_line_with_the_nearest_and_all():
     result = invoke("hfld")
     unknown = "flwr-distill: hfld: not a table or method: "
-    assert_refused(result, unknown, "did you mean hfldd?", "core", "train", "fedhead-plus", "moon", "krum")
+    assert_refused(
+        result, unknown, "did you mean hfldd?", "core", "train", "fedhead-plus", "moon", "krum"
+    )
 
 
 def test_json_tells_programs_everything():
