@@ -1,8 +1,9 @@
-"""`flwr-distill certs`: a federation's own certificate authority."""
+"""`flwr-distill certs`: the certificate authorities of a federation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -10,14 +11,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flwr_distill.cli.connection import UserCertificate, UserKey, user_of
-from flwr_distill.cli.errors import exit_on
-from flwr_distill.cli.options import (
-    DEFAULT_CERTIFICATES_DIR,
-    CertificatesDir,
+from flwr_distill.cli.connection import (
     ControlAddress,
     Timeout,
+    UserCertificate,
+    UserKey,
+    user_of,
 )
+from flwr_distill.cli.errors import exit_on
+from flwr_distill.cli.options import DEFAULT_CERTIFICATES_DIR, CertificatesDir
 from flwr_distill.fleet.authority import CertificateError
 from flwr_distill.fleet.certificates import CertificateFolder, Issued, Role
 from flwr_distill.fleet.node_request import SERVER, request_node
@@ -34,14 +36,12 @@ Hosts = Annotated[
 ]
 Keep = Annotated[
     bool,
-    typer.Option(
-        "--keep", help="If it exists, leave it and succeed; renew it in its last ten days."
-    ),
+    typer.Option("--keep", help="Keep an existing one; renew it in its last ten days."),
 ]
 NodeName = Annotated[str, typer.Argument(help="Name of the node, as in node-0.")]
 
-_LARGEST_REQUEST = 2**16
-_RENEWED_WITHIN = 10
+MAX_REQUEST_BYTES = 2**16
+RENEW_WITHIN_DAYS = 10
 
 
 @certs.command()
@@ -50,7 +50,7 @@ def init(
 ) -> None:
     """Make the authorities: ca.crt for every machine, nodes-ca.crt for nodes; keys stay here.
 
-    With --keep, a folder of an earlier version gets what it is missing.
+    With --keep, a folder of an earlier version gets its missing files.
     """
     authority = CertificateFolder(folder)
     with exit_on(CertificateError, command="certs"):
@@ -59,8 +59,8 @@ def init(
             typer.echo(f"{authority.certificate} is kept")
             for name in exposed:
                 typer.echo(
-                    f"{name}: its certificate, of an earlier version, names the SuperLink's host "
-                    "and is good for its place: make new authorities in another folder",
+                    f"{name}: its certificate is of an earlier version and names the SuperLink's "
+                    "host, so it could take its place: make new authorities in another folder",
                     err=True,
                 )
             return
@@ -78,11 +78,12 @@ def server(
 ) -> None:
     """Issue the SuperLink's key and certificate, into the folder `server`.
 
-    Give every name and address by which nodes and users reach the SuperLink as --host.
+    Give each name and address of the SuperLink for nodes and users as --host.
     """
     if not host:
         raise typer.BadParameter("give at least one", param_hint="--host")
-    _issue(folder, SERVER, keep, days, lambda: CertificateFolder(folder).issue_server(host, days))
+    issue = partial(CertificateFolder(folder).issue_server, host, days)
+    _issue(folder, SERVER, keep, days, issue)
 
 
 @certs.command()
@@ -96,19 +97,14 @@ def node(
     """Issue a node's keys and certificate, into a folder with the node's name.
 
     The node needs ca.crt (--root-certificates), login.key (--auth-key), nodes-ca.crt
-    (--peer-authority), node.crt (--peer-certificate) and node.key (--peer-key). --host is where
-    other nodes reach it, as in its --peer-address; the default is its name. Register it with the
-    SuperLink by `flwr-distill register`.
+    (--peer-authority), node.crt (--peer-certificate) and node.key (--peer-key). --host is its
+    address for other nodes, as in --peer-address; the default is its name. Then register it with
+    `flwr-distill register`.
 
-    So the authority knows the node's keys. With `request` and `sign` it does not.
+    Here the authority knows the node's keys. With `request` and `sign` it does not.
     """
-    _issue(
-        folder,
-        name,
-        keep,
-        days,
-        lambda: CertificateFolder(folder).issue_node(name, host or [], days),
-    )
+    issue = partial(CertificateFolder(folder).issue_node, name, host or [], days)
+    _issue(folder, name, keep, days, issue)
 
 
 @certs.command()
@@ -117,8 +113,8 @@ def user(
     role: Annotated[
         Role,
         typer.Option(
-            help="viewer: runs, their logs, nodes; submitter: starts and stops runs as well; "
-            "operator: everything, as to register nodes."
+            help="viewer: sees runs, logs and nodes; submitter: also starts and stops runs; "
+            "operator: everything, such as registering nodes."
         ),
     ],
     folder: CertificatesDir = DEFAULT_CERTIFICATES_DIR,
@@ -127,10 +123,11 @@ def user(
 ) -> None:
     """Issue a user's key and certificate, for the gate in front of the Control API.
 
-    Commands take them as --user-certificate and --user-key. Who may do what is in
-    docker/gate/nginx.conf; docs/deploy.md shows how to start it.
+    Commands take them as --user-certificate and --user-key. docker/gate/nginx.conf has the roles;
+    docs/deploy.md shows how to start the gate.
     """
-    _issue(folder, name, keep, days, lambda: CertificateFolder(folder).issue_user(name, role, days))
+    issue = partial(CertificateFolder(folder).issue_user, name, role, days)
+    _issue(folder, name, keep, days, issue)
 
 
 @certs.command()
@@ -143,9 +140,9 @@ def request(
 ) -> None:
     """On a node: make its keys, which stay here, and a request for its certificate.
 
-    Send node.csr to the authority for `flwr-distill certs sign`, and read it the fingerprint and
-    each --host over another channel: who signs gives them too. Put what comes back, node.crt,
-    ca.crt and nodes-ca.crt, beside the keys.
+    Send node.csr to the authority for `flwr-distill certs sign`. Report the fingerprint and each
+    --host over another channel; the signer must give them too. Put the returned node.crt, ca.crt
+    and nodes-ca.crt beside the keys.
     """
     with exit_on(CertificateError, command="certs"):
         fingerprint = request_node(folder, name, host or [])
@@ -164,17 +161,17 @@ def sign(
     host: Hosts = None,
     days: Days = 30,
 ) -> None:
-    """At the authority: issue the certificate that a node asks for, into a folder with its name.
+    """At the authority: issue a requested certificate, into a folder with the node's name.
 
-    Compare the fingerprint with what `certs request` printed on the node. Other nodes reach it at
-    each --host, else at its name; a request that names any other host is refused, and the
-    SuperLink's hosts are never a node's. Send ca.crt, nodes-ca.crt and node.crt to the node, and
-    register it with the SuperLink by `flwr-distill register`.
+    Compare the fingerprint with the one that `certs request` printed on the node. --host is the
+    node's address for other nodes; the default is its name. A request with any other host is
+    refused, and so are the SuperLink's hosts. Send ca.crt, nodes-ca.crt and node.crt to the node,
+    and register it with `flwr-distill register`.
     """
     with exit_on(CertificateError, command="certs"):
-        content = file.read(_LARGEST_REQUEST)
+        content = file.read(MAX_REQUEST_BYTES)
         issued = CertificateFolder(folder).sign(content, days, host or [], fingerprint)
-    typer.echo(f"{_told(folder, issued)}; key {issued.fingerprint}")
+    typer.echo(f"{_summary(folder, issued)}; key {issued.fingerprint}")
 
 
 @certs.command()
@@ -185,12 +182,12 @@ def renew(
 ) -> None:
     """Issue a new certificate for the same key and hosts, in place of the last one.
 
-    Put node.crt in the place of the node's: the node takes it without a restart. A SuperLink takes
-    its server.crt when it is started again.
+    Copy node.crt over the node's: the node uses it without a restart. A SuperLink loads server.crt
+    when it restarts.
     """
     with exit_on(CertificateError, command="certs"):
         issued = CertificateFolder(folder).renew(name, days)
-    typer.echo(_told(folder, issued))
+    typer.echo(_summary(folder, issued))
 
 
 @certs.command("list")
@@ -215,8 +212,8 @@ def revoke(
 ) -> None:
     """Shut a node out: the SuperLink no longer admits its key, and `list` shows it as revoked.
 
-    The server introduces only registered nodes to each other. Nodes that have nodes-ca.crl, which
-    this writes, as --peer-revocations take no parcel from it either, whatever the server says.
+    The server introduces only registered nodes to each other. This also writes nodes-ca.crl. Nodes
+    with this file as --peer-revocations reject the node's parcels, whatever the server says.
     """
     from flwr_distill.flower.line_1_32.fleet.registration import SecureControl  # imports Flower
     from flwr_distill.flower.line_1_32.fleet.superlink import SuperLinkError
@@ -226,7 +223,7 @@ def revoke(
     with exit_on(CertificateError, command="certs"):
         issued = authority.valid(name)
         if issued is None:
-            raise CertificateError(f"{folder} has issued no {name}, or it is revoked already")
+            raise CertificateError(f"{folder} has issued no {name}, or has revoked it already")
         if issued.is_node:
             try:
                 with SecureControl(superlink, authority.certificate, user) as control:
@@ -237,8 +234,8 @@ def revoke(
             except SuperLinkError as error:
                 raise CertificateError(f"{name} is not revoked: {error}") from error
         authority.mark_revoked(name)
-    lists = f"nodes {authority.nodes_revocations}, and a gate {authority.revocations}"
-    typer.echo(f"{name} is revoked; give {lists}, as they are now")
+    lists = f"{authority.nodes_revocations} to nodes and {authority.revocations} to a gate"
+    typer.echo(f"{name} is revoked; copy {lists}")
 
 
 def _issue(folder: Path, name: str, keep: bool, days: int, issue: Callable[[], Issued]) -> None:
@@ -247,14 +244,14 @@ def _issue(folder: Path, name: str, keep: bool, days: int, issue: Callable[[], I
         last = authority.valid(name) if keep else None
         if last is None:
             issued = issue()
-        elif last.days_left > _RENEWED_WITHIN and not authority.is_outdated(last):
+        elif last.days_left > RENEW_WITHIN_DAYS and not authority.is_outdated(last):
             typer.echo(f"{folder / name} is kept")
             return
         else:
             issued = authority.renew(name, days)
-    typer.echo(_told(folder, issued))
+    typer.echo(_summary(folder, issued))
 
 
-def _told(folder: Path, issued: Issued) -> str:
+def _summary(folder: Path, issued: Issued) -> str:
     purpose = issued.role or ", ".join(issued.hosts)
     return f"{folder / issued.name}: for {purpose}, until {issued.expires}"

@@ -1,4 +1,4 @@
-"""Finds the SuperLink that a command is for: the local federation, or the one that is named."""
+"""The SuperLink of a command: that of the local federation, or a named one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ UserCertificate = Annotated[
     Path | None,
     typer.Option(
         "--user-certificate",
-        help="PEM file of your certificate (flwr-distill certs user), where a gate asks for it.",
+        help="PEM file of your certificate (flwr-distill certs user), if a gate requires it.",
         envvar="FLWR_DISTILL_USER_CERTIFICATE",
         exists=True,
     ),
@@ -54,12 +54,18 @@ UserKey = Annotated[
         exists=True,
     ),
 ]
+ControlAddress = Annotated[
+    str, typer.Option("--superlink", help="SuperLink's Control API, host:port.")
+]
+Timeout = Annotated[
+    float, typer.Option("--timeout", min=0, help="Seconds to wait for the SuperLink.")
+]
 NoTls = Annotated[bool, typer.Option("--insecure", help="The SuperLink has no TLS.")]
 
 
 @dataclass(frozen=True)
 class Connection:
-    """How to reach a SuperLink; `federation` is the local one that it belongs to, if any."""
+    """How to reach a SuperLink; `federation` is its local federation, if it has one."""
 
     address: str
     authority: Path | None
@@ -77,11 +83,11 @@ class Connection:
 
 
 def user_of(certificate: Path | None, key: Path | None, command: str) -> User | None:
-    """Who calls; None for nobody. Ends the command if one file is given without the other."""
+    """The calling user; None without files. Ends the command if one of the two is missing."""
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:
-        fail("user-certificate and user-key need each other: give both", command)
+        fail("user-certificate and user-key must be given together", command)
     from flwr_distill.flower.line_1_32.fleet.superlink import User  # here: imports Flower
 
     return User(certificate, key)
@@ -95,9 +101,9 @@ def find_superlink(
     state_dir: Path,
     command: str,
 ) -> Connection:
-    """Find the SuperLink; with no option, that of the local federation in the state directory.
+    """Find the SuperLink; without options, that of the local federation.
 
-    Ends the command if the options exclude each other, or nothing is there.
+    Ends the command if the options exclude each other, or there is no SuperLink.
     """
     if insecure and authority is not None:
         fail("insecure and root-certificates exclude each other: drop one", command)
@@ -106,17 +112,13 @@ def find_superlink(
         if record := file.read():
             return Connection(record.control_address, None, record, lambda: file.read() is not None)
         if not DEFAULT_AUTHORITY.exists():
-            fail(
-                f"no federation runs in {state_dir}: start one with `flwr-distill up`, or name a "
-                "SuperLink with --superlink and --root-certificates or --insecure",
-                command,
-            )
+            remedy = "start one with `flwr-distill up`, or name a SuperLink with --superlink and "
+            remedy += "--root-certificates or --insecure"
+            fail("no federation runs here", command, where=state_dir, remedy=remedy)
     if not insecure and authority is None and not DEFAULT_AUTHORITY.exists():
-        fail(
-            f"root-certificates={DEFAULT_AUTHORITY} does not exist: name the file of the "
-            "SuperLink's authority, or give --insecure if the SuperLink has no TLS",
-            command,
-        )
+        remedy = "name the file of the SuperLink's authority, or give --insecure if it has no TLS"
+        missing = str(DEFAULT_AUTHORITY)
+        fail("does not exist", command, where="root-certificates", value=missing, remedy=remedy)
     return Connection(
         address or DEFAULT_ADDRESS,
         None if insecure else authority or DEFAULT_AUTHORITY,

@@ -1,23 +1,34 @@
-"""`flwr-distill data`: look at a node's own data before a run does."""
+"""`flwr-distill data check` and `partition`: the data of nodes before a run uses them."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from flwr_distill.cli.errors import exit_on, fail
-from flwr_distill.cli.options import run_config_option
+from flwr_distill.cli.options import DataRoot, run_config_option
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from flwr_distill.task.settings import PrivateSettings, RunConfigValue
 
-data = typer.Typer(help="Look at a node's own data before a run does.")
+MAX_COLUMNS = 20
+"""With more classes, the table of a partition shows only their number on a node."""
+
+data = typer.Typer(help="Check a node's own data before a run uses them.")
 
 
 @data.callback()
 def _group() -> None:
-    """Make `check` a subcommand although it is the only one."""
+    """Without a callback, typer would make the only subcommand the command itself."""
 
 
 @data.command()
@@ -28,53 +39,48 @@ def check(
     run_config: Annotated[
         list[str] | None,
         run_config_option(
-            'What a run states of tables, as in \'private.columns="age,sex:f|m" '
+            'Settings of a run for tables, as in \'private.columns="age,sex:f|m" '
             'private.label="ill" private.classes="no,yes"\'; or its TOML file. Can be repeated.'
         ),
     ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 1 if anything at all is wrong.")
-    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 on any finding.")] = False,
     output: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("runs/data-check"),
 ) -> None:
-    """Show what a node's data hold, and what a run would skip or refuse.
+    """Show a node's data, and what a run would skip or refuse.
 
-    Counts images of each class, with their sizes and modes, and finds files that cannot be read,
-    strays (files that are no images, or lie in the wrong place), duplicates, and conflicts: the
-    same image in two classes. A run skips what cannot be read, and strays, with a warning. Links
-    are followed, hidden files are ignored.
+    Counts images of each class, with their sizes and modes. Finds unreadable files, strays (other
+    files, or images in the wrong place), duplicates, and conflicts: the same image in two classes.
+    A run skips unreadable files and strays with a warning. Links are followed, hidden files
+    ignored.
 
-    With -c, a table (.csv or .parquet) is read as by a node with --data PATH: the columns that the
-    run states, each with its values, missing and wrong ones, categories and range. Without -c, a
-    CSV file is read as train.csv of a data set: numbers, and a column label. A run refuses a table
-    with unusable rows, values too large to standardise, or another unit than it states. Columns
-    with one value are reported.
+    With -c, a table (.csv or .parquet) is read as by a node with --data PATH. Each column of the
+    run is shown with its values, missing and wrong ones, categories and range. Without -c, a CSV
+    file is read as train.csv of a data set: numbers, and a column label. A run refuses a table with
+    unusable rows, values too large to standardise, or another unit than in its settings. Columns
+    with a single value are reported.
 
     Images are read as in a run: EXIF orientation applied, transparency put on white, more than 8
     bits scaled to 0 to 1, DICOM shown by its window. The check counts these, and shows the range of
-    all pixels. It writes a picture with the first images of each class as read (classes.png) and
-    all that is wrong (findings.csv) to OUTPUT. Exits with 1 if a run would refuse the data.
+    all pixels. It writes the first images of each class (classes.png) and all findings
+    (findings.csv) to OUTPUT. Exits with 1 if a run would refuse the data.
     """
     # Here, because every subcommand imports this file, and the node command must not import torch.
-    from flwr_distill.cli.data_check import look_through, refusal
+    from flwr_distill.cli.data_check import check_data, refusal
     from flwr_distill.fleet.run_config import RunConfigError
     from flwr_distill.task.errors import DatasetError, SettingsError
 
     errors = (DatasetError, OSError, RunConfigError, SettingsError)
     with exit_on(*errors, command="data check"):
         private = _private_settings(run_config) if run_config else None
-        found = look_through(path, output, Console(), private)
-    if reason := refusal(found, strict=strict):
+        data_survey = check_data(path, output, Console(), private)
+    if reason := refusal(data_survey, strict=strict):
         fail(f"{path}: {reason}", "data check")
 
 
-def _private_settings(texts: list[str]) -> "PrivateSettings":
-    """What a run states of tables, by its own settings."""
+def _private_settings(texts: list[str]) -> PrivateSettings:
     from flwr_distill.fleet.run_config import read_run_config
     from flwr_distill.task.errors import SettingsError
-    from flwr_distill.task.settings import (
-        TaskSettings,
-    )
+    from flwr_distill.task.settings import TaskSettings
     from flwr_distill.task.survey import STATE_COLUMNS
 
     overrides: dict[str, RunConfigValue] = {}
@@ -82,5 +88,93 @@ def _private_settings(texts: list[str]) -> "PrivateSettings":
         overrides |= read_run_config(text)
     private = TaskSettings.from_run_config(overrides).private
     if private.table is None:
-        raise SettingsError(f"run config: private.columns is not set: {STATE_COLUMNS}")
+        problem = f"is not set: {STATE_COLUMNS}"
+        raise SettingsError(problem, where="private.columns", source="run config")
     return private
+
+
+def partition(
+    scheme: Annotated[str, typer.Argument()] = "pathological",
+    dataset: Annotated[
+        str, typer.Option(help="Data set by name, or package.module:function.")
+    ] = "digits",
+    nodes: Annotated[int, typer.Option(min=1, help="Number of nodes.")] = 10,
+    classes: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Classes (or shards) of a node; 0: as few as cover all, but at least 2.",
+        ),
+    ] = 0,
+    alpha: Annotated[
+        float, typer.Option(help="Concentration of dirichlet, exponent of pareto.")
+    ] = 0.5,
+    clusters: Annotated[
+        str,
+        typer.Option(
+            help="Ratio of the clusters' numbers of nodes.",
+            show_default="12:5:3, or 6:1:1:1:1 for cluster-bc and cluster-uc",
+        ),
+    ] = "",
+    index_file: Annotated[
+        Path | None, typer.Option(help="JSON file: client id -> list of sample indices.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
+    data_root: DataRoot = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Plot a dot for each class on each node (PNG, PDF ...).")
+    ] = None,
+) -> None:
+    """Show how many samples of each class every node of a run would have.
+
+    SCHEME is pathological, dirichlet, shards, iid, pareto, cluster-mc, cluster-bc, cluster-uc or
+    index-file. Options are those of the run config's `partition.*`. A run with the same data set,
+    number of nodes and seed gets the same partition.
+    """
+    # Here, because every subcommand imports this file, and the node command must not import torch.
+    import numpy as np
+
+    from flwr_distill.task.partition.picture import partition_picture
+    from flwr_distill.task.settings import TaskSettings
+    from flwr_distill.task.source import data_spec, partition_samples
+
+    with exit_on(ValueError, OSError, command="partition"):
+        settings = TaskSettings.from_run_config(
+            {
+                "dataset": dataset,
+                "data-root": str(data_root or ""),
+                "seed": seed,
+                "partition.scheme": scheme,
+                "partition.classes": classes,
+                "partition.alpha": alpha,
+                "partition.clusters": clusters,
+                "partition.index-file": str(index_file or ""),
+            }
+        )
+        names = data_spec(settings).class_names
+        parts = (partition_samples(settings, node, nodes).labels for node in range(nodes))
+        counts = np.array([np.bincount(labels, minlength=len(names)) for labels in parts])
+        Console().print(_table(counts, names))
+        if plot is not None:
+            title = f"{dataset}, {scheme}: {counts.sum():,} samples on {nodes} nodes"
+            partition_picture(counts, title).savefig(plot, dpi=120)
+            typer.echo(f"Written to {plot}")
+
+
+def _table(counts: NDArray[np.int64], names: Sequence[str]) -> Table:
+    by_class = len(names) <= MAX_COLUMNS
+    table = Table(title="Samples of each class on each node")
+    classes = map(escape, names) if by_class else ["classes"]
+    table.add_column("node")
+    for name in (*classes, "samples"):
+        table.add_column(name, justify="right", overflow="fold")
+
+    def add(name: str, row: NDArray[np.int64]) -> None:
+        cells = [str(count or "") for count in row] if by_class else [str((row > 0).sum())]
+        table.add_row(name, *cells, str(row.sum()))
+
+    for node, row in enumerate(counts):
+        add(str(node), row)
+    table.add_section()
+    add("all", counts.sum(axis=0))
+    return table

@@ -1,4 +1,4 @@
-"""The work of `flwr-distill data check`: look through the data, show and write what was found."""
+"""The work of `flwr-distill data check`: survey the data, show and write the findings."""
 
 import csv
 from collections import defaultdict
@@ -22,12 +22,11 @@ from flwr_distill.task.words import counted
 
 SIDE = 64
 """Largest height and width of an image in the picture, in pixels."""
-MOST_CLASSES = 100
-"""Classes in the table and the picture; of more, the first are shown."""
+MAX_CLASSES = 100
+"""Classes in the table and the picture: the first ones."""
 MAX_CATEGORIES = 20
-"""Categories of a column that are shown."""
-MOST_EXAMPLES = 5
-LONGEST_NAME = 30
+MAX_EXAMPLES = 5
+MAX_NAME = 30
 DIM = 0.25
 """Brightest pixel, of 1, below which the data are probably stored in too wide a type."""
 
@@ -51,12 +50,12 @@ TREATMENTS: dict[Treatment, str] = {
 }
 
 
-def look_through(
+def check_data(
     path: Path, output: Path, console: Console, private: PrivateSettings | None = None
 ) -> Survey:
-    """Show what is at `path`, and write ``classes.png`` and ``findings.csv`` to `output`.
+    """Show the data at `path`, and write ``classes.png`` and ``findings.csv`` to `output`.
 
-    With `private`, which states columns, `path` is read as a table by a run with these settings.
+    With `private`, `path` is read as a table, as in a run with these settings.
     """
     thumbnails: defaultdict[str, list[Image.Image]] = defaultdict(list)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
@@ -65,24 +64,24 @@ def look_through(
 
         def watch(total: int, label: str, image: Image.Image | None) -> None:
             bar.update(task, advance=1, total=total or None)
-            known = label in thumbnails or len(thumbnails) < MOST_CLASSES
+            known = label in thumbnails or len(thumbnails) < MAX_CLASSES
             if image is not None and known and len(thumbnails[label]) < COLUMNS:
                 image = image.convert("RGB")
                 image.thumbnail((SIDE, SIDE))
                 thumbnails[label].append(image)
 
-        found: Survey
+        results: Survey
         if private and private.table:
-            found = survey_table(path, private.table, private.class_names, watch)
+            results = survey_table(path, private.table, private.class_names, watch)
         else:
-            found = survey(path, watch)
-    console.print(_class_table(found))
-    if found.sizes:
-        modes = ", ".join(f"{mode} {number:,}" for mode, number in found.modes.most_common())
-        console.print(f"Height x width {found.size_range()}; modes: {modes}", soft_wrap=True)
-        console.print(_as_read(found), soft_wrap=True)
-    if isinstance(found, TableSurvey):
-        console.print(_column_table(found))
+            results = survey(path, watch)
+    console.print(_class_table(results))
+    if results.sizes:
+        modes = ", ".join(f"{mode} {number:,}" for mode, number in results.modes.most_common())
+        console.print(f"Height x width {results.size_range()}; modes: {modes}", soft_wrap=True)
+        console.print(_as_read(results), soft_wrap=True)
+    if isinstance(results, TableSurvey):
+        console.print(_column_table(results))
     elif path.suffix in TABLES:
         console.print(
             "Read as train.csv of a data set: numbers, and a column label. For a run that reads "
@@ -90,75 +89,75 @@ def look_through(
             soft_wrap=True,
             markup=False,
         )
-    if found.findings:
-        console.print(_findings_table(found))
+    if results.findings:
+        console.print(_findings_table(results))
     output.mkdir(parents=True, exist_ok=True)
-    _write_findings(found, output / "findings.csv")
+    _write_findings(results, output / "findings.csv")
     written = "findings.csv"
     if thumbnails:
         _picture(thumbnails).save(output / "classes.png")
         written = f"classes.png, {written}"
     console.print(f"Written to {escape(str(output))}: {written}", soft_wrap=True)
-    return found
+    return results
 
 
-def refusal(found: Survey, *, strict: bool) -> str:
-    """Why a run would refuse the data, or why strict people do; else empty."""
-    if not found.usable:
-        return "nothing in it can be used; see the reasons above"
-    if refused := found.of_kind("overflow") + found.of_kind("unit"):
+def refusal(results: Survey, *, strict: bool) -> str:
+    """Why a run, or --strict, would refuse the data; else empty."""
+    if not results.usable:
+        return "it has no usable sample; see the reasons above"
+    if refused := results.of_kind("overflow") + results.of_kind("unit"):
         return f"{refused[0].place} {refused[0].reason}"
-    unusable = found.of_kind("unreadable")
-    if found.path.suffix in TABLES and unusable:
+    unusable = results.of_kind("unreadable")
+    if results.path.suffix in TABLES and unusable:
         rows = counted(len(unusable), "unusable row")
         return f"a run refuses a table with {rows}; drop or fix them"
-    if strict and found.findings:
-        return f"--strict: {counted(len(found.findings), 'finding')}; fix them, or drop --strict"
+    if strict and results.findings:
+        return f"--strict: {counted(len(results.findings), 'finding')}; fix them, or drop --strict"
     return ""
 
 
-def _as_read(found: Survey) -> str:
-    """What a network sees of the images: the range of their pixels, and what was done to them."""
-    darkest, brightest = found.pixel_range
+def _as_read(results: Survey) -> str:
+    """The range of the pixels, and how the images were changed when they were read."""
+    darkest, brightest = results.pixel_range
     parts = [f"As read: pixels from {darkest:.3g} to {brightest:.3g} of 1"]
     parts += [
-        f"{found.treatments[key]:,} {text}"
+        f"{results.treatments[key]:,} {text}"
         for key, text in TREATMENTS.items()
-        if found.treatments[key]
+        if results.treatments[key]
     ]
     if brightest < DIM:
-        parts.append("a network hardly sees so little light: brighten them, on all nodes alike")
+        parts.append("too dark for a network: brighten them, on all nodes alike")
     return "; ".join(parts)
 
 
-def _class_table(found: Survey) -> Table:
+def _class_table(results: Survey) -> Table:
     table = Table()
     table.add_column("class")
-    table.add_column("rows" if found.path.suffix in TABLES else "images", justify="right")
-    shown = list(found.counts.items())[:MOST_CLASSES]
+    table.add_column("rows" if results.path.suffix in TABLES else "images", justify="right")
+    shown = list(results.counts.items())[:MAX_CLASSES]
     for name, number in shown:
         table.add_row(escape(_short(name)), f"{number:,}")
-    if others := list(found.counts.values())[MOST_CLASSES:]:
+    if others := list(results.counts.values())[MAX_CLASSES:]:
         table.add_row(f"{len(others)} more", f"{sum(others):,}")
     table.add_section()
-    table.add_row("all", f"{found.usable:,}")
+    table.add_row("all", f"{results.usable:,}")
     return table
 
 
-def _column_table(found: TableSurvey) -> Table:
+def _column_table(results: TableSurvey) -> Table:
     table = Table()
     table.add_column("column")
     for number in ("values", "missing", "wrong"):
         table.add_column(number, justify="right")
     table.add_column("as a run reads it", overflow="fold")
-    for own in found.columns:
+    for own in results.columns:
         counts = (f"{number:,}" for number in (own.usable, own.missing, own.wrong))
         table.add_row(escape(_short(own.column.name)), *counts, escape(_column_as_read(own)))
     return table
 
 
 def _column_as_read(own: ColumnSurvey) -> str:
-    """What the network sees of a column, and the first values that a run refuses."""
+    """A column as the network sees it, and the first values that a run refuses."""
     parts = []
     if own.categories:
         shown = [f"{name} {count:,}" for name, count in own.categories.items()]
@@ -182,28 +181,28 @@ def _range_of(numbers: NDArray[np.float64], scale: tuple[float, float] | None) -
     return text + f"by {mean:g}+-{deviation:g}: {low:.3g} to {high:.3g}"
 
 
-def _findings_table(found: Survey) -> Table:
+def _findings_table(results: Survey) -> Table:
     table = Table()
     table.add_column("what is wrong")
-    table.add_column("files" if found.sizes else "samples", justify="right")
-    table.add_column(f"the first {MOST_EXAMPLES}", overflow="fold")
+    table.add_column("files" if results.sizes else "samples", justify="right")
+    table.add_column(f"the first {MAX_EXAMPLES}", overflow="fold")
     for kind, meaning in MEANINGS.items():
-        if findings := found.of_kind(kind):
-            examples = (f"{f.place}: {f.reason}" for f in findings[:MOST_EXAMPLES])
+        if findings := results.of_kind(kind):
+            examples = (f"{f.place}: {f.reason}" for f in findings[:MAX_EXAMPLES])
             lines = escape("\n".join(examples))
             table.add_row(f"{kind}\n({meaning})", f"{len(findings):,}", lines, end_section=True)
     return table
 
 
-def _write_findings(found: Survey, file: Path) -> None:
+def _write_findings(results: Survey, file: Path) -> None:
     with file.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.writer(stream)
         writer.writerow(["kind", "place", "reason"])
-        writer.writerows([f.kind, f.place, f.reason] for f in found.findings)
+        writer.writerows([f.kind, f.place, f.reason] for f in results.findings)
 
 
 def _picture(thumbnails: dict[str, list[Image.Image]]) -> Image.Image:
-    """One row of images per class, all of them on white squares of the same size."""
+    """One row of images per class, on white squares of the same size."""
     side = max(max(image.size) for images in thumbnails.values() for image in images)
     tiles = [
         np.asarray(ImageOps.pad(image, (side, side), color="white"))
@@ -217,4 +216,4 @@ def _picture(thumbnails: dict[str, list[Image.Image]]) -> Image.Image:
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+    return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…"

@@ -10,10 +10,9 @@ import typer
 from rich.console import Console
 
 from flwr_distill.cli.errors import exit_on, fail
+from flwr_distill.cli.federation import start
 from flwr_distill.cli.options import NodesDevice
-from flwr_distill.cli.results import results_table
-from flwr_distill.cli.run_log import RunLog
-from flwr_distill.cli.up import start
+from flwr_distill.cli.run_log import RunLog, results_table
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.fleet.submission import RunError
 from flwr_distill.flower.own_app import APP_DIR
@@ -32,12 +31,12 @@ FEDHEAD_TASK: dict[str, int | float | str] = {
 }
 """The paper's local training, for FedHEAD and the FedAvg run it is compared with."""
 HFLDD_TASK = {"train.lr": 0.1}
-"""Twice the default, since ten rounds are few; SCAFFOLD would diverge."""
+"""Twice the default, for only ten rounds; SCAFFOLD would diverge."""
 ANALYTIC_RUN = {"model": "random-features", "num-rounds": 1}
-"""A frozen network that needs no file, and the one round that it takes."""
+"""A frozen network that needs no file, and its single round."""
 ROUNDS = 10
 FEW_ROUNDS = 5
-"""Of FedAvg beside one round, so that the demo stays short: it is far behind, and still learns."""
+"""Of FedAvg beside the single round of analytic: the demo stays short."""
 
 
 def demo(
@@ -58,13 +57,13 @@ def demo(
 ) -> None:
     """Train on handwritten digits with FedAvg and with another strategy, and compare.
 
-    Starts a SuperLink and NODES client nodes as processes on this machine, each node with only a
-    few of the ten digits. Both strategies use the same model, start, optimiser and local epochs.
-    The results are shown as a table and written to RUNS_DIR/demo.json. Ctrl-C ends all processes.
+    Starts a SuperLink and NODES client nodes as processes on this machine. Each node has only a few
+    of the ten digits. Both strategies use the same model, start, optimiser and local epochs. The
+    results are shown as a table and written to RUNS_DIR/demo.json. Ctrl-C ends all processes.
 
     FedHEAD (--strategy fedhead or fedhead-plus) uses 2 sectors of nodes with direct links, and a
-    Dirichlet split of the digits (alpha 0.1). analytic (--strategy analytic) takes one round, on
-    random features in place of FedAvg's network, which takes five.
+    Dirichlet split of the digits (alpha 0.1). analytic (--strategy analytic) takes one round on
+    random features; FedAvg takes five with its network.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends it like Ctrl-C
     sectored = strategy in SECTORED
@@ -104,7 +103,7 @@ def demo(
     console.print(results_table("Handwritten digits, each node with a few of them", results))
     _draw(results, runs_dir)
 
-    # Here: every subcommand imports this file.
+    # Here: `flwr-distill --help` must not import these.
     from flwr_distill.server.page.comparison_page import comparison_page
     from flwr_distill.server.page.run_files import read_run
 
@@ -117,7 +116,7 @@ def demo(
 
 
 def _draw(results: dict[str, Any], runs_dir: Path) -> None:
-    """Draw the accuracy of both strategies by round into ``demo.png``."""
+    """Draw the accuracy of both strategies by round."""
     from matplotlib.figure import Figure  # here, as above
 
     figure = Figure(figsize=(6, 4), layout="constrained")

@@ -1,6 +1,7 @@
-"""The work of `flwr-distill distill`: load, distil, judge, write."""
+"""The work of `flwr-distill distill` and `audit`."""
 
 import json
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +18,20 @@ from rich.table import Table
 from flwr_distill.cli.judge import Judge, judges, train_and_score, training_seconds
 from flwr_distill.cli.source import Source, load_source
 from flwr_distill.distill import DistillError, VirtualData, distiller
+from flwr_distill.distill.audit import (
+    Finding,
+    Setting,
+    attack,
+    distilled_halves,
+    findings,
+    reconstruction,
+    strongest,
+)
 from flwr_distill.distill.audited import audited
 from flwr_distill.distill.auto import resolved
 from flwr_distill.distill.contact_sheet import contact_sheet
 from flwr_distill.distill.forecast import forecast
+from flwr_distill.distill.membership import FEW, FEWER, Interval
 from flwr_distill.distill.own_network import network_arguments
 from flwr_distill.distill.privacy import PrivacyCard
 from flwr_distill.distill.registry import Progress as Report
@@ -37,37 +48,58 @@ REFUSALS = (DatasetError, DistillError, ModelError, SettingsError, OSError)
 """Errors in the user's input, shown without a traceback."""
 
 
-@dataclass(frozen=True)
-class Options:
-    """The command line; each field is an option of `flwr-distill distill`."""
+@dataclass(frozen=True, kw_only=True)
+class SharedOptions:
+    """Options of `flwr-distill distill` and `audit`."""
 
     source: str
     method: str
     per_class: int
     formation: int
+    steps: int | None
+    start: str
+    seed: int
+    data_root: Path | None
+    shape: str | None
+
+    def load(self) -> Source:
+        """The images; an unknown method is an error before they are loaded."""
+        distiller(self.method)
+        return load_source(self.source, data_root=self.data_root, shape=self.shape, seed=self.seed)
+
+    def generator(self) -> torch.Generator:
+        """A new one with the seed."""
+        return torch.Generator().manual_seed(self.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillOptions(SharedOptions):
+    """Options of `flwr-distill distill`."""
+
     bits: int
     network: str
     weights: str
-    steps: int | None
-    start: str
     allow_real_start: bool
-    seed: int
     device: str
-    data_root: Path | None
-    shape: str | None
     judge: str
     output: Path
 
 
-def condense(options: Options, console: Console) -> None:
+@dataclass(frozen=True, kw_only=True)
+class AuditOptions(SharedOptions):
+    """Options of `flwr-distill audit`."""
+
+    sets: int
+    most: int
+    canaries: int
+
+
+def condense(options: DistillOptions, console: Console) -> None:
     """Distil, judge, and write ``virtual.safetensors``, ``virtual.png`` and ``summary.json``."""
     permission = {"start": options.start, "allow-real-start": options.allow_real_start}
     Distillation.checked(permission, "command line")
-    distiller(options.method)  # an unknown one is refused before anything is loaded
     device = _device(options.device)
-    source = load_source(
-        options.source, data_root=options.data_root, shape=options.shape, seed=options.seed
-    )
+    source = options.load()
     options.output.mkdir(parents=True, exist_ok=True)
     method = resolved(
         options.method, source.train.inputs, source.train.labels, source.spec.num_classes
@@ -83,7 +115,7 @@ def condense(options: Options, console: Console) -> None:
     }
     real = source.train.inputs, source.train.labels
     panel = judges(options.judge, source.spec)
-    expected = forecast(method, *real, generator=_generator(options), **arguments)
+    expected = forecast(method, *real, generator=options.generator(), **arguments)
     judging = [3 * training_seconds(judge, source.train, source.spec, device) for judge in panel]
     of_each = ", ".join(
         f"{judge.name} {duration(seconds)}" for judge, seconds in zip(panel, judging, strict=True)
@@ -95,7 +127,7 @@ def condense(options: Options, console: Console) -> None:
     begin = time.perf_counter()
     with progress_bar(method, console) as report:
         virtual = distiller(method)(
-            *real, generator=_generator(options), progress=report, **arguments
+            *real, generator=options.generator(), progress=report, **arguments
         )
     seconds = time.perf_counter() - begin
     virtual = virtual.with_card(source.train.inputs, source.held_back.inputs)
@@ -138,15 +170,11 @@ def condense(options: Options, console: Console) -> None:
                 f"{yardstick.nearer_to_own:.0%} of the virtual images are nearer to a source image "
                 f"than to any held-back one; {yardstick.by_chance:.0%} would be by chance."
             )
-    if found := audited(virtual, source.train.labels):
-        console.print(f"{'Caution: by' if found.alarming else 'By'} the audit, {found}.")
+    if audit := audited(virtual, source.train.labels):
+        console.print(f"{'Caution: by' if audit.alarming else 'By'} the audit, {audit}.")
     if warning := caution_of(virtual.method):
         console.print(f"Caution: {warning}.")
     console.print(f"Written to {options.output}: virtual.safetensors, virtual.png, summary.json")
-
-
-def _generator(options: Options) -> torch.Generator:
-    return torch.Generator().manual_seed(options.seed)
 
 
 def duration(seconds: float) -> timedelta:
@@ -160,15 +188,17 @@ def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise DistillError(f"device={name} is unknown; use auto, cpu, cuda or cuda:N") from error
+        use = "use auto, cpu, cuda or cuda:N"
+        raise SettingsError("is unknown", where="device", value=name, remedy=use) from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise DistillError(f"device={name}, but this machine has no CUDA device; use cpu")
+        problem = "this machine has no CUDA device"
+        raise SettingsError(problem, where="device", value=name, remedy="use cpu")
     return device
 
 
 @contextmanager
 def progress_bar(title: str, console: Console) -> Iterator[Report]:
-    """Show a progress bar with the loss; yields the callback for the distiller or a judge."""
+    """Show a progress bar with the loss; yields the callback that updates it."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     with Progress(
         *columns, TextColumn("loss {task.fields[loss]}"), TimeRemainingColumn(), console=console
@@ -183,7 +213,7 @@ def _scores(
     virtual: VirtualData,
     source: Source,
     panel: tuple[Judge, ...],
-    options: Options,
+    options: DistillOptions,
     device: torch.device,
     console: Console,
 ) -> dict[str, dict[str, Any]]:
@@ -215,7 +245,7 @@ def _scores(
 
 
 def at_most(samples: Samples, per_class: int, seed: int) -> Samples:
-    """Random samples, `per_class` of each class or all where there are fewer."""
+    """Random samples: `per_class` of each class, or all if there are fewer."""
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(seed))
     labels = samples.labels[order]
     return samples.subset(torch.cat([order[labels == c][:per_class] for c in torch.unique(labels)]))
@@ -253,3 +283,82 @@ def _card_table(card: PrivacyCard) -> Table:
         if closeness is not None:
             table.add_row(name, *(f"{value:.2f}" for value in asdict(closeness).values()))
     return table
+
+
+def report_attacks(options: AuditOptions, console: Console) -> None:
+    """Attack the virtual data of a source, and print a table and what it means."""
+    logging.getLogger("distill").setLevel(logging.ERROR)  # it warns for each set
+    source = options.load()
+    samples = at_most(source.train, options.most, options.seed)
+    images, labels = samples.inputs, samples.labels
+    method = resolved(options.method, images, labels, source.spec.num_classes)
+    formation = formation_arguments(method, options.formation).get("formation", 1)
+    setting = Setting(method, options.start, options.per_class, formation, options.steps)
+    of_one = forecast(
+        method,
+        images[::2],
+        labels[::2],
+        device=images.device,
+        num_classes=source.spec.num_classes,
+        per_class=options.per_class,
+        init=options.start,
+        steps=options.steps,
+        generator=options.generator(),
+        **formation_arguments(method, options.formation),
+    )
+    console.print(
+        f"{method} will take at most about {duration(options.sets * of_one.seconds)} for "
+        f"{options.sets} halves"
+    )
+    with progress_bar(f"{method}, {options.sets} halves", console) as update:
+        halves = distilled_halves(
+            images,
+            labels,
+            setting,
+            num_classes=source.spec.num_classes,
+            sets=options.sets,
+            canaries=options.canaries,
+            seed=options.seed,
+            progress=update,
+        )
+    with progress_bar("attacks", console) as update:
+        attacked = attack(
+            halves, num_classes=source.spec.num_classes, seed=options.seed, progress=update
+        )
+    attacks = findings(attacked, options.seed)
+    console.print(_attack_table(attacks))
+    most = strongest(attacks)
+    console.print(
+        f"{counted(len(images), 'image')} in halves, {options.sets} of these distilled by {method} "
+        f"from {options.start}, {options.per_class} virtual images of a class."
+    )
+    console.print(
+        f"Of 100 distilled images the strongest attack ({most.attack}) finds "
+        f"{100 * most.curve.at_1pct.value:.1f}, while it accuses 1 of 100 others falsely; a guess "
+        "finds 1."
+    )
+    for kind, share in most.worst.items():
+        console.print(
+            f"Images that are {kind}: {_share(share)} are found at {FEWER:.1%} falsely accused."
+        )
+    nearer = reconstruction(attacked)
+    console.print(
+        f"Of 100 virtual images, {100 * nearer.pixels.value:.0f} are nearer to a source image than "
+        f"to any other of yours ({100 * nearer.features.value:.0f} by features); by chance "
+        f"{100 * nearer.by_chance:.0f} would be."
+    )
+
+
+def _attack_table(attacks: list[Finding]) -> Table:
+    table = Table(title="What an attacker finds (95 % interval)")
+    table.add_column("attack by")
+    for title in ("area under ROC curve", f"found at {FEW:.0%} accused", f"at {FEWER:.1%}"):
+        table.add_column(title, justify="right")
+    for one in attacks:
+        table.add_row(one.attack, *map(_share, one.curve))
+    table.caption = "A guess has an area of 0.5, and finds as many as it accuses."
+    return table
+
+
+def _share(share: Interval) -> str:
+    return f"{share.value:.3f} ({share.low:.3f} to {share.high:.3f})"

@@ -5,71 +5,51 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flwr_distill.cli.options import (
-    AuthKey,
-    Device,
-    FleetAddress,
-    Insecure,
-    NodeConfigFile,
-    PeerAddress,
-    PeerAuthority,
-    PeerCertificate,
-    PeerKey,
-    RootCertificates,
-    StateDir,
-)
+from flwr_distill.cli.options import NodeConfigFile, with_node_options
 from flwr_distill.node.settings import NodeError, NodeSettings, load_settings
 
 if TYPE_CHECKING:
     from flwr_distill.fleet.checkup import Finding
 
 
+@with_node_options(
+    *("superlink", "insecure", "root_certificates", "auth_key", "peer_address", "peer_authority"),
+    *("peer_certificate", "peer_key", "device", "state_dir"),
+)
 def doctor(
-    context: typer.Context,
+    settings: dict[str, Any],
     config: NodeConfigFile = None,
-    superlink: FleetAddress = None,
-    insecure: Insecure = None,
-    root_certificates: RootCertificates = None,
-    auth_key: AuthKey = None,
-    peer_address: PeerAddress = None,
-    peer_authority: PeerAuthority = None,
-    peer_certificate: PeerCertificate = None,
-    peer_key: PeerKey = None,
-    device: Device = None,
-    state_dir: StateDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Check this machine, before it becomes a node or a server: each line is ok or says what helps.
+    """Check this machine before it becomes a node or a server: each line is ok or has a remedy.
 
-    Versions, driver, every GPU with a test of 2 seconds, disk, certificates, and with --superlink
-    whether that SuperLink answers and agrees on the time; without it, whether a server's ports are
-    free. Options are those of the node that is to run here. Exits with 1 if something failed.
+    Checks versions, driver, every GPU (for 2 seconds), disk and certificates. With --superlink it
+    checks the SuperLink's answer and clock, without it a server's ports. Options are those of the
+    future node. Exits with 1 if something failed.
     """
     from flwr_distill.fleet.checkup import Finding, checkup  # imports torch
 
-    options = {k: v for k, v in context.params.items() if k not in ("config", "as_json")}
-
     def findings() -> Iterator[Finding]:
         try:
-            settings = load_settings(config, options)
+            checked = load_settings(config, settings)
         except NodeError as error:
             yield Finding("settings", "failed", str(error), "the rest is checked without them")
-            settings = NodeSettings()
-        yield from checkup(settings)
+            checked = NodeSettings()
+        yield from checkup(checked)
 
-    found = list(findings()) if as_json else list(_shown(findings()))
+    shown = list(findings() if as_json else _shown(findings()))
     if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in found], indent=2))
-    if any(finding.state == "failed" for finding in found):
+        typer.echo(json.dumps([asdict(finding) for finding in shown], indent=2))
+    if any(finding.state == "failed" for finding in shown):
         raise typer.Exit(1)
 
 
 def _shown(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Print each finding as it comes."""
+    """Print each finding immediately: some take seconds."""
     for finding in findings:
         typer.echo(f"{finding.state:<10}{finding.check:<18}{finding.found}")
         if finding.remedy:

@@ -18,29 +18,15 @@ from flwr_distill.task.evaluation import evaluate_model
 from flwr_distill.task.models import create_model, model_names
 
 REPORT_EVERY = 10
-"""Steps between reports of progress, for which a GPU waits."""
+"""Steps between reports of progress: each makes a GPU wait."""
 
 
 @dataclass(frozen=True)
 class Judge:
-    """A network and how it is trained.
+    """A network and how it is trained, with the same number of steps for sets of all sizes.
 
-    Parameters
-    ----------
-    name : str
-        As shown in tables.
-    model : str
-        As for `task.models.create_model`.
-    steps : int
-        Minibatches; the same for training sets of all sizes.
-    batch_size : int
-        Most samples of a minibatch.
-    optimizer : callable
-        Makes it of the weights.
-    schedule : callable
-        Factor of the learning rate by the share of the steps that are done.
-    augment : str
-        As the setting ``train.augment``.
+    `schedule` is the learning rate's factor by the share of the steps done; `augment` is the
+    setting ``train.augment``.
     """
 
     name: str
@@ -75,12 +61,12 @@ def _tenth_after_half(done: float) -> float:
 QUICK = Judge("quick", "auto", 500, 64, _adam, _constant, "none")
 """The data set's default network."""
 CONVNET = Judge("ConvNet", "convnet3", 1000, 256, _sgd, _tenth_after_half, "auto")
-"""As the papers' evaluation (``evaluate_synset`` of Zhao and Bilen's DSA and DM): 1,000 epochs of
-minibatches of 256, which are steps where the set is no larger."""
+"""``evaluate_synset`` of Zhao and Bilen's DSA and DM: 1,000 epochs of minibatches of 256, which are
+1,000 steps for sets of up to 256 images."""
 LENET = Judge("LeNet", "hfldd-mnist", 3000, 64, _adam, _cosine, "auto")
 MLP = Judge("MLP", "mlp", 3000, 64, _adam, _cosine, "auto")
 RESNET = Judge("ResNet-8", "resnet8", 3000, 64, _adam, _cosine, "auto")
-"""No distiller has seen such a network; nor an MLP."""
+"""Distillers use no such network, and no MLP."""
 
 JUDGES = {"quick": (QUICK,), "full": (QUICK, CONVNET, LENET, MLP, RESNET)}
 
@@ -115,19 +101,9 @@ def trained(
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
 ) -> nn.Module:
-    """Train a judge's network.
+    """Train a judge's network, from initial weights that only `seed` determines.
 
-    Training sets of different sizes get the same initial weights and the same number of steps, not
-    of epochs.
-
-    Parameters
-    ----------
-    train : Samples
-        Labels may be distributions over the classes, float32 (n, classes).
-    seed : int
-        Of the weights, the order and the random changes.
-    progress : callable, optional (default: None)
-        Called now and then with (steps done, all steps, loss).
+    Labels may be distributions over the classes, float32 (n, classes).
     """
     device = torch.device(device)
     model = create_model(judge.model, spec, seed=seed).to(device)
@@ -141,7 +117,7 @@ def trained(
 def training_seconds(
     judge: Judge, train: Samples, spec: DataSpec, device: torch.device | str = "cpu"
 ) -> float:
-    """How long a judge's training will take, by two of its steps after a first one."""
+    """Expected duration of a judge's training, by two of its steps after a first one."""
     device = torch.device(device)
     model = create_model(judge.model, spec).to(device)
     losses = _training(judge, model, train, spec, 0, device)
@@ -155,7 +131,7 @@ def training_seconds(
 def _training(
     judge: Judge, model: nn.Module, train: Samples, spec: DataSpec, seed: int, device: torch.device
 ) -> Iterator[Tensor]:
-    """Train for as long as losses are asked for; one of each step, before it."""
+    """Train one step for each loss that is taken."""
     generator = torch.Generator().manual_seed(seed)
     samples = train.to(device)
     endless = chain.from_iterable(

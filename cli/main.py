@@ -1,4 +1,4 @@
-"""The `flwr-distill` command: one file per subcommand, gathered here."""
+"""The `flwr-distill` command with all its subcommands."""
 
 import sys
 from collections.abc import Callable
@@ -8,33 +8,26 @@ from typing import Annotated, Any
 
 import typer
 
-from flwr_distill.cli.app import app as app_folder
-from flwr_distill.cli.audit import audit
 from flwr_distill.cli.certs import certs
-from flwr_distill.cli.data import data
+from flwr_distill.cli.data import data, partition
 from flwr_distill.cli.demo import demo
-from flwr_distill.cli.distill import distill
+from flwr_distill.cli.distill import audit, distill
 from flwr_distill.cli.doctor import doctor
 from flwr_distill.cli.edge import edge
 from flwr_distill.cli.errors import FileErrors
+from flwr_distill.cli.federation import status, stop, up
 from flwr_distill.cli.node import node
-from flwr_distill.cli.outbox import outbox
-from flwr_distill.cli.partition import partition
-from flwr_distill.cli.policy import policy
+from flwr_distill.cli.policy import outbox, policy
 from flwr_distill.cli.predict import predict
-from flwr_distill.cli.register import register
-from flwr_distill.cli.report import report
 from flwr_distill.cli.run import run
-from flwr_distill.cli.runs import runs
+from flwr_distill.cli.runs import report, runs
 from flwr_distill.cli.settings import settings
-from flwr_distill.cli.status import status
-from flwr_distill.cli.stop import stop
-from flwr_distill.cli.superlink import superlink
-from flwr_distill.cli.up import up
+from flwr_distill.cli.superlink import register, superlink
+from flwr_distill.flower.own_app import APP_DIR
 
 app = typer.Typer(
     name="flwr-distill",
-    help="Federated learning on data that differ: run nodes, local federations and distillation.",
+    help="Federated learning on unlike data: run nodes, local federations and distillation.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_show_locals=False,
@@ -58,8 +51,17 @@ def _main(
     ] = False,
 ) -> None:
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # names and signs that a terminal cannot show
+        if isinstance(stream, TextIOWrapper):  # a terminal may not show every character
             stream.reconfigure(errors="backslashreplace")
+
+
+def app_folder() -> None:
+    """Print the folder of this Flower app, as in flwr run "$(flwr-distill app)".
+
+    Flower reads the settings there, and takes the code from the installed package. Its simulation
+    runtime needs Ray: pip install 'flwr-distill[simulation]'.
+    """
+    typer.echo(APP_DIR)
 
 
 _TRY, _FEDERATION, _NODE = "Try", "Federations and runs", "Nodes and their owners"

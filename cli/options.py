@@ -1,5 +1,8 @@
 """Options that several subcommands share."""
 
+import inspect
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,12 +17,6 @@ CertificatesDir = Annotated[
     Path, typer.Option("--dir", help="The authority's folder (flwr-distill certs).")
 ]
 DEFAULT_CERTIFICATES_DIR = Path("certs")
-ControlAddress = Annotated[
-    str, typer.Option("--superlink", help="SuperLink's Control API, host:port.")
-]
-Timeout = Annotated[
-    float, typer.Option("--timeout", min=0, help="Seconds to wait for the SuperLink.")
-]
 DataRoot = Annotated[
     Path | None,
     typer.Option(help="Folder of data sets.", show_default="$FLWR_DISTILL_DATA_ROOT, else data"),
@@ -30,8 +27,8 @@ NodesDevice = Annotated[
         "--device",
         show_default="auto",
         metavar="auto|cpu|cuda|cuda:N",
-        help="What nodes compute on: GPUs, spread evenly, if there are any (auto) or in any case "
-        "(cuda); all on one GPU (cuda:N); or the CPU.",
+        help="Where nodes compute: evenly on the GPUs, if any (auto) or required (cuda); all on "
+        "one GPU (cuda:N); or on the CPU.",
     ),
 ]
 
@@ -64,83 +61,91 @@ def run_config_option(help_text: str) -> Any:
     return typer.Option("--run-config", "-c", metavar="KEY=VALUE...|FILE.toml", help=help_text)
 
 
-def node_option(name: str, help_text: str, default: str | bool = False) -> Any:
-    """An option that is also an environment variable."""
-    variable = "FLWR_DISTILL_" + name.upper().replace("-", "_")
-    return typer.Option(f"--{name}", help=help_text, envvar=variable, show_default=default)
-
-
 NodeConfigFile = Annotated[
     Path | None,
-    node_option("config", "YAML file with any of these options; the command line overrides it."),
+    typer.Option(
+        "--config",
+        help="YAML file with any of these options; the command line overrides it.",
+        envvar="FLWR_DISTILL_CONFIG",
+        show_default=False,
+    ),
 ]
-FleetAddress = Annotated[
-    str | None, node_option("superlink", "SuperLink's Fleet API, host:port.", "127.0.0.1:9092")
-]
-Insecure = Annotated[
-    bool | None, typer.Option("--insecure", help="No TLS.", envvar="FLWR_DISTILL_INSECURE")
-]
-RootCertificates = Annotated[
-    Path | None,
-    node_option("root-certificates", "PEM file of the SuperLink's authority.", "the system's"),
-]
-AuthKey = Annotated[
-    Path | None,
-    node_option("auth-key", "Private key of this node, if the SuperLink needs one."),
-]
-PeerAddress = Annotated[
-    str | None,
-    node_option("peer-address", "host:port where other nodes can send to this one directly."),
-]
-PeerAuthority = Annotated[
-    Path | None,
-    node_option(
-        "peer-authority",
+_NODE_OPTIONS: dict[str, tuple[type, str, str | bool]] = {
+    "name": (str, "Name of this node in runs, as in ward-3.", "node-PARTITION"),
+    "superlink": (str, "SuperLink's Fleet API, host:port.", "127.0.0.1:9092"),
+    "insecure": (bool, "No TLS.", False),
+    "root_certificates": (Path, "PEM file of the SuperLink's authority.", "the system's"),
+    "auth_key": (Path, "Private key of this node, if the SuperLink needs one.", False),
+    "peer_address": (str, "host:port where other nodes can send to this one directly.", False),
+    "peer_authority": (
+        Path,
         "PEM file of the authority that signs nodes (nodes-ca.crt).",
         "root-certificates",
     ),
-]
-PeerCertificate = Annotated[
-    Path | None,
-    node_option("peer-certificate", "PEM file of this node's certificate among its peers."),
-]
-PeerKey = Annotated[
-    Path | None, node_option("peer-key", "PEM file of that certificate's private key.")
-]
-PeerRevocations = Annotated[
-    Path | None,
-    node_option("peer-revocations", "PEM file with the nodes that are revoked (nodes-ca.crl)."),
-]
-PeerNames = Annotated[
-    str | None,
-    node_option(
-        "peer-names",
+    "peer_certificate": (Path, "PEM file of this node's certificate among its peers.", False),
+    "peer_key": (Path, "PEM file of that certificate's private key.", False),
+    "peer_revocations": (Path, "PEM file with the revoked nodes (nodes-ca.crl).", False),
+    "peer_names": (
+        str,
         "Nodes to exchange parcels with, as in ward-1,ward-2.",
         "all of the authority's",
     ),
-]
-Device = Annotated[
-    str | None,
-    node_option(
-        "device",
-        "cpu; cuda:N, that GPU; cuda, the one that fewest nodes use; auto, like cuda, but the CPU "
+    "data": (Path, "Images by class, .npz or table of this node.", False),
+    "dataset": (str, "Data set of this node, if nodes have different ones.", False),
+    "device": (
+        str,
+        "cpu; cuda:N, that GPU; cuda, the GPU with the fewest nodes; auto, like cuda, but the CPU "
         "if there is none.",
         "auto",
     ),
-]
-StateDir = Annotated[
-    Path | None, node_option("state-dir", "Directory of this node's own files.", "state/node")
-]
-ConnectTimeout = Annotated[
-    float | None,
-    node_option("connect-timeout", "Seconds to wait for the SuperLink at the start.", "60"),
-]
-PollBusy = Annotated[
-    float | None,
-    node_option("poll-busy", "Shortest pause between polls for messages, in seconds.", "0.05"),
-]
-PollIdle = Annotated[
-    float | None,
-    node_option("poll-idle", "Longest pause, in seconds, after 17 minutes without work.", "20"),
-]
-LogLevel = Annotated[str | None, node_option("log-level", "DEBUG, INFO, WARNING or ERROR.", "INFO")]
+    "partition_id": (int, "This node's partition of the data set, from 0.", False),
+    "num_partitions": (int, "Number of partitions.", False),
+    "sector": (int, "This node's sector (FedHEAD), else the server draws one.", False),
+    "state_dir": (Path, "Directory of this node's own files.", "state/node"),
+    "threads": (int, "Threads to compute with.", "all cores"),
+    "log_level": (str, "DEBUG, INFO, WARNING or ERROR.", "INFO"),
+    "metrics_port": (int, "Port for Prometheus metrics, without TLS.", "none"),
+    "connect_timeout": (float, "Seconds to wait for the SuperLink at the start.", "60"),
+    "release_after": (float, "Idle seconds after which (GPU) memory is freed.", "120"),
+    "keep_warm": (bool, "Keep PyTorch loaded when idle.", False),
+    "poll_busy": (float, "Shortest pause between polls for messages, in seconds.", "0.05"),
+    "poll_idle": (float, "Longest pause, in seconds, after 17 minutes without work.", "20"),
+    "keep_runs": (float, "Days to keep files of runs, except budgets.", "30"),
+    "policy": (str, "What runs may do: standard, open, hospital, or a YAML file.", "standard"),
+}
+"""Type, help and default of options that are also environment variables."""
+NODE_OPTIONS = tuple(_NODE_OPTIONS)
+
+
+def with_node_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command these options of a node, in its parameter `settings`: a dict by name."""
+
+    def option(name: str) -> inspect.Parameter:
+        kind, text, default = _NODE_OPTIONS[name]
+        declared = typer.Option(
+            None,
+            f"--{name.replace('_', '-')}",
+            help=text,
+            envvar=f"FLWR_DISTILL_{name.upper()}",
+            show_default=default,
+        )
+        return inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=declared, annotation=kind | None
+        )
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def with_options(**values: Any) -> None:
+            command(settings={name: values.pop(name) for name in names}, **values)
+
+        own = inspect.signature(command, eval_str=True)
+        parameters: list[inspect.Parameter] = []
+        for parameter in own.parameters.values():
+            if parameter.name == "settings":
+                parameters += map(option, names)
+            else:
+                parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+        with_options.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return with_options
+
+    return add

@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from flwr_distill.distill.virtual_data import VirtualData
 
 COLUMNS = ("time", "run", "message", "to", "what", "#bytes", "#epsilon")
-MOST_OPEN = 30
-"""Lines of a table that stands open."""
-MOST_PICTURES = 40
-"""Virtual data that are shown, the last to leave first."""
-MOST_BYTES = 2**26
-"""Of virtual data that are shown, unpacked."""
+MAX_UNFOLDED = 30
+"""Lines of a table; longer ones are folded."""
+MAX_PICTURES = 40
+"""Sets of virtual data with a picture, newest first."""
+MAX_BYTES = 2**26
+"""Of one set with a picture, unpacked."""
 
 EXPLAINED = (
-    "Everything that left this node is here, in the order in which it left. The server reads what "
-    "goes to it. A parcel for another node is sealed: the server passes it on and cannot read it, "
-    "unless it lied about that node's key. Epsilon bounds what a run has told of any one sample; "
-    "those of runs on the same data add up."
+    "Everything that left this node, in order. The server reads what it receives. A parcel for "
+    "another node is sealed: the server passes it on and cannot read it, unless it lied about that "
+    "node's key. Epsilon bounds what a run has revealed about any one sample; the epsilons of runs "
+    "on the same data add up."
 )
 
 
@@ -51,17 +51,7 @@ def print_table(lines: Sequence[Entry]) -> None:
 
 
 def outbox_page(lines: Sequence[Entry], folder: Path, broken: str) -> str:
-    """Render the page, which needs no other file.
-
-    Parameters
-    ----------
-    lines : Sequence[Entry]
-        Of the log, up to where its chain breaks.
-    folder : Path
-        Holds the virtual data that left.
-    broken : str
-        Where the chain breaks, or an empty text.
-    """
+    """Render a page that needs no other file, of the lines before the chain breaks, if it does."""
     left = [line for line in lines if "error" not in line]
     refused = [line for line in lines if "error" in line]
     sections = [
@@ -73,7 +63,7 @@ def outbox_page(lines: Sequence[Entry], folder: Path, broken: str) -> str:
     if left:
         sections.append(Section("All that left", tables=[_table(left, "All messages")]))
     if refused:
-        only = "These texts left in place of an answer, and nothing else."
+        only = "Only these texts left, in place of an answer."
         table = _table(refused, "All errors and refusals")
         sections.append(Section("Errors and refusals", [only], [table]))
     return page("What left this node", _subtitle(lines), sections, _numbers(lines))
@@ -88,9 +78,7 @@ def _subtitle(lines: Sequence[Entry]) -> str:
 def _last_hash(lines: Sequence[Entry]) -> list[str]:
     if not lines:
         return []
-    text = (
-        "Note the last line's hash elsewhere: if this log is cut off or written anew, it is gone. "
-    )
+    text = "Note the last line's hash elsewhere: a log that was cut off or rewritten has another. "
     return [Markup("{}<code>{}</code>").format(text, lines[-1]["hash"])]
 
 
@@ -128,7 +116,9 @@ def _runs(lines: Sequence[Entry]) -> Table:
 
 
 def _table(lines: Sequence[Entry], title: str) -> Table:
-    return Table(COLUMNS, [_cells(line) for line in lines], folded=title * (len(lines) > MOST_OPEN))
+    return Table(
+        COLUMNS, [_cells(line) for line in lines], folded=title * (len(lines) > MAX_UNFOLDED)
+    )
 
 
 def _cells(line: Entry) -> list[str]:
@@ -162,17 +152,17 @@ def _virtual_data(lines: Sequence[Entry], folder: Path) -> Iterator[Section]:
     from flwr_distill.distill.virtual_data import VirtualData
 
     figures, missing, vectors = [], 0, 0
-    for name in names[:MOST_PICTURES]:
+    for name in names[:MAX_PICTURES]:
         try:
             data = virtual_data_file(folder, name).read_bytes()
-            virtual = VirtualData.from_bytes(data, MOST_BYTES)
+            virtual = VirtualData.from_bytes(data, MAX_BYTES)
             if are_vectors(virtual.images.shape):
                 vectors += 1
             else:
                 figures.append(_picture(virtual, name, classes[name]))
         except (OSError, VirtualDataError):
             missing += 1
-    shown = "" if len(names) <= MOST_PICTURES else f" The last {MOST_PICTURES} are shown."
+    shown = "" if len(names) <= MAX_PICTURES else f" The last {MAX_PICTURES} are shown."
     text = [
         f"{counted(len(names), 'set')} of virtual images left.{shown} Look whether one shows a "
         "person. Pixels are stretched from black to white."
@@ -180,7 +170,7 @@ def _virtual_data(lines: Sequence[Entry], folder: Path) -> Iterator[Section]:
     if vectors:
         text.append(f"{counted(vectors, 'set')} of features cannot be shown as images.")
     if missing:
-        most = data_size(MOST_BYTES)
+        most = data_size(MAX_BYTES)
         text.append(
             f"{counted(missing, 'file')} cannot be read, or is larger than {most} unpacked."
         )

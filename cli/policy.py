@@ -1,28 +1,25 @@
-"""`flwr-distill policy`: what a node's policy says, in words, and what it asks its owner."""
+"""`flwr-distill policy` and `outbox`: what may leave a node, and what has left it."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from flwr_distill.cli.errors import exit_on
+from flwr_distill.cli.errors import exit_on, fail
 
-policy = typer.Typer(help="Look at a node's policy, and allow what it asks its owner for.")
+policy = typer.Typer(help="Check a node's policy, and allow what it leaves to its owner.")
 
 
 @policy.command()
 def check(
     file: Annotated[str, typer.Argument(help="A policy's YAML file, or standard, open, hospital.")],
 ) -> None:
-    """Check a policy, and say in words what a node with it does and refuses.
+    """Check a policy, and describe what a node with it does and refuses.
 
-    Exits with 1 if the policy is wrong, with the key or value that is.
+    Exits with 1 and the wrong key or value if the policy is invalid.
     """
-    from flwr_distill.node.policy import (  # here: imports pydantic
-        cannot_hold,
-        in_words,
-        read_policy,
-    )
+    # Here: imports pydantic.
+    from flwr_distill.node.policy import cannot_hold, in_words, read_policy
     from flwr_distill.task.errors import SettingsError
 
     with exit_on(SettingsError, command="policy check"):
@@ -38,13 +35,49 @@ def allow(
         Path, typer.Option(help="The node's state directory.", exists=True, file_okay=False)
     ] = Path("state/node"),
 ) -> None:
-    """Let a run have this node's samples as they are, under a policy with `raw-data: ask`.
+    """Let a run have this node's samples unchanged, under a policy with `raw-data: ask`.
 
-    The node takes part from the next time that the run asks it. A run that resumes it has another
-    id, and needs a permission of its own.
+    The node takes part from the run's next request. A run that resumes it has another id, and needs
+    its own permission.
     """
     from flwr_distill.node.permissions import allow_raw_data
 
     with exit_on(OSError, command="policy allow"):
         allow_raw_data(state_dir, run)
-    typer.echo(f"Run {run} may have this node's samples as they are.")
+    typer.echo(f"Run {run} may have this node's samples unchanged.")
+
+
+def outbox(
+    state_dir: Annotated[
+        Path, typer.Option("--state-dir", help="The node's state directory.")
+    ] = Path("state/node"),
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page instead of a table.")
+    ] = None,
+) -> None:
+    """Show everything that has left a node: when, for which run, what, how much, and to whom.
+
+    A hash chains each line of the log to the line before. Note the last hash, which is shown: a log
+    that was cut off or rewritten has another one.
+
+    If the chain is broken, shows the lines before the break and exits with 1.
+    """
+    from flwr_distill.cli.outbox_page import outbox_page, print_table
+    from flwr_distill.node.outbox import FOLDER, OutboxError, entries
+
+    if not state_dir.is_dir():
+        remedy = "give the node's --state-dir"
+        fail("does not exist", "outbox", where="state-dir", value=str(state_dir), remedy=remedy)
+    lines, broken = [], ""
+    try:
+        for entry in entries(state_dir / FOLDER):
+            lines.append(entry)
+    except OutboxError as error:
+        broken = str(error)
+    if html:
+        html.write_text(outbox_page(lines, state_dir / FOLDER, broken), encoding="utf-8")
+        typer.echo(f"{html}: {len(lines)} lines")
+    else:
+        print_table(lines)
+    if broken:
+        fail(broken, "outbox")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from flwr_distill.server.export.prediction import ExportedModel
 
 NEXT_BEST = 2
-"""Classes that are named besides the most probable one."""
+"""Classes to name besides the most probable one."""
 
 
 def predict(
@@ -31,13 +31,13 @@ def predict(
         ),
     ],
 ) -> None:
-    """Say of which class each image or row is, with its probability and the next best classes.
+    """Print the class of each image or row, with its probability and the next best classes.
 
-    MODEL is a file that `flwr-distill runs export` wrote. Images are converted to its channels and
-    size, as nodes do with their own. Columns of a table are found by name, and standardised. A .pt
-    file is a program: use only those that you trust.
+    MODEL is a file from `flwr-distill runs export`. Images are converted to its channels and size,
+    as on nodes. Columns of a table are found by name, and standardised. A .pt file is a program:
+    use only files that you trust.
 
-    Files that cannot be read are named after the others' classes, and the command exits with 1.
+    Unreadable files are listed at the end, and the command exits with 1.
     """
     # Here, because every subcommand imports this file, and the node command must not import torch.
     from flwr_distill.server.export.prediction import ModelFileError, read_model
@@ -69,12 +69,12 @@ def predict(
 def _predictions(
     model: "ExportedModel", files: Sequence[Path], problems: list[str]
 ) -> Iterator[tuple[str, "Tensor"]]:
-    """Names of samples and the probabilities of their classes; what cannot be read is a problem."""
+    """Names of samples with their probabilities; adds unreadable files to `problems`."""
     from flwr_distill.task.image_files import UnusableFileError
 
     for file in files:
         if not file.is_file():
-            problems.append(f"{file}: there is no such file")
+            problems.append(f"{file}: no such file")
             continue
         try:
             yield from model.predictions(file)

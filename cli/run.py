@@ -17,29 +17,22 @@ from flwr_distill.cli.connection import (
     Authority,
     Connection,
     NoTls,
+    Timeout,
     UserCertificate,
     UserKey,
     find_superlink,
     user_of,
 )
 from flwr_distill.cli.errors import exit_on, fail
-from flwr_distill.cli.options import (
-    DEFAULT_FEDERATION_DIR,
-    FederationDir,
-    Timeout,
-    run_config_option,
-)
-from flwr_distill.cli.results import results_table
-from flwr_distill.cli.run_log import RunLog
+from flwr_distill.cli.options import DEFAULT_FEDERATION_DIR, FederationDir, run_config_option
+from flwr_distill.cli.run_log import RunLog, results_table
 from flwr_distill.fleet.run_config import RunConfigError, read_run_config
 from flwr_distill.fleet.submission import RunError, RunOutcome, submit
 from flwr_distill.flower.own_app import APP_DIR, PRESETS
 from flwr_distill.node.settings import NODE_CONFIG
 from flwr_distill.server.record.writing import ResultsError, check_writable
 from flwr_distill.task.errors import SettingsError
-from flwr_distill.task.settings import (
-    RunConfigValue,
-)
+from flwr_distill.task.settings import RunConfigValue
 
 if TYPE_CHECKING:
     from flwr_distill.server.settings import RunSettings
@@ -66,22 +59,24 @@ def run(
     runs_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Where the ServerApp's results are seen from here.",
-            show_default="where it says it writes them",
+            help="Folder of the ServerApp's results, as seen from here.",
+            show_default="the folder that it reports",
         ),
     ] = None,
     timeout: Timeout = 60.0,
 ) -> None:
     """Run this app: show its progress and its results; exit with 1 if it fails.
 
-    Without options, on the federation that `flwr-distill up` started, with all of its nodes. Else
-    on the SuperLink that is named. Ctrl-C leaves the run to itself.
+    Without options it runs on the federation of `flwr-distill up`, with all its nodes; otherwise on
+    the named SuperLink. After Ctrl-C the run continues.
     """
+    from flwr_distill.server.settings import RunSettings  # here: imports Flower
+
     with exit_on(RunConfigError, SettingsError, command="run"):
         overrides = read_run_config(str(_preset(preset))) if preset else {}
         for text in run_config or ():
             overrides |= read_run_config(text)
-        settings = _check(overrides)
+        settings = RunSettings.from_run_config(overrides)
     user = user_of(user_certificate, user_key, "run")
     link = find_superlink(superlink, root_certificates, insecure, user, state_dir, "run")
     if link.federation:
@@ -103,11 +98,11 @@ def run(
 
 
 def _check_data_set(overrides: Mapping[str, RunConfigValue], node_dirs: list[str]) -> None:
-    """End the command where nodes have data of their own, and no data set is named."""
+    """End the command if nodes have their own data, and no data set is named."""
     files = [Path(folder) / NODE_CONFIG for folder in node_dirs]
     configs = [tomllib.loads(file.read_text("utf-8")) for file in files if file.exists()]
     if "dataset" not in overrides and any("data" in config for config in configs):
-        fail("these nodes have data of their own: say -c 'dataset=\"private\"'", "run")
+        fail("these nodes have their own data: give -c 'dataset=\"private\"'", "run")
 
 
 def _preset(name: str) -> Path:
@@ -115,19 +110,14 @@ def _preset(name: str) -> Path:
     if name in names:
         return PRESETS / f"{name}.toml"
     near = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    raise RunConfigError(f"preset={name}: {hint}There are {', '.join(names)}")
-
-
-def _check(overrides: dict[str, RunConfigValue]) -> RunSettings:
-    """Check settings before anything is submitted, or raise a `SettingsError`."""
-    from flwr_distill.server.settings import RunSettings  # here: imports Flower
-
-    return RunSettings.from_run_config(overrides)
+    hint = f"did you mean {near[0]}?" if near else ""
+    raise SettingsError(
+        "is not one of " + ", ".join(names), where="preset", value=name, remedy=hint
+    )
 
 
 def _check_here(settings: RunSettings, working_dir: Path) -> None:
-    """Check what is known because the server is on this machine: its methods, and its folders."""
+    """Check methods and folders, which a server on this machine shares with this command."""
     from flwr_distill.protocol.registry import check_strategy_name  # here: imports Flower
 
     check_strategy_name(settings.strategy)
@@ -142,7 +132,7 @@ def _check_here(settings: RunSettings, working_dir: Path) -> None:
 def _follow(
     link: Connection, overrides: dict[str, RunConfigValue], log: RunLog, timeout: float
 ) -> RunOutcome:
-    """Submit the run and follow it; Ctrl-C ends the command, and not the run."""
+    """Submit the run and follow it; Ctrl-C ends only the command."""
     from flwr_distill.flower.line_1_32.fleet.superlink import SuperLinkError  # here: imports Flower
 
     run_id = ""

@@ -1,4 +1,4 @@
-"""Finds runs by the names given on the command line."""
+"""Runs by their names on the command line."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,9 +18,9 @@ _REMEDY = "flwr-distill runs list shows the others"
 
 
 def read_runs(names: list[str], runs_dir: Path) -> "list[RunFiles]":
-    """Read runs by id, its first digits, folder or ``latest``; ends the command on a wrong one.
+    """Read runs by id, its first digits, folder or ``latest``; ends the command on a wrong name.
 
-    Which run is the latest goes to standard error.
+    Standard error names the latest run.
     """
     from flwr_distill.server.page.run_files import RunFilesError, read_run
 
@@ -37,12 +37,12 @@ def read_runs(names: list[str], runs_dir: Path) -> "list[RunFiles]":
 
 
 def run_folders(runs_dir: Path) -> list[Path]:
-    """Folders of runs, the one that started last is the last; all of them have met their nodes."""
+    """Folders of runs that have met their nodes, by their start."""
     return [folder for folder in by_start(runs_dir) if (folder / SETTINGS).exists()]
 
 
 def shortest(name: str, names: list[str], least: int = 6) -> str:
-    """The first characters of a run's name that no other run's begins with."""
+    """The first characters of a run's name that no other run has."""
     for length in range(least, len(name)):
         if sum(other.startswith(name[:length]) for other in names) == 1:
             return name[:length]
@@ -58,5 +58,5 @@ def _folder(name: str, runs_dir: Path) -> Path:
     except RunIdError as error:
         fail(f"{error} in {runs_dir} ({_REMEDY})")
     if not (folder / SETTINGS).exists():
-        fail(f"run {folder.name} has not met its nodes: there is nothing of it yet ({_REMEDY})")
+        fail(f"run {folder.name} has not met its nodes, so it has no results yet ({_REMEDY})")
     return folder

@@ -1,16 +1,42 @@
-"""Shows the log of a run as it comes: rounds, phases, warnings and errors."""
+"""What a run shows in the terminal: its log, what it waits for, and its results."""
 
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any, Literal, Self
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
-from flwr_distill.cli.waiting import Waiting
+
+class Waiting:
+    """A spinner below the output of a terminal: ``starting ... 12 s``, since `what` changed."""
+
+    def __init__(self, console: Console, what: str) -> None:
+        self._what, self._since = what, time.monotonic()
+        self._status = console.status("")
+        self._status.update(self)  # a renderable, drawn again each time
+
+    def __enter__(self) -> Self:
+        self._status.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._status.stop()
+
+    def __rich__(self) -> Text:
+        seconds = time.monotonic() - self._since
+        return Text(f"{self._what} {seconds:.0f} s" if seconds >= 1 else self._what)
+
+    def show(self, what: str) -> None:
+        """Say what is waited for."""
+        if what != self._what:
+            self._what, self._since = what, time.monotonic()
+
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) *: {2,}")
@@ -19,27 +45,27 @@ _CHATTER = re.compile(
     r"|fraction_evaluate is set to 0\.0|(Initial g|G)lobal evaluation"
     r"|Strategy execution finished|Start `flwr-"
 )
-"""What Flower's strategies say in every round: no news beside our own lines."""
+"""Lines that Flower's strategies log in every round, with nothing that ours do not have."""
 _RECORDS = "Final results:"
-"""Flower's; the indented lines after it have the records of all rounds, which the report shows."""
+"""Flower's: indented lines with the records of all rounds follow, which the report shows."""
 _ROUND = re.compile(r"round +\d+/\d+ ")
 _PROGRESS = re.compile(r".+: \d+ of \d+ nodes?, ")
 _RESULTS = re.compile(r"Results in (.+)")
 _CRASH = "ServerApp raised an exception"
 _STYLES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red", "ROUND": "bold"}
-_LONGEST = 1000
+_MAX_CHARACTERS = 1000
 
 
 class RunLog:
-    """Prints the lines of a ServerApp's log that are news, in a terminal coloured by level.
+    """Prints a ServerApp's log without Flower's repetitions, in a terminal coloured by level.
 
-    A traceback is kept back: the error that ended the run comes with its status. While nothing
-    comes, a terminal shows what the run is at.
+    A traceback is left to `reason`, since the run's status has its error. Between lines, a terminal
+    shows what the run is doing.
     """
 
     def __init__(self, console: Console) -> None:
         self.folder: Path | None = None
-        """The run's folder on the server, once it has said so."""
+        """The run's folder on the server, once the log names it."""
         self._console = console
         self._waiting = Waiting(console, "submitting the run ...")
         self._level = "INFO"
@@ -51,13 +77,8 @@ class RunLog:
         self._waiting.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._waiting.__exit__(kind, error, trace)
+    def __exit__(self, *error: object) -> None:
+        self._waiting.__exit__(*error)
 
     def show(self, line: str) -> None:
         """Take the next line of the log."""
@@ -73,38 +94,60 @@ class RunLog:
             self._crash = []
         elif line != self._last and not _CHATTER.match(line):
             self._last = line
-            # Nodes' texts are in it: no control characters, and not without end.
-            self._show("".join(c if c.isprintable() else " " for c in line[:_LONGEST]))
+            # Nodes' texts are in it: no control characters, and a bounded length.
+            self._show("".join(c if c.isprintable() else " " for c in line[:_MAX_CHARACTERS]))
 
     def _show(self, line: str) -> None:
-        if found := _RESULTS.match(line):
-            self.folder = Path(found[1])
+        if match := _RESULTS.match(line):
+            self.folder = Path(match[1])
         if line.startswith("started run "):
-            self._waiting.what = "starting the server's app ..."
+            self._waiting.show("starting the server's app ...")
         elif self._console.is_terminal and self._level == "INFO" and _PROGRESS.match(line):
-            self._waiting.what = line
+            self._waiting.show(line)
             return
         else:
-            self._waiting.what = "the run continues ..."
+            self._waiting.show("the run continues ...")
         level = "ROUND" if _ROUND.match(line) else self._level
-        said = f"{level.lower()}: {line}" if level in ("WARNING", "ERROR", "CRITICAL") else line
-        self._console.print(Text(said, _STYLES.get(level, "")), soft_wrap=True)
+        text = f"{level.lower()}: {line}" if level in ("WARNING", "ERROR", "CRITICAL") else line
+        self._console.print(Text(text, _STYLES.get(level, "")), soft_wrap=True)
 
     def reason(self, details: str) -> str:
         """Why a run failed, in one line, from the details of its status.
 
-        Errors of Python's own are mistakes in the code, so theirs has the traceback before it.
+        A builtin exception is a mistake in the code, so its traceback is printed.
         """
-        said = " ".join(details.removeprefix("ServerApp failed with exception: ").split())
+        text = " ".join(details.removeprefix("ServerApp failed with exception: ").split())
         name = _exception_name(self._crash or [])
         if not name or "." in name:
-            return said
+            return text
         self._console.print(Text("\n".join(self._crash or [])), soft_wrap=True)
-        return f"{name}: {said}"
+        return f"{name}: {text}"
 
 
 def _exception_name(traceback: list[str]) -> str:
-    """Qualified name of the exception that a traceback ends with."""
     frames = [i for i, line in enumerate(traceback) if line.startswith("  File ")]
     after = traceback[frames[-1] + 1 :] if frames else []
     return next((line.partition(":")[0] for line in after if not line.startswith(" ")), "")
+
+
+def results_table(title: str, results: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Table of runs from their ``summary.json``, by run name, with their warnings."""
+    from flwr_distill.server.page.words import stated  # here: its package imports much
+
+    table = Table(title=title)
+    for column in ("strategy", "accuracy", "rounds to 80 %", "server MB", "link MB", "seconds"):
+        justify: Literal["left", "right"] = "left" if column == "strategy" else "right"
+        table.add_column(column, justify=justify, overflow="fold")
+    for name, result in results.items():
+        table.add_row(
+            name,
+            stated(result),
+            str(result["rounds"] or "not reached"),
+            f"{result['server_bytes'] / 1e6:.2f}",
+            f"{result['link_bytes'] / 1e6:.3f}",
+            f"{result['seconds']:.0f}",
+        )
+    warnings = dict.fromkeys(text for r in results.values() for text in r.get("warnings", ()))
+    if warnings:
+        table.caption = Text("\n".join(warnings), style="yellow", justify="left")
+    return table

@@ -1,4 +1,4 @@
-"""`flwr-distill runs`: list, show, compare runs; export their models, take nodes out of them."""
+"""`flwr-distill runs` and `report`: list, show and compare runs, export models, remove nodes."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from flwr_distill.strategies.common.sections import Table as PageTable
 
 runs = typer.Typer(
-    help="List, show and compare runs; export their models, take nodes out of them.",
+    help="List, show and compare runs; export their models, remove nodes from them.",
     no_args_is_help=True,
 )
 Run = Annotated[str, typer.Argument(help=RUN_HELP)]
@@ -32,7 +32,7 @@ Run = Annotated[str, typer.Argument(help=RUN_HELP)]
 def list_runs(runs_dir: RunsDir = DEFAULT_RUNS_DIR) -> None:
     """List the runs of a folder, the latest last, by the first digits of their ids.
 
-    A run is done, failed, stopped, or not done: it is running, or was killed.
+    A run is done, failed, stopped, or not done: running or killed.
     """
     all_runs = read_runs([str(folder) for folder in run_folders(runs_dir)], runs_dir)
     if not all_runs:
@@ -114,7 +114,7 @@ def export(
     student: Annotated[
         str,
         typer.Option(
-            metavar="MODEL", help="Distil it into this smaller architecture, too, on --samples."
+            metavar="MODEL", help="Also distil it into this smaller architecture, on --samples."
         ),
     ] = "",
     samples: Annotated[
@@ -148,8 +148,8 @@ def export(
     if student:
         small = Student(student, samples, num_samples, data_root)
         with exit_on(ExportError, ModelError, DatasetError):
-            file, told = export_student(files, small, form, folder)
-        typer.echo(f"{file}\n{told}")
+            file, summary = export_student(files, small, form, folder)
+        typer.echo(f"{file}\n{summary}")
 
 
 @runs.command()
@@ -158,20 +158,20 @@ def forget(
     nodes: Annotated[list[str], typer.Argument(metavar="NODE...", help="Names of nodes.")],
     runs_dir: RunsDir = DEFAULT_RUNS_DIR,
 ) -> None:
-    """Take nodes out of a finished run: its model is then the one of the others alone.
+    """Remove nodes from a finished run: its model is then that of the other nodes.
 
-    Only for strategies that keep apart what each node sent (analytic). The model and the last
-    checkpoint are replaced, older checkpoints removed; what was exported before stays as it is.
+    Only for strategies that keep each node's data separate (analytic). The model and the last
+    checkpoint are replaced, older checkpoints removed. Earlier exports stay unchanged.
     """
     (files,) = read_runs([run], runs_dir)
 
     from flwr_distill.server.forget import ForgetError
-    from flwr_distill.server.forget import forget as take_out
+    from flwr_distill.server.forget import forget as remove_nodes
     from flwr_distill.server.page.words import percent
     from flwr_distill.server.record.checkpoint import CheckpointError
 
     with exit_on(ForgetError, CheckpointError, command="runs forget"):
-        score = take_out(files.folder, nodes)
+        score = remove_nodes(files.folder, nodes)
     accuracy = f", accuracy {percent(float(str(score['accuracy'])))}" if score else ""
     typer.echo(f"{files.folder} without {', '.join(nodes)}{accuracy}")
 
@@ -187,3 +187,34 @@ def _in_terminal(title: str, table: "PageTable") -> Table:
     for row in table.rows:
         printed.add_row(*map(escape, row))
     return printed
+
+
+def report(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help=f"One or more. {RUN_HELP}")],
+    runs_dir: RunsDir = DEFAULT_RUNS_DIR,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="File to write.",
+            show_default="RUN/report.html; for several, comparison.html beside the first",
+        ),
+    ] = None,
+) -> None:
+    """Write a run's report from its files; with several runs, compare them.
+
+    The page is one file that needs no network. A run writes its report when it ends. This command
+    also writes one for an unfinished run.
+    """
+    files = read_runs(runs, runs_dir)
+
+    from flwr_distill.server.page.comparison_page import comparison_page
+    from flwr_distill.server.page.run_files import REPORT
+    from flwr_distill.server.page.run_page import run_page
+
+    if len(files) == 1:
+        file, page = output or files[0].folder / REPORT, run_page(files[0])
+    else:
+        file = output or files[0].folder.parent / "comparison.html"
+        page = comparison_page(files, file.parent)
+    file.write_text(page, encoding="utf-8")
+    typer.echo(file)

@@ -27,12 +27,12 @@ def settings(
         typer.Option(metavar="FILE", help="New .toml file to write them to.", show_default="none"),
     ] = None,
 ) -> None:
-    """Print every setting of a run: its default, the values it takes, and what it is.
+    """Print every setting of a run: its default, its possible values, and its meaning.
 
     NAME is a table (core, partition, train, hfldd ...) or a method, which may share a table.
 
-    With --preset, they are written to a file at their defaults, explained in comments: change what
-    you want to, and start a run with `flwr-distill run -c FILE`.
+    --preset writes them to a file with their defaults, explained in comments. Change some, and
+    start a run with `flwr-distill run -c FILE`.
     """
     from flwr_distill.protocol.registry import all_methods
     from flwr_distill.server import settings_catalogue
@@ -48,8 +48,8 @@ def settings(
         known = dict.fromkeys([*(table.name for table in tables), *methods])
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else "."
-            fail(f"{name!r} is no table and no method{hint} There are {', '.join(known)}")
+            hint = f"did you mean {near[0]}?" if near else ""
+            fail(f"not a table or method: {', '.join(known)}", where=name, remedy=hint)
         tables = [
             table
             for table in tables
@@ -66,25 +66,23 @@ def settings(
 
 
 def _settings_of_terms(method: "Method", tables: list["SettingsTable"]) -> list["SettingsTable"]:
-    """The settings that turn on a method's loss terms, by table; for one without its own table."""
-    found = []
+    """The settings of a method's loss terms, by table; for a method without its own table."""
+    findings = []
     for table in tables:
         keys = {f"{table.prefix}{term}" for term in method.terms}
         if own := tuple(setting for setting in table.settings if setting.key in keys):
-            found.append(replace(table, settings=own))
-    return found
+            findings.append(replace(table, settings=own))
+    return findings
 
 
 def _write(file: Path, text: str) -> None:
     if file.suffix != ".toml":
-        fail(f"{file}: a run config is read from files that end in .toml only")
+        fail(f"{file}: a run config must be a .toml file")
     try:
         with file.open("x", encoding="utf-8") as stream:
             stream.write(text)
-    except FileExistsError:
-        fail(f"{file} is there already (name another file)")
     except OSError as error:
-        fail(f"{file}: {error.strerror}")
+        fail(error)
     typer.echo(f"flwr-distill run -c {file}")
 
 
@@ -94,8 +92,8 @@ def _show(tables: list["SettingsTable"], strategy: str) -> None:
         console.print(_in_terminal(table))
     if not tables:
         console.print(
-            f"{strategy} has no settings of its own. What its constructor takes goes into "
-            "strategy-args; flwr-distill settings prints what every run has."
+            f"{strategy} has no settings of its own. Arguments of its constructor go into "
+            "strategy-args; flwr-distill settings prints the settings of every run."
         )
     example = next((s for table in tables for s in table.settings), None)
     if example:
@@ -114,7 +112,7 @@ def _in_terminal(table: "SettingsTable") -> Table:
     )
     shown.add_column("key", no_wrap=True)
     shown.add_column("default")
-    shown.add_column("what it is")
+    shown.add_column("meaning")
     for setting in table.settings:
         meaning = Text.assemble(setting.meaning, (f" ({setting.values})", "dim"))
         shown.add_row(Text(setting.key), Text(json.dumps(setting.default)), meaning)

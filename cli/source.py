@@ -25,13 +25,13 @@ from flwr_distill.task.settings import PrivateSettings
 from flwr_distill.task.survey import skipped_in_a_line
 
 HELD_BACK = 0.2
-MOST_CLASSES = torch.iinfo(torch.int16).max + 1
+MAX_CLASSES = torch.iinfo(torch.int16).max + 1
 """Labels of virtual data are 16 bits wide."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Images to distil, and held-back ones to judge the result by; a name for each class."""
+    """Images to distil, and held-back ones to judge the result."""
 
     spec: DataSpec
     train: Samples
@@ -40,17 +40,17 @@ class Source:
 
 
 def load_source(source: str, *, data_root: Path | None, shape: str | None, seed: int) -> Source:
-    """Load the images and hold some back.
+    """Load the images, and hold some back.
 
-    `source` is the name of a data set, whose test part is held back; or images by class of any kind
-    that has a reader, or an npz with ``images`` and ``labels``. From these, a fifth of each class,
-    rounded, is held back, and at least one image if there are two. `shape` (channels x height x
-    width) resizes the images, but not those of an npz.
+    `source` is a named data set, images by class of any kind with a reader, or an npz with
+    ``images`` and ``labels``. Of a named one the test part is held back. Of others it is a rounded
+    fifth of each class, at least one of two images. `shape` (channels x height x width) resizes
+    images by class.
     """
     path = Path(source)
     is_file = path.suffix == ".npz"
     if shape is not None and (source in dataset_names() or is_file):
-        raise DatasetError(f"shape={shape} is for folders; {source} has a shape of its own")
+        raise DatasetError(f"is for folders; {source} has its own", where="shape", value=shape)
     if source in dataset_names() or (":" in source and not path.exists()):
         dataset = load_dataset(source, data_root)
     elif reader := data_reader(path):
@@ -60,13 +60,13 @@ def load_source(source: str, *, data_root: Path | None, shape: str | None, seed:
         dataset = _split(*_read_npz(path), seed)
     else:
         raise DatasetError(
-            f"{source!r} is neither images by class nor an existing .npz file, nor one of the data "
-            f"sets {', '.join(dataset_names())}, nor your own as 'package.module:function'"
+            f"neither images by class nor an existing .npz file, nor one of the data sets "
+            f"{', '.join(dataset_names())}, nor your own as 'package.module:function'",
+            where=source,
         )
     if dataset.spec.kind != "image":
-        raise DatasetError(
-            f"{source} is a data set of kind {dataset.spec.kind}; distillers need images"
-        )
+        problem = f"a data set of kind {dataset.spec.kind}; distillers need images"
+        raise DatasetError(problem, where=source)
     return Source(
         dataset.spec,
         dataset.train.to_samples(dataset.spec),
@@ -85,7 +85,7 @@ def _spec(
 
 def _read_npz(path: Path) -> tuple[RawSamples, DataSpec]:
     shape = read_npz_images(path).shape[1:]
-    spec = _spec(path.name, (shape[0], shape[1], shape[2]), MOST_CLASSES)
+    spec = _spec(path.name, (shape[0], shape[1], shape[2]), MAX_CLASSES)
     raw = read_npz(path, spec)
     return raw, replace(spec, num_classes=int(raw.labels.max()) + 1)
 
@@ -93,8 +93,9 @@ def _read_npz(path: Path) -> tuple[RawSamples, DataSpec]:
 def _spec_of_images(path: Path, reader: DataReader, shape: str | None) -> DataSpec:
     labels = LabelMap(class_names(path))
     num_classes = len(labels.classes) or max(map(int, reader.classes(path)), default=0) + 1
-    if num_classes > MOST_CLASSES:
-        raise DatasetError(f"{path}: has a class {num_classes - 1}, need 0 to {MOST_CLASSES - 1}")
+    if num_classes > MAX_CLASSES:
+        problem = f"has a class {num_classes - 1}, need 0 to {MAX_CLASSES - 1}"
+        raise DatasetError(problem, where=path)
     if shape is None:
         return _spec(path.name, _common_shape(path, reader), num_classes, labels)
     checked = PrivateSettings.checked({"shape": shape}, "command line").shape
@@ -117,12 +118,12 @@ def _common_shape(path: Path, reader: DataReader) -> tuple[int, int, int]:
             sizes.add(stored.size)
             greys.add(stored.is_grey)
     if not sizes:
-        raise DatasetError(f"{path}: has no usable image{skipped_in_a_line(skipped)}")
+        raise DatasetError(f"has no usable image{skipped_in_a_line(skipped)}", where=path)
     if len(sizes) > 1:
         examples = ", ".join(f"{height}x{width}" for height, width in sorted(sizes)[:3])
+        problem = f"its images have {len(sizes)} sizes ({examples}, ...)"
         raise DatasetError(
-            f"{path}: its images have {len(sizes)} sizes ({examples}, ...); give one size for all, "
-            "as in --shape 3x32x32"
+            problem, where=path, remedy="give one size for all, as in --shape 3x32x32"
         )
     ((height, width),) = sizes
     return (1 if all(greys) else 3, height, width)
@@ -138,9 +139,8 @@ def _split(raw: RawSamples, spec: DataSpec, seed: int) -> Dataset:
         held_back.append(indices[:count])
         training.append(indices[count:])
     if not any(map(len, held_back)):
-        raise DatasetError(
-            f"{spec.name}: {len(raw)} image(s), no two of a class; add images, so that one can be "
-            "held back for the test"
-        )
+        problem = f"{len(raw)} image(s), no two of a class"
+        remedy = "add images, so that one can be held back for the test"
+        raise DatasetError(problem, where=spec.name, remedy=remedy)
     train, test = (raw.subset(np.sort(np.concatenate(part))) for part in (training, held_back))
     return Dataset(spec, train, test)

@@ -1,28 +1,40 @@
-"""`flwr-distill superlink`: Flower's SuperLink, for many nodes and short phases."""
+"""`flwr-distill superlink` and `register`: Flower's SuperLink, and the nodes that it admits."""
 
 from __future__ import annotations
 
+import json
 import sys
 from itertools import pairwise
 from pathlib import Path
 
 import typer
 
-from flwr_distill.cli.errors import fail
+from flwr_distill.cli.connection import (
+    ControlAddress,
+    Timeout,
+    UserCertificate,
+    UserKey,
+    user_of,
+)
+from flwr_distill.cli.errors import exit_on, fail
+from flwr_distill.cli.options import DEFAULT_CERTIFICATES_DIR, CertificatesDir
+from flwr_distill.fleet.authority import CertificateError
+from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.flower.lines import why_another
+from flwr_distill.task.durable import replacing
 
 STOCK = "flower-superlink"
 
 
 def superlink(context: typer.Context) -> None:
-    """Run Flower's SuperLink, for many nodes: they call it less, and it asks its database less.
+    """Run Flower's SuperLink, for many nodes: with fewer calls and fewer database queries.
 
-    A node's calls reach its own messages and replies only, which Flower does not check. Takes what
-    `flower-superlink` takes, on the same database, but for `--fleet-api-type`. With another Flower
-    than 1.32 it does not start.
+    A node's calls reach only its own messages and replies, which Flower does not check. It takes
+    the arguments of `flower-superlink`, except `--fleet-api-type`, and the same database. It starts
+    only with Flower 1.32.
     """
     if reason := why_another():
-        stock = f"{STOCK} lets any registered node reply for another whose message's id it knows"
+        stock = f"{STOCK} lets any registered node reply for another if it knows the message's id"
         fail(f"{reason}. {stock}", "superlink")
     from flwr_distill.flower.line_1_32.fleet.linkstate import main, why_unbound  # imports Flower
 
@@ -34,10 +46,43 @@ def superlink(context: typer.Context) -> None:
 
 
 def _make_folder_of_database(arguments: list[str]) -> None:
-    """Make the folder of the file after ``--database``, for which SQLite's error names no file."""
+    """Make the folder of the ``--database`` file: SQLite's error would not name it."""
     for option, value in pairwise(arguments):
         if option == "--database" and not value.startswith(":"):
             try:
                 Path(value).parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                fail(f"--database {value}: {error.strerror} (name another file)", "superlink")
+                problem = error.strerror or str(error)
+                fail(problem, "superlink", where="--database", value=value, remedy="name another")
+
+
+def register(
+    folder: CertificatesDir = DEFAULT_CERTIFICATES_DIR,
+    superlink: ControlAddress = "127.0.0.1:9093",
+    user_certificate: UserCertificate = None,
+    user_key: UserKey = None,
+    timeout: Timeout = 60.0,
+) -> None:
+    """Register the keys of all nodes of a certificates folder with a SuperLink.
+
+    Waits for the SuperLink to answer. Registered nodes stay unchanged, revoked nodes are skipped.
+    Writes their keys to nodes.json, with which a ServerApp checks the sender of a reply.
+    """
+    from flwr_distill.flower.line_1_32.fleet.registration import SecureControl  # imports Flower
+    from flwr_distill.flower.line_1_32.fleet.superlink import SuperLinkError
+
+    authority = CertificateFolder(folder)
+    user = user_of(user_certificate, user_key, "register")
+    with exit_on(CertificateError, SuperLinkError, OSError, command="register"):
+        nodes = [each for each in authority.issued() if each.is_node and not each.revoked]
+        typer.echo(f"waiting for the SuperLink at {superlink} ...")
+        with SecureControl(superlink, authority.certificate, user) as control:
+            control.wait(timeout)
+            keys: dict[int, str] = {}
+            for node in nodes:
+                node_id, is_new = control.register(node.registered_key)
+                state = "registered" if is_new else "already registered"
+                typer.echo(f"{node.name}: {state}, Flower's node id is {node_id}")
+                keys[node_id] = node.registered_key
+        with replacing(folder / "nodes.json") as partial:
+            partial.write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")

@@ -3,7 +3,6 @@
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "all_proxy")
@@ -17,7 +16,7 @@ class Proxy:
     requests: list[str] = field(default_factory=list)
 
     @property
-    def variables(self) -> dict[str, str]:
+    def variables(self):
         """An environment that names it in each way, and exempts nothing."""
         names = [n for name in VARIABLES for n in (name, name.upper())]
         exempt = ("no_proxy", "NO_PROXY", "no_grpc_proxy")
@@ -25,18 +24,18 @@ class Proxy:
 
 
 @contextlib.contextmanager
-def proxy(*, connects_to: str = "") -> Iterator[Proxy]:
+def proxy(*, connects_to=""):
     """A proxy that refuses, or connects to `connects_to` whatever is asked for."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         started = Proxy(f"http://127.0.0.1:{server.getsockname()[1]}")
 
-        def serve() -> None:
+        def serve():
             with contextlib.suppress(OSError):
                 while True:
                     connection, _ = server.accept()
                     threading.Thread(target=answer, args=[connection], daemon=True).start()
 
-        def answer(connection: socket.socket) -> None:
+        def answer(connection):
             with connection, contextlib.suppress(OSError):
                 request = b""
                 while b"\r\n\r\n" not in request and (part := connection.recv(4096)):
@@ -58,7 +57,7 @@ def proxy(*, connects_to: str = "") -> Iterator[Proxy]:
         server.shutdown(socket.SHUT_RDWR)
 
 
-def copy(source: socket.socket, target: socket.socket) -> None:
+def copy(source, target):
     with contextlib.suppress(OSError):
         while part := source.recv(65536):
             target.sendall(part)

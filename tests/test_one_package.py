@@ -15,7 +15,7 @@ COMMAND = str(Path(sys.executable).parent / "flwr-distill")
 
 
 @pytest.fixture
-def quickstart(tmp_path: Path) -> Path:
+def quickstart(tmp_path):
     """The folder of a Flower project, with modules that have the names of our folders."""
     folder = tmp_path / "quickstart"
     folder.mkdir()
@@ -24,7 +24,7 @@ def quickstart(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_flower_projects_files_on_the_path_have_names_of_their_own(quickstart: Path) -> None:
+def test_a_flower_projects_files_on_the_path_have_names_of_their_own(quickstart):
     env = {**os.environ, "PYTHONPATH": str(quickstart)}
     done = subprocess.run(
         [COMMAND, "--version"], env=env, cwd=quickstart, capture_output=True, text=True, timeout=60
@@ -33,7 +33,7 @@ def test_a_flower_projects_files_on_the_path_have_names_of_their_own(quickstart:
     assert done.stdout.startswith("flwr-distill ")
 
 
-def test_no_module_is_loaded_under_two_names() -> None:
+def test_no_module_is_loaded_under_two_names():
     """Of server, nodes and command, in a process that has the checkout on its path too."""
     code = (
         "import sys, flwr_distill.cli.main, flwr_distill.client.app, flwr_distill.server.app;"
@@ -55,7 +55,7 @@ def test_no_module_is_loaded_under_two_names() -> None:
     assert len({os.path.realpath(file) for file, _ in ours}) == len(ours)
 
 
-def test_wheel_and_type_checker_have_the_folders_of_the_package() -> None:
+def test_wheel_and_type_checker_have_the_folders_of_the_package():
     built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     wheel = built["targets"]["wheel"]
     assert wheel["sources"] == {room: f"flwr_distill/{room}" for room in ROOMS}

@@ -105,16 +105,16 @@ def make(tmp_path):
 
 
 def test_make_takes_the_newest_python_that_can_make_an_environment(make):
-    found = make({"python3.13": False, "python3.12": True, "python3.11": True})
-    assert "\npython3.12 -m venv" in f"\n{found.stdout}"
+    result = make({"python3.13": False, "python3.12": True, "python3.11": True})
+    assert "\npython3.12 -m venv" in f"\n{result.stdout}"
 
 
 def test_make_takes_the_python_that_is_named(make):
-    found = make({"python3.12": True}, "PYTHON=/opt/python")
-    assert "\n/opt/python -m venv" in f"\n{found.stdout}"
+    result = make({"python3.12": True}, "PYTHON=/opt/python")
+    assert "\n/opt/python -m venv" in f"\n{result.stdout}"
 
 
 def test_make_says_which_pythons_it_looked_for(make):
-    found = make({"python3.12": False})
-    assert found.returncode != 0
-    assert "looked for python3.13 python3.12 python3.11 with the modules venv" in found.stderr
+    result = make({"python3.12": False})
+    assert result.returncode != 0
+    assert "looked for python3.13 python3.12 python3.11 with the modules venv" in result.stderr

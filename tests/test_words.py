@@ -31,11 +31,11 @@ def test_no_file_has_a_banned_word():
     files = [name for name in listed.stdout.splitlines() if Path(name).suffix in KINDS]
     assert len(files) > 500
     banned = re.compile("|".join(rf"\b(?:{pattern})\b" for pattern in BANNED), re.IGNORECASE)
-    found = [
+    findings = [
         f"{name}:{number}: {line.strip()}"
         for name in files
         if name not in EXCEPT and (ROOT / name).exists()
         for number, line in enumerate((ROOT / name).read_text("utf-8").splitlines(), 1)
         if banned.search(line)
     ]
-    assert not found, f"banned words, for which there are {BANNED}:\n" + "\n".join(found)
+    assert not findings, f"banned words, for which there are {BANNED}:\n" + "\n".join(findings)

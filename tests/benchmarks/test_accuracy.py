@@ -103,8 +103,17 @@ def test_rows_hold_what_was_asked_for(monkeypatch, tmp_path):
     monkeypatch.setattr(accuracy, "load_dataset", lambda name, root: digits)
     monkeypatch.setattr(accuracy, "train_and_score", lambda judge, *rest, **seed: 0.5)
     methods = ["kip", "kip-negatives"]
-    asked = ["--methods", *methods, "--per-class", "1", "--seconds", "0.01", "--json", str(file)]
-    monkeypatch.setattr(sys, "argv", ["accuracy", *asked])
+    arguments = [
+        "--methods",
+        *methods,
+        "--per-class",
+        "1",
+        "--seconds",
+        "0.01",
+        "--json",
+        str(file),
+    ]
+    monkeypatch.setattr(sys, "argv", ["accuracy", *arguments])
     accuracy.main()
     rows = json.loads(file.read_text())
     assert [row["method"] for row in rows] == 2 * methods

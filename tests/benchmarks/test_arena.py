@@ -81,16 +81,16 @@ def test_an_interrupted_arena_goes_on_and_a_failed_run_is_tried_again(
 
     monkeypatch.setattr(arena, "play", play)
     runs = [arena.Run(name, "IID", 0, 2, "digits") for name in ("fedavg", "hfldd")]
-    kept = tmp_path / "runs.jsonl"
-    assert list(arena.play_all(runs, "", 1, kept)) == runs[:1]
+    stored = tmp_path / "runs.jsonl"
+    assert list(arena.play_all(runs, "", 1, stored)) == runs[:1]
     assert "no head" in capsys.readouterr().err
-    with kept.open("a") as file:
+    with stored.open("a") as file:
         file.write('{"run": {"strat')
     broken.clear()
     in_one_process.clear()
-    assert list(arena.play_all(runs, "", 1, kept)) == runs
+    assert list(arena.play_all(runs, "", 1, stored)) == runs
     assert in_one_process == runs[1:]
-    assert list(arena.play_all(runs, "", 1, kept)) == runs
+    assert list(arena.play_all(runs, "", 1, stored)) == runs
 
 
 def test_a_cell_has_means_of_three_rounds_and_of_the_seeds():

@@ -117,8 +117,8 @@ def test_an_oversized_parcel_is_well_formed(client_grid, monkeypatch):
 
 def test_a_cell_compares_a_run_with_the_same_run_without_the_hostile_nodes(tmp_path, monkeypatch):
     file = tmp_path / "cells.json"
-    told = "--strategies fedavg --attacks NaN --seeds 0 --rounds 1 --defence off --jobs 1 --json"
-    monkeypatch.setattr(sys, "argv", ["attacks", *told.split(), str(file)])
+    result = "--strategies fedavg --attacks NaN --seeds 0 --rounds 1 --defence off --jobs 1 --json"
+    monkeypatch.setattr(sys, "argv", ["attacks", *result.split(), str(file)])
     attacks.main()
     (cell,) = json.loads(file.read_text())["cells"]
     assert (cell["strategy"], cell["attack"], cell["hostile"]) == ("fedavg", "NaN", 2)

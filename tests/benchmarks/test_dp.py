@@ -3,7 +3,6 @@
 import json
 import math
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,9 +14,7 @@ from flwr_distill.task.settings import TrainSettings
 
 
 @pytest.mark.parametrize(("samples", "batch"), [(143, 16), (6000, 300)])
-def test_the_noise_of_dp_sgd_spends_the_epsilon_that_was_asked_for(
-    samples: int, batch: int
-) -> None:
+def test_the_noise_of_dp_sgd_spends_the_epsilon_that_was_asked_for(samples, batch):
     settings = dp.settings_for("fedavg", 2.0, samples)
     assert settings["train.batch-size"] == batch
     trained = samples - samples // 10
@@ -28,7 +25,7 @@ def test_the_noise_of_dp_sgd_spends_the_epsilon_that_was_asked_for(
 
 
 @pytest.mark.parametrize("single_class", [False, True])
-def test_each_sample_is_one_nodes_alone(single_class: bool) -> None:
+def test_each_sample_is_one_nodes_alone(single_class):
     labels = torch.as_tensor(load_dataset("digits").train.labels)
     shares = dp.spread(labels, 20, single_class, torch.Generator())
     assert sorted(torch.cat(shares).tolist()) == list(range(len(labels)))
@@ -37,22 +34,22 @@ def test_each_sample_is_one_nodes_alone(single_class: bool) -> None:
 
 
 def test_a_table_goes_on_where_it_was_stopped_and_is_drawn_with_what_is_without_noise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
+    tmp_path, monkeypatch
+):
+    requests = []
 
-    def accuracy(data: object, epsilon: float, *others: object) -> float:
-        asked.append(epsilon)
+    def accuracy(data, epsilon, *others):
+        requests.append(epsilon)
         return 0.5
 
     monkeypatch.setattr(dp, "virtual_accuracy", accuracy)
-    kept, plot = tmp_path / "rows.json", tmp_path / "rows.svg"
+    stored, plot = tmp_path / "rows.json", tmp_path / "rows.svg"
     for epsilons in (["inf"], ["1", "inf"]):
-        arguments = ["--only", "virtual", "--json", str(kept), "--plot", str(plot)]
+        arguments = ["--only", "virtual", "--json", str(stored), "--plot", str(plot)]
         monkeypatch.setattr(sys, "argv", ["dp", *arguments, "--epsilons", *epsilons])
         dp.main()
         assert plot.read_text().count("<svg") == 1
-    assert asked == [math.inf, 1.0]
-    assert [row["series"] for row in json.loads(kept.read_text())] == [
+    assert requests == [math.inf, 1.0]
+    assert [row["series"] for row in json.loads(stored.read_text())] == [
         "virtual data, digits, 1 node"
     ] * 2

@@ -29,8 +29,8 @@ def run(tmp_path, monkeypatch):
 
     def run(*names):
         file = tmp_path / "gpu.json"
-        asked = ["--quick", "--device", "cpu", "--only", *names, "--json", str(file)]
-        monkeypatch.setattr(sys, "argv", ["gpu", *asked])
+        arguments = ["--quick", "--device", "cpu", "--only", *names, "--json", str(file)]
+        monkeypatch.setattr(sys, "argv", ["gpu", *arguments])
         monkeypatch.setattr(gpu, "TINY_EFFORT", SHORT)
         status = gpu.main()
         return status, json.loads(file.read_text())
@@ -134,15 +134,15 @@ def test_a_quick_run_keeps_the_sizes_of_the_goals_on_a_gpu(device, monkeypatch):
 def graphs(virtual_device, monkeypatch):
     """A virtual GPU, with stand-ins for CUDA's graphs."""
     with virtual_device():
-        made = cpu_graphs.install(monkeypatch)
+        created = cpu_graphs.install(monkeypatch)
 
         class Graph(cpu_graphs.CpuGraph):
             def __init__(self):
                 super().__init__()
-                made.append(self)
+                created.append(self)
 
         monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-        yield made
+        yield created
 
 
 def test_steps_are_measured_as_graphs_and_kernel_by_kernel(graphs, monkeypatch):

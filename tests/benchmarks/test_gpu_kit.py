@@ -64,13 +64,13 @@ def test_a_part_that_fails_hangs_or_writes_nothing_does_not_stop_the_others(gpu_
         part("partial", "open(FILE, 'w').write('{\"other\": 1}')\nraise SystemExit(4)"),
         writes("works", 5),
     )
-    found = {name: each["result"] for name, each in results["parts"].items()}
-    assert found["works"] == "passed"
-    assert found["fails"] == "failed with exit code 3"
-    assert found["hangs"] == "stopped at its limit of 2 s"
-    assert "no results" in found["silent"]
-    assert "cannot be read" in found["damaged"]
-    assert found["partial"] == "failed with exit code 4"
+    findings = {name: each["result"] for name, each in results["parts"].items()}
+    assert findings["works"] == "passed"
+    assert findings["fails"] == "failed with exit code 3"
+    assert findings["hangs"] == "stopped at its limit of 2 s"
+    assert "no results" in findings["silent"]
+    assert "cannot be read" in findings["damaged"]
+    assert findings["partial"] == "failed with exit code 4"
     assert [results["parts"][name]["value"] for name in ("fails", "hangs", "works")] == [1, 1, 5]
     assert code == 1
     assert (tmp_path / "silent.log").read_text() == "nothing to say\n"

@@ -133,6 +133,6 @@ def test_what_is_missing_is_said_before_anything_runs(monkeypatch, capsys, tmp_p
         monkeypatch.setattr(sys, "argv", ["papers", name, "--data-root", str(tmp_path)])
         with pytest.raises(SystemExit):
             papers.main()
-    said = capsys.readouterr().err
-    assert "fedhead-svhn cannot be run here: no files of svhn in --data-root" in said
-    assert "hfldd-cinic10 cannot be run here: CINIC-10" in said
+    reason = capsys.readouterr().err
+    assert "fedhead-svhn cannot be run here: no files of svhn in --data-root" in reason
+    assert "hfldd-cinic10 cannot be run here: CINIC-10" in reason

@@ -4,7 +4,6 @@ import copy
 
 import numpy as np
 import torch
-from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parameters_to_vector
 
@@ -17,12 +16,12 @@ from benchmarks.parties import (
     steps_alone,
     strongest,
 )
-from flwr_distill.distill.shadows import Canaries, draw_members, with_canaries
-from flwr_distill.task.datasets import Dataset, Samples, load_dataset
+from flwr_distill.distill.shadows import draw_members, with_canaries
+from flwr_distill.task.datasets import Samples, load_dataset
 from flwr_distill.task.models import create_model
 
 
-def first_digits(count: int) -> tuple[Dataset, Canaries, nn.Module]:
+def first_digits(count):
     """The data, the first images of it, and a new model for them."""
     data = load_dataset("digits")
     samples = data.train.to_samples(data.spec).subset(torch.arange(count))
@@ -30,14 +29,14 @@ def first_digits(count: int) -> tuple[Dataset, Canaries, nn.Module]:
     return data, chosen, create_model("auto", data.spec, seed=0)
 
 
-def test_the_share_of_each_image_in_a_change_is_found() -> None:
+def test_the_share_of_each_image_in_a_change_is_found():
     alone = torch.randn(6, 400, generator=torch.Generator().manual_seed(0))
     members = torch.tensor([1.0, 0, 1, 1, 0, 0])
     shares = share_solver(alone)(members @ alone)
     np.testing.assert_allclose(shares, members.numpy(), atol=0.05)
 
 
-def test_the_step_of_an_image_is_minus_its_gradient() -> None:
+def test_the_step_of_an_image_is_minus_its_gradient():
     _, chosen, model = first_digits(5)
     for step, image, label in zip(
         steps_alone(model, chosen), chosen.images, chosen.labels, strict=True
@@ -47,7 +46,7 @@ def test_the_step_of_an_image_is_minus_its_gradient() -> None:
         torch.testing.assert_close(step, -gradient, atol=1e-6, rtol=1e-4)
 
 
-def test_more_rounds_show_more() -> None:
+def test_more_rounds_show_more():
     data, chosen, start = first_digits(150)
     members = draw_members(24, chosen, np.random.default_rng(0))
     others = [data.test.to_samples(data.spec).subset(torch.arange(60))]
@@ -60,7 +59,7 @@ def test_more_rounds_show_more() -> None:
     assert five.curve.at_1pct.low > one.curve.at_1pct.high
 
 
-def test_a_number_of_classes_is_guessed_where_it_shows_and_by_chance_where_not() -> None:
+def test_a_number_of_classes_is_guessed_where_it_shows_and_by_chance_where_not():
     counts = np.tile(np.arange(1.0, 11), 20)
     assert guessed_by(counts * 100, counts) == 1
     random = np.random.default_rng(0).random(len(counts))
@@ -68,7 +67,7 @@ def test_a_number_of_classes_is_guessed_where_it_shows_and_by_chance_where_not()
     assert guessed_by(np.ones(len(counts)), counts) == 0.1
 
 
-def test_what_is_seen_depends_on_the_node_s_images_alone() -> None:
+def test_what_is_seen_depends_on_the_node_s_images_alone():
     """So that sets differ by their members, and the model that a node begins with stays."""
     data, chosen, start = first_digits(60)
     before = copy.deepcopy(start.state_dict())
@@ -87,14 +86,14 @@ def test_what_is_seen_depends_on_the_node_s_images_alone() -> None:
     assert all(torch.equal(own, start.state_dict()[name]) for name, own in before.items())
 
 
-def test_an_attack_on_a_model_is_not_blind() -> None:
+def test_an_attack_on_a_model_is_not_blind():
     _, chosen, start = first_digits(40)
     members = draw_members(24, chosen, np.random.default_rng(0))
-    found = strongest(models_view("server", "model", start, chosen), chosen, members)
-    assert found.curve.auc.low > 0.55
+    findings = strongest(models_view("server", "model", start, chosen), chosen, members)
+    assert findings.curve.auc.low > 0.55
 
 
-def test_the_classes_of_a_node_are_told_by_its_model_and_not_by_one_that_learned_nothing() -> None:
+def test_the_classes_of_a_node_are_told_by_its_model_and_not_by_one_that_learned_nothing():
     data = load_dataset("digits")
     samples, held_back = (part.to_samples(data.spec) for part in (data.train, data.test))
     known = torch.cat([(held_back.labels == c).nonzero()[:5, 0] for c in range(10)])

@@ -14,11 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 from flwr.supercore.primitives.asymmetric import uses_nist_ec_curve
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from flwr_distill.cli.main import app
 from flwr_distill.fleet.authority import NODE_USES
 from flwr_distill.fleet.certificates import CertificateFolder, Issued
 from flwr_distill.fleet.node_request import _LOGIN_KEY
@@ -26,27 +22,30 @@ from flwr_distill.links.credentials import Credentials, name_of
 from flwr_distill.links.errors import LinkError
 from flwr_distill.links.records import Peered
 
+from .commands import assert_refused, command
+
+HOSTS = ("superlink", "10.1.2.3", "2001:db8::1")
 TODAY = datetime.datetime.now(datetime.UTC).date()
 
 
 def certs(*arguments):
-    return CliRunner().invoke(app, ["certs", *arguments])
+    return command("certs", *arguments)
 
 
 @pytest.fixture(scope="module")
 def issued(tmp_path_factory):
     """A folder with an authority, a server and two nodes."""
     folder = tmp_path_factory.mktemp("federation")
-    where = ("--dir", str(folder))
+    where = ("--dir", folder)
     old = os.umask(0)
     try:
-        for command in (
+        for words in (
             ("init",),
-            ("server", "--host", "superlink", "--host", "10.1.2.3"),
+            ("server", *(word for host in HOSTS for word in ("--host", host))),
             ("node", "node-0"),
             ("node", "node-1", "--host", "127.0.0.1", "--days", "30"),
         ):
-            result = certs(*command, *where)
+            result = certs(*words, *where)
             assert result.exit_code == 0, result.output
     finally:
         os.umask(old)
@@ -56,7 +55,7 @@ def issued(tmp_path_factory):
 @pytest.fixture
 def folder(tmp_path):
     """A folder with an authority alone."""
-    assert certs("init", "--dir", str(tmp_path)).exit_code == 0
+    assert certs("init", "--dir", tmp_path).exit_code == 0
     return tmp_path
 
 
@@ -84,17 +83,14 @@ def serving(certificate, key, clients_from=None):
     return context
 
 
-@pytest.mark.parametrize("host", ["superlink", "10.1.2.3"])
-def test_the_servers_certificate_is_good_for_its_hosts(issued, host):
+def test_the_servers_certificate_is_good_for_its_hosts_alone(issued):
     server = serving(issued / "server/server.crt", issued / "server/server.key")
-    handshake(server, ssl.create_default_context(cafile=issued / "ca.crt"), host)
-
-
-@pytest.mark.parametrize("host", ["elsewhere", "10.1.2.4", "super.superlink"])
-def test_the_servers_certificate_is_good_for_no_other_host(issued, host):
-    server = serving(issued / "server/server.crt", issued / "server/server.key")
-    with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
-        handshake(server, ssl.create_default_context(cafile=issued / "ca.crt"), host)
+    trusting = ssl.create_default_context(cafile=issued / "ca.crt")
+    for host in HOSTS:
+        handshake(server, trusting, host)
+    for host in ("elsewhere", "10.1.2.4", "super.superlink", "2001:db8::2"):
+        with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
+            handshake(server, trusting, host)
 
 
 def test_nodes_meet_over_mutual_tls_with_the_files_they_get(issued):
@@ -119,14 +115,6 @@ def test_a_node_logs_in_with_a_key_of_flowers_format_that_apps_never_need(issued
     assert serialization.load_ssh_public_key(registered.encode()) == public
 
 
-def test_a_renewed_certificate_leaves_the_login_as_it_is(folder):
-    authority = CertificateFolder(folder)
-    first = authority.issue_node("node-0", [], 5)
-    again = authority.renew("node-0", 9)
-    assert again.registered_key == first.registered_key
-    assert again.public_key == first.public_key != first.registered_key
-
-
 def test_nodes_that_earlier_versions_registered_with_their_only_key_stay_known():
     fields = {"name": "node-0", "hosts": [], "serial": "1", "expires": "2030-01-01"}
     assert Issued(**fields, public_key="ecdsa one").registered_key == "ecdsa one"
@@ -136,9 +124,9 @@ def test_a_request_with_one_key_for_both_is_refused(folder, tmp_path, monkeypatc
     key = ec.generate_private_key(ec.SECP256R1())
     monkeypatch.setattr("flwr_distill.fleet.node_request.new_key", lambda: key)
     own = tmp_path / "on-the-node"
-    assert certs("request", "ward-3", "--dir", str(own)).exit_code == 0
-    told = certs("sign", str(own / "node.csr"), "--dir", str(folder))
-    assert "two keys must differ" in told.stderr
+    assert certs("request", "ward-3", "--dir", own).exit_code == 0
+    reply = certs("sign", own / "node.csr", "--dir", folder)
+    assert "keys" in reply.stderr
 
 
 def credentials(issued, name, stem="node"):
@@ -160,32 +148,32 @@ def waybill(of):
 def test_a_nodes_certificate_vouches_for_its_keys_and_the_servers_for_nobodys(issued):
     judge = credentials(issued, "node-0")
     judge.check_peer(waybill(credentials(issued, "node-1")), 5, "7")
-    with pytest.raises(LinkError, match="not signed with a certificate of the federation"):
+    with pytest.raises(LinkError, match="signed"):
         judge.check_peer(waybill(credentials(issued, "server", "server")), 5, "7")
     both = (issued / "ca.crt").read_bytes() + judge.authority
     judge = dataclasses.replace(judge, authority=both)
-    with pytest.raises(LinkError, match="not for client and server authentication"):
+    with pytest.raises(LinkError, match="authentication"):
         judge.check_peer(waybill(credentials(issued, "server", "server")), 5, "7")
 
 
 @pytest.fixture
-def asked(folder, tmp_path):
+def requests(folder, tmp_path):
     """A node's folder with its key and request, and what the command printed."""
     own = tmp_path / "on-the-node"
-    told = certs("request", "ward-3", "--host", "10.0.0.3", "--dir", str(own))
-    assert told.exit_code == 0, told.output
-    return own, told.stdout
+    reply = certs("request", "ward-3", "--host", "10.0.0.3", "--dir", own)
+    assert reply.exit_code == 0, reply.output
+    return own, reply.stdout
 
 
-def test_a_node_keeps_its_key_and_gets_a_certificate_that_vouches_for_it(folder, asked):
-    own, told = asked
-    fingerprint = told.split()[-1]
-    told = certs(
-        *("sign", str(own / "node.csr"), "--dir", str(folder)),
+def test_a_node_keeps_its_key_and_gets_a_certificate_that_vouches_for_it(folder, requests):
+    own, reply = requests
+    fingerprint = reply.split()[-1]
+    reply = certs(
+        *("sign", own / "node.csr", "--dir", folder),
         *("--host", "10.0.0.3", "--fingerprint", fingerprint),
     )
-    assert told.exit_code == 0, told.output
-    assert told.stdout.split()[-1] == fingerprint
+    assert reply.exit_code == 0, reply.output
+    assert reply.stdout.split()[-1] == fingerprint
     (signed,) = CertificateFolder(folder).issued()
     assert signed.days_left == 30
     assert {file.name for file in (folder / "ward-3").iterdir()} == {
@@ -204,43 +192,34 @@ def test_a_node_keeps_its_key_and_gets_a_certificate_that_vouches_for_it(folder,
     assert stat.S_IMODE((own / "node.key").stat().st_mode) == 0o600
 
 
+def csr(key, name="ward-3", host="ward-3", attributes=(), extensions=()):
+    """A request, signed, with the key for the login."""
+    login = ec.generate_private_key(ec.SECP256R1()).public_key()
+    openssh = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    own_name = x509.NameAttribute(NameOID.COMMON_NAME, name)
+    request = x509.CertificateSigningRequestBuilder(x509.Name([own_name, *attributes]))
+    for extension in (
+        *(x509.SubjectAlternativeName([x509.DNSName(host)]), NODE_USES, *extensions),
+        x509.UnrecognizedExtension(_LOGIN_KEY, login.public_bytes(*openssh)),
+    ):
+        request = request.add_extension(extension, critical=False)
+    return request.sign(key, hashes.SHA256())
+
+
 def test_of_a_request_name_and_keys_are_granted_and_nothing_else(folder):
     key = ec.generate_private_key(ec.SECP256R1())
-    operator = x509.NameAttribute(
-        NameOID.ORGANIZATIONAL_UNIT_NAME, "operator"
-    )  # a role at the gate
-    own_name = x509.NameAttribute(NameOID.COMMON_NAME, "ward-3")
-    request = (
-        x509.CertificateSigningRequestBuilder()
-        .subject_name(x509.Name([own_name, operator]))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("ward-3")]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .add_extension(NODE_USES, critical=False)
-        .add_extension(login_key(), critical=False)
-        .sign(key, hashes.SHA256())
-    )
+    role = x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, "operator")  # at the gate
+    authority = x509.BasicConstraints(ca=True, path_length=None)
+    request = csr(key, attributes=[role], extensions=[authority])
     CertificateFolder(folder).sign(request.public_bytes(serialization.Encoding.PEM), 5)
-    made = x509.load_pem_x509_certificate((folder / "ward-3/node.crt").read_bytes())
-    assert not made.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    assert made.public_key() == key.public_key()
-    assert list(made.subject) == [own_name]
+    created = x509.load_pem_x509_certificate((folder / "ward-3/node.crt").read_bytes())
+    assert not created.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    assert created.public_key() == key.public_key()
+    assert list(created.subject) == [x509.NameAttribute(NameOID.COMMON_NAME, "ward-3")]
 
 
-def login_key():
-    """The extension of a request with the key for the login."""
-    key = ec.generate_private_key(ec.SECP256R1()).public_key()
-    encoded = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    return x509.UnrecognizedExtension(_LOGIN_KEY, encoded)
-
-
-def csr(key, name="ward-3", host="ward-3"):
-    builder = x509.CertificateSigningRequestBuilder()
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    alternative = x509.SubjectAlternativeName([x509.DNSName(host)])
-    request = builder.subject_name(subject).add_extension(alternative, critical=False)
-    request = request.add_extension(login_key(), critical=False)
-    request = request.add_extension(NODE_USES, critical=False)
-    return request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
+def der(*arguments, **named):
+    return csr(*arguments, **named).public_bytes(serialization.Encoding.DER)
 
 
 def changed(content):
@@ -250,22 +229,19 @@ def changed(content):
 @pytest.mark.parametrize(
     ("request_of", "complaint"),
     [
-        (lambda key: b"\0" * 100_000, "this is no request"),
-        (lambda key: changed(csr(key)), "not signed with its key"),
-        (lambda key: csr(rsa.generate_private_key(65537, 2048)), "P-256, P-384 or P-521"),
-        (lambda key: csr(key, name="server"), "name=server"),
-        (lambda key: csr(key, name="../node-0"), r"name=../node-0"),
-        (lambda key: csr(key, host="*.example.org"), r"host=*.example.org"),
+        (lambda key: b"\0" * 100_000, "request"),
+        (lambda key: changed(der(key)), "signed"),
+        (lambda key: der(rsa.generate_private_key(65537, 2048)), "P-256"),
+        (lambda key: der(key, name="server"), "server"),
+        (lambda key: der(key, name="../node-0"), "../node-0"),
+        (lambda key: der(key, host="*.example.org"), "*.example.org"),
     ],
 )
 def test_a_request_that_is_not_as_it_should_be_is_refused(folder, request_of, complaint):
-    der = request_of(ec.generate_private_key(ec.SECP384R1()))
-    pem = b"-----BEGIN CERTIFICATE REQUEST-----\n" + base64.encodebytes(der)
+    content = request_of(ec.generate_private_key(ec.SECP384R1()))
+    pem = b"-----BEGIN CERTIFICATE REQUEST-----\n" + base64.encodebytes(content)
     pem += b"-----END CERTIFICATE REQUEST-----\n"
-    told = CliRunner().invoke(app, ["certs", "sign", "-", "--dir", str(folder)], input=pem)
-    assert told.exit_code == 1
-    assert complaint in told.stderr
-    assert told.stderr.count("\n") == 1
+    assert_refused(command("certs", "sign", "-", "--dir", folder, input=pem), complaint)
     assert CertificateFolder(folder).issued() == []
 
 
@@ -279,32 +255,31 @@ def test_what_a_node_signed_holds_for_the_name_in_its_certificate_alone(folder):
     )
     authority, named = CertificateFolder(folder), {}
     for name in ("ward-3", "ward-4"):
-        request = x509.load_der_x509_csr(csr(key, name))
-        authority.sign(request.public_bytes(serialization.Encoding.PEM), 5, ["ward-3"])
+        authority.sign(csr(key, name).public_bytes(serialization.Encoding.PEM), 5, ["ward-3"])
         certificate = (folder / name / "node.crt").read_bytes()
         named[name] = Credentials((folder / "nodes-ca.crt").read_bytes(), certificate, private)
     own, other = named.values()
     own.check_peer(waybill(own), 5, "7")
     others = {"peer_name": "ward-4", "peer_certificate": other.certificate}
-    with pytest.raises(LinkError, match="wrong signature"):
+    with pytest.raises(LinkError, match="signature"):
         own.check_peer(waybill(own).model_copy(update=others), 5, "7")
 
 
-def test_another_key_than_the_one_whose_fingerprint_was_told_is_refused(folder, asked):
-    told = certs(
-        *("sign", str(asked[0] / "node.csr"), "--dir", str(folder)), *("--fingerprint", "SHA256:x")
+def test_another_key_than_the_one_whose_fingerprint_was_told_is_refused(folder, requests):
+    reply = certs(
+        *("sign", str(requests[0] / "node.csr"), "--dir", folder), *("--fingerprint", "SHA256:x")
     )
-    assert told.exit_code == 1
-    assert "fingerprint=SHA256:x: the request's key has SHA256:" in told.stderr
+    assert_refused(reply, "SHA256:x")
 
 
 def test_a_renewed_certificate_has_the_same_key_and_both_are_revoked_with_the_name(folder):
     authority = CertificateFolder(folder)
     first = authority.issue_node("node-0", ["10.0.0.3"], 5)
     before = waybill(credentials(folder, "node-0"))
-    assert certs("renew", "node-0", "--days", "30", "--dir", str(folder)).exit_code == 0
+    assert certs("renew", "node-0", "--days", "30", "--dir", folder).exit_code == 0
     second = authority.valid("node-0")
     assert (second.public_key, second.hosts) == (first.public_key, first.hosts)
+    assert second.registered_key == first.registered_key != first.public_key
     assert second.serial != first.serial
     assert second.days_left == 30
     own = credentials(folder, "node-0")
@@ -312,14 +287,14 @@ def test_a_renewed_certificate_has_the_same_key_and_both_are_revoked_with_the_na
     informed = dataclasses.replace(own, revocations=authority.nodes_revocations.read_bytes())
     for of in (before, waybill(own)):
         own.check_peer(of, 5, "7")
-        with pytest.raises(LinkError, match="is node-0, whose certificate is revoked"):
+        with pytest.raises(LinkError, match="revoked"):
             informed.check_peer(of, 5, "7")
 
 
 def test_keep_renews_what_is_about_to_expire(folder):
     CertificateFolder(folder).issue_node("node-0", [], 5)
-    told = certs("node", "node-0", "--keep", "--dir", str(folder))
-    assert told.exit_code == 0, told.output
+    reply = certs("node", "node-0", "--keep", "--dir", folder)
+    assert reply.exit_code == 0, reply.output
     assert [each.days_left for each in CertificateFolder(folder).issued()] == [5, 30]
 
 
@@ -331,7 +306,7 @@ def test_a_revocation_list_that_is_not_the_authoritys_is_refused(folder, tmp_pat
         content = (tmp_path / "other/nodes-ca.crl").read_bytes()
     own = credentials(folder, "node-0")
     informed = dataclasses.replace(own, revocations=content or b" ")
-    with pytest.raises(LinkError, match="peer-revocations is no"):
+    with pytest.raises(LinkError, match="peer-revocations"):
         informed.check_peer(waybill(own), 5, "7")
 
 
@@ -349,7 +324,7 @@ def test_certificates_expire_when_asked(issued):
 
 
 @pytest.mark.parametrize(
-    ("file", "command"),
+    ("file", "words"),
     [
         ("ca.key", ("init",)),
         ("ca.crt", ("init",)),
@@ -360,24 +335,20 @@ def test_certificates_expire_when_asked(issued):
         ("node-0/node.crt", ("node", "node-0")),
     ],
 )
-def test_what_is_there_is_never_overwritten(tmp_path, file, command):
-    if command != ("init",):
-        assert certs("init", "--dir", str(tmp_path)).exit_code == 0
+def test_what_is_there_is_never_overwritten(tmp_path, file, words):
+    if words != ("init",):
+        assert certs("init", "--dir", tmp_path).exit_code == 0
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text("mine")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    result = certs(*command, "--dir", str(tmp_path))
-    assert result.exit_code == 1
-    assert f"{tmp_path / file} exists" in result.stderr
+    assert_refused(certs(*words, "--dir", tmp_path), tmp_path / file)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_a_name_is_issued_once_until_it_is_revoked_and_its_files_are_moved_away(folder):
     authority = CertificateFolder(folder)
     first = authority.issue_node("node-0", [], 5)
-    result = certs("node", "node-0", "--dir", str(folder))
-    assert result.exit_code == 1
-    assert "certs revoke node-0" in result.stderr
+    assert_refused(certs("node", "node-0", "--dir", folder), "certs revoke node-0")
     authority.mark_revoked("node-0")
     (folder / "node-0").rename(folder / "old")
     second = authority.issue_node("node-0", [], 5)
@@ -386,47 +357,39 @@ def test_a_name_is_issued_once_until_it_is_revoked_and_its_files_are_moved_away(
     assert authority.valid("node-0") == second
 
 
-def test_keep_leaves_what_is_there_as_it_is(issued):
+def test_keep_leaves_existing_files_unchanged_and_issues_missing_ones(issued, tmp_path):
     before = {path: path.read_bytes() for path in issued.rglob("*") if path.is_file()}
-    for command in (("init",), ("server", "--host", "other"), ("node", "node-0")):
-        result = certs(*command, "--keep", "--dir", str(issued))
+    for words in (("init",), ("server", "--host", "other"), ("node", "node-0")):
+        result = certs(*words, "--keep", "--dir", issued)
         assert result.exit_code == 0, result.output
         assert "is kept" in result.stdout
     assert {path: path.read_bytes() for path in issued.rglob("*") if path.is_file()} == before
-
-
-def test_keep_issues_what_is_not_there(folder):
-    result = certs("node", "node-0", "--keep", "--dir", str(folder))
-    assert result.exit_code == 0, result.output
-    assert (folder / "node-0/node.key").exists()
+    for words in (("init",), ("node", "node-0")):
+        assert certs(*words, "--keep", "--dir", tmp_path).exit_code == 0
+    assert (tmp_path / "node-0/node.key").exists()
 
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("node", "Node_0"), "name=Node_0"),
-        (("node", "../node"), "name=../node"),
-        (("node", "server"), "name=server"),
-        (("node", "node-0", "--host", "node-0:9200"), "host=node-0:9200"),
-        (("server", "--host", "10.0.0.256"), "host=10.0.0.256"),
-        (("server", "--host", ""), "host="),
-        (("server", "--host", "a", "--days", "4000"), "days=4000"),
+        (("node", "Node_0"), "Node_0"),
+        (("node", "../node"), "../node"),
+        (("node", "server"), "server"),
+        (("node", "node-0", "--host", "node-0:9200"), "node-0:9200"),
+        (("server", "--host", "10.0.0.256"), "10.0.0.256"),
+        (("server", "--host", ""), "host"),
+        (("server", "--host", "a", "--days", "4000"), "4000"),
     ],
 )
 def test_bad_input_is_refused_in_one_line_and_leaves_nothing(folder, arguments, complaint):
-    result = certs(*arguments, "--dir", str(folder))
-    assert result.exit_code == 1
-    assert complaint in result.stderr
-    assert result.stderr.count("\n") == 1
-    made = {f"{name}.{kind}" for name in ("ca", "nodes-ca") for kind in ("crt", "key", "crl")}
-    assert {path.name for path in folder.iterdir()} == {*made, "issued.json"}
+    assert_refused(certs(*arguments, "--dir", folder), complaint)
+    created = {f"{name}.{kind}" for name in ("ca", "nodes-ca") for kind in ("crt", "key", "crl")}
+    assert {path.name for path in folder.iterdir()} == {*created, "issued.json"}
 
 
 def test_a_folder_without_an_authority_is_said_with_the_remedy(tmp_path):
-    for command in (("server", "--host", "a"), ("node", "node-0"), ("list",), ("revoke", "x")):
-        result = certs(*command, "--dir", str(tmp_path))
-        assert result.exit_code == 1
-        assert "flwr-distill certs init" in result.stderr
+    for words in (("server", "--host", "a"), ("node", "node-0"), ("list",), ("revoke", "x")):
+        assert_refused(certs(*words, "--dir", tmp_path), "flwr-distill certs init")
 
 
 def test_list_shows_names_hosts_ends_and_revocations(folder):
@@ -434,7 +397,7 @@ def test_list_shows_names_hosts_ends_and_revocations(folder):
     authority.issue_server(["superlink", "10.0.0.1"], 5)
     authority.issue_node("ward-3", [], 5)
     authority.mark_revoked("ward-3")
-    lines = certs("list", "--dir", str(folder)).stdout.splitlines()
+    lines = certs("list", "--dir", folder).stdout.splitlines()
     (server,) = (line for line in lines if "server" in line)
     (node,) = (line for line in lines if "ward-3" in line)
     end = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(5)).date().isoformat()
@@ -446,30 +409,15 @@ def test_list_shows_names_hosts_ends_and_revocations(folder):
 
 def test_the_servers_certificate_can_be_revoked_without_a_superlink(folder):
     CertificateFolder(folder).issue_server(["a"], 5)
-    assert certs("revoke", "server", "--dir", str(folder)).exit_code == 0
-    again = certs("revoke", "server", "--dir", str(folder))
-    assert again.exit_code == 1
-    assert "revoked already" in again.stderr
+    assert certs("revoke", "server", "--dir", folder).exit_code == 0
+    assert_refused(certs("revoke", "server", "--dir", folder), "revoked it already")
 
 
 def test_a_node_is_not_marked_as_revoked_if_the_superlink_was_not_told(folder):
     CertificateFolder(folder).issue_node("node-0", [], 5)
     result = certs(
-        *("revoke", "node-0", "--dir", str(folder)),
+        *("revoke", "node-0", "--dir", folder),
         *("--superlink", "127.0.0.1:9", "--timeout", "0"),
     )
-    assert result.exit_code == 1
-    assert "node-0 is not revoked: no SuperLink answers at superlink=127.0.0.1:9" in result.stderr
+    assert_refused(result, "node-0 is not revoked", "127.0.0.1:9")
     assert json.loads((folder / "issued.json").read_text())[0]["revoked"] is None
-
-
-@given(address=st.ip_addresses())
-@settings(max_examples=20, deadline=None)
-def test_any_address_can_be_a_host(tmp_path_factory, address):
-    folder = tmp_path_factory.mktemp("authority")
-    authority = CertificateFolder(folder)
-    authority.create(10)
-    authority.issue_server([str(address)], 5)
-    certificate = x509.load_pem_x509_certificate((folder / "server/server.crt").read_bytes())
-    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert names.get_values_for_type(x509.IPAddress) == [address]

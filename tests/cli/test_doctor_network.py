@@ -2,9 +2,7 @@
 
 import datetime
 import socket
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +16,7 @@ from flwr.supercore.object_store import ObjectStoreFactory
 import flwr_distill.fleet.authority
 import flwr_distill.fleet.checkup
 from flwr_distill.fleet.certificates import CertificateFolder
-from flwr_distill.fleet.checkup import Finding, checkup
+from flwr_distill.fleet.checkup import checkup
 from flwr_distill.fleet.local_federation import free_ports
 from flwr_distill.flower.line_1_32.fleet.clock import ClockError, clock_offset
 from flwr_distill.node.settings import load_settings
@@ -26,7 +24,7 @@ from tests.proxies import proxy
 
 
 @pytest.fixture(scope="module")
-def superlink() -> Iterator[str]:
+def superlink():
     """Address of the Fleet API of a SuperLink that knows no node."""
     state = SimpleNamespace(get_node_id_by_public_key=lambda key: None)
     states: Any = SimpleNamespace(state=lambda: state)
@@ -43,46 +41,42 @@ def superlink() -> Iterator[str]:
 
 
 @pytest.fixture
-def ahead(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+def ahead(monkeypatch):
     """Sets the SuperLink's clock ahead by so many seconds."""
 
-    def shift(seconds: float) -> None:
+    def shift(seconds):
         shifted = datetime.timedelta(seconds=seconds)
         monkeypatch.setattr(node_auth_server_interceptor, "now", lambda: now() + shifted)
 
     return shift
 
 
-def findings(**settings: Any) -> dict[str, Finding]:
+def findings(**settings):
     return {finding.check: finding for finding in checkup(load_settings(None, settings))}
 
 
 @pytest.mark.parametrize("seconds", [0.0, 2.5, -4.0, 200.0, 1234.5, -3500.0])
-def test_the_superlinks_clock_is_measured_by_what_it_refuses(
-    superlink: str, ahead: Callable[[float], None], seconds: float
-) -> None:
+def test_the_superlinks_clock_is_measured_by_what_it_refuses(superlink, ahead, seconds):
     ahead(seconds)
     offset = clock_offset(superlink, insecure=True, root_certificates=None)
     assert offset == pytest.approx(seconds, abs=0.2)
 
 
-def test_a_clock_that_flower_lets_pass_is_ok_and_one_that_it_refuses_is_not(
-    superlink: str, ahead: Callable[[float], None]
-) -> None:
-    for seconds, state, said in (
+def test_a_clock_that_flower_lets_pass_is_ok_and_one_that_it_refuses_is_not(superlink, ahead):
+    for seconds, state, reason in (
         (200.0, "ok", "behind the SuperLink's"),
         (-9.0, "failed", "Flower refuses nodes over 5 s ahead or 305 s behind"),
         (320.0, "failed", "Flower refuses nodes over 5 s ahead or 305 s behind"),
         (9000.0, "failed", "the clocks are over 3600 s apart"),
     ):
         ahead(seconds)
-        found = findings(superlink=superlink, insecure=True)
-        assert found["SuperLink"].state == "ok"
-        assert found["clock"].state == state, seconds
-        assert said in found["clock"].found
+        results = findings(superlink=superlink, insecure=True)
+        assert results["SuperLink"].state == "ok"
+        assert results["clock"].state == state, seconds
+        assert reason in results["clock"].found
 
 
-def test_a_server_that_answers_otherwise_is_not_taken_for_a_clock() -> None:
+def test_a_server_that_answers_otherwise_is_not_taken_for_a_clock():
     server = grpc.server(ThreadPoolExecutor(1))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -93,19 +87,15 @@ def test_a_server_that_answers_otherwise_is_not_taken_for_a_clock() -> None:
         server.stop(None)
 
 
-def test_a_superlink_that_does_not_answer_fails_and_its_clock_is_not_checked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_superlink_that_does_not_answer_fails_and_its_clock_is_not_checked(monkeypatch):
     monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWERS_WITHIN", 0)
     (port,) = free_ports(1)
-    found = findings(superlink=f"127.0.0.1:{port}", insecure=True)
-    assert "no SuperLink answers at" in found["SuperLink"].found
-    assert (found["SuperLink"].state, found["clock"].state) == ("failed", "unchecked")
+    results = findings(superlink=f"127.0.0.1:{port}", insecure=True)
+    assert "no SuperLink answers at" in results["SuperLink"].found
+    assert (results["SuperLink"].state, results["clock"].state) == ("failed", "unchecked")
 
 
-def test_the_proxy_to_a_superlink_is_named_and_why_one_is_not_used(
-    superlink: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_proxy_to_a_superlink_is_named_and_why_one_is_not_used(superlink, monkeypatch):
     with proxy() as refusing:
         for name, value in refusing.variables.items():
             monkeypatch.setenv(name, value)
@@ -124,20 +114,18 @@ def test_the_proxy_to_a_superlink_is_named_and_why_one_is_not_used(
     assert "http_proxy" in findings()["proxy"].found  # of a server
 
 
-def test_ports_that_are_taken_fail_where_a_server_is_to_start(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ports_that_are_taken_fail_where_a_server_is_to_start(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         monkeypatch.setattr(flwr_distill.fleet.checkup, "SERVER_PORTS", {port: "Fleet API"})
-        found = findings()[f"port {port}"]
-    assert found.state == "failed"
-    assert found.found == "Fleet API: Address already in use"
-    assert "with --superlink HOST:9092" in found.remedy
+        results = findings()[f"port {port}"]
+    assert results.state == "failed"
+    assert results.found == "Fleet API: Address already in use"
+    assert "with --superlink HOST:9092" in results.remedy
 
 
 @pytest.fixture(scope="module")
-def issued(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def issued(tmp_path_factory):
     """An authority and node-0, for localhost; and another authority, `other`."""
     folder = tmp_path_factory.mktemp("certificates")
     for name in ("certs", "other"):
@@ -150,7 +138,7 @@ def issued(tmp_path_factory: pytest.TempPathFactory) -> Path:
 PEERS = ("peer_authority", "peer_certificate", "peer_key")
 
 
-def node_files(folder: Path, **changes: Any) -> dict[str, Any]:
+def node_files(folder, **changes):
     own = folder / "certs" / "node-0"
     files: dict[str, Any] = {
         "superlink": "127.0.0.1:1",
@@ -164,9 +152,9 @@ def node_files(folder: Path, **changes: Any) -> dict[str, Any]:
     return files | changes
 
 
-def test_a_nodes_own_files_are_found_good(issued: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_nodes_own_files_are_found_good(issued, monkeypatch):
     monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWERS_WITHIN", 0)
-    found = findings(**node_files(issued))
+    results = findings(**node_files(issued))
     for check in (
         "root-certificates",
         "peer-authority",
@@ -174,11 +162,11 @@ def test_a_nodes_own_files_are_found_good(issued: Path, monkeypatch: pytest.Monk
         "auth-key",
         "peer-address",
     ):
-        assert found[check].state == "ok", found[check]
+        assert results[check].state == "ok", results[check]
 
 
 @pytest.mark.parametrize(
-    ("without", "state", "said"),
+    ("without", "state", "reason"),
     [
         ((), "ok", "flower-superlink does not compare it"),
         (("auth_key",), "unchecked", "without auth-key this node makes a key up"),
@@ -186,31 +174,27 @@ def test_a_nodes_own_files_are_found_good(issued: Path, monkeypatch: pytest.Monk
     ],
     ids=["key", "no key", "no TLS"],
 )
-def test_who_else_could_reply_for_this_node_is_said(
-    issued: Path, monkeypatch: pytest.MonkeyPatch, without: tuple[str, ...], state: str, said: str
-) -> None:
+def test_who_else_could_reply_for_this_node_is_said(issued, monkeypatch, without, state, reason):
     monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWERS_WITHIN", 0)
     files = {name: file for name, file in node_files(issued).items() if name not in without}
-    found = findings(**files, insecure="root_certificates" in without)["sender of replies"]
-    assert found.state == state
-    assert said in found.found
-    assert bool(found.remedy) == (state == "unchecked")
+    results = findings(**files, insecure="root_certificates" in without)["sender of replies"]
+    assert results.state == state
+    assert reason in results.found
+    assert bool(results.remedy) == (state == "unchecked")
 
 
-def test_with_another_flower_any_node_could_reply_for_this_one(
-    issued: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_another_flower_any_node_could_reply_for_this_one(issued, monkeypatch):
     monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWERS_WITHIN", 0)
     monkeypatch.setattr(
         flwr_distill.fleet.checkup, "why_another", lambda: "flwr 1.42.0 is installed"
     )
-    found = findings(**node_files(issued))["sender of replies"]
-    assert found.state == "unchecked"
-    assert "1.32.1" in found.remedy
+    results = findings(**node_files(issued))["sender of replies"]
+    assert results.state == "unchecked"
+    assert "1.32.1" in results.remedy
 
 
 @pytest.mark.parametrize(
-    ("changes", "check", "said"),
+    ("changes", "check", "reason"),
     [
         ({"peer_authority": "other/nodes-ca.crt"}, "peer-certificate", "is not signed by"),
         ({"peer_authority": "certs/ca.crt"}, "peer-certificate", "is not signed by"),
@@ -221,46 +205,34 @@ def test_with_another_flower_any_node_could_reply_for_this_one(
         ({"auth_key": "certs/ca.key"}, "auth-key", "ca.key"),
     ],
 )
-def test_files_that_do_not_belong_together_are_found(
-    issued: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    changes: dict[str, str],
-    check: str,
-    said: str,
-) -> None:
+def test_files_that_do_not_belong_together_are_found(issued, monkeypatch, changes, check, reason):
     monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWERS_WITHIN", 0)
     paths = {name: issued / path for name, path in changes.items()}
-    found = findings(**node_files(issued, **paths))[check]
-    assert found.state == "failed"
-    assert said in found.found
+    results = findings(**node_files(issued, **paths))[check]
+    assert results.state == "failed"
+    assert reason in results.found
 
 
-def test_a_certificate_that_does_not_name_the_peer_address_fails(
-    issued: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_certificate_that_does_not_name_the_peer_address_fails(issued, monkeypatch):
     monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWERS_WITHIN", 0)
-    found = findings(**node_files(issued, peer_address="ward-3.example.org:9200"))
-    said = "names localhost, not peer-address's ward-3.example.org"
-    assert said in found["peer-certificate"].found
+    results = findings(**node_files(issued, peer_address="ward-3.example.org:9200"))
+    reason = "names localhost, not peer-address's ward-3.example.org"
+    assert reason in results["peer-certificate"].found
 
 
-@pytest.mark.parametrize(("days", "said"), [(-40, "expired on"), (40, "which is in the future")])
-def test_certificates_of_another_time_fail(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int, said: str
-) -> None:
+@pytest.mark.parametrize(("days", "reason"), [(-40, "expired on"), (40, "which is in the future")])
+def test_certificates_of_another_time_fail(tmp_path, monkeypatch, days, reason):
     then = now() + datetime.timedelta(days=days)
     with monkeypatch.context() as patch:
         patch.setattr(flwr_distill.fleet.authority, "now", lambda: then)
         CertificateFolder(tmp_path).create(30)
     monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWERS_WITHIN", 0)
-    found = findings(superlink="127.0.0.1:1", root_certificates=tmp_path / "ca.crt")
-    assert found["root-certificates"].state == "failed"
-    assert said in found["root-certificates"].found
+    results = findings(superlink="127.0.0.1:1", root_certificates=tmp_path / "ca.crt")
+    assert results["root-certificates"].state == "failed"
+    assert reason in results["root-certificates"].found
 
 
-def test_a_peer_address_in_use_may_be_the_nodes_own_and_one_elsewhere_cannot(
-    issued: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_peer_address_in_use_may_be_the_nodes_own_and_one_elsewhere_cannot(issued, monkeypatch):
     monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWERS_WITHIN", 0)
     with socket.create_server(("localhost", 0)) as taken:
         address = f"localhost:{taken.getsockname()[1]}"

@@ -5,16 +5,16 @@ import re
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from flwr_distill.cli.main import app
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.settings import TaskSettings
 from flwr_distill.task.source import partition_samples
 
+from .commands import assert_refused, command
+
 
 def partition(*arguments):
-    return CliRunner().invoke(app, ["partition", *map(str, arguments)], env={"COLUMNS": "200"})
+    return command("partition", *arguments)
 
 
 def rows(output):
@@ -50,20 +50,17 @@ def test_an_index_file_is_shown_and_drawn(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "reason"),
     [
         (["clustr"], "partition.scheme = 'clustr'"),
         (["cluster-mc", "--clusters", "3:x"], "partition.clusters = '3:x'"),
-        (["cluster-bc", "--nodes", "3"], "partition.clusters='6:1:1:1:1' must be 1 to 3 sizes"),
+        (["cluster-bc", "--nodes", "3"], "6:1:1:1:1"),
         (["pareto", "--alpha", "0"], "partition.alpha = 0.0"),
         (["index-file"], "partition.index-file = '': must name a file"),
-        (["--dataset", "dgits"], "dataset='dgits' is unknown"),
+        (["--dataset", "dgits"], "dgits"),
         (["--dataset", "private"], "private"),
         (["--plot", "picture.foo"], "'foo' is not supported"),
     ],
 )
-def test_what_cannot_be_split_or_drawn_is_refused_in_a_line(arguments, said):
-    result = partition(*arguments)
-    assert result.exit_code == 1
-    assert said in result.output
-    assert "Traceback" not in result.output
+def test_what_cannot_be_split_or_drawn_is_refused_in_a_line(arguments, reason):
+    assert_refused(partition(*arguments), reason)

@@ -1,5 +1,6 @@
-"""`flwr-distill runs` at its command line."""
+"""`flwr-distill runs` and `report` at their command lines, and the table of results."""
 
+import io
 import json
 import os
 import subprocess
@@ -7,9 +8,11 @@ import sys
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from rich.console import Console
 
-from flwr_distill.cli.main import app
+from flwr_distill.cli.run_log import results_table
+
+from .commands import assert_refused, command
 
 
 @pytest.fixture(autouse=True)
@@ -22,8 +25,8 @@ def started(folder, time):
     file.write_text(json.dumps(json.loads(file.read_text()) | {"started": time}))
 
 
-def invoke(*arguments):
-    return CliRunner().invoke(app, ["runs", *map(str, arguments)])
+def invoke(*arguments, env=()):
+    return command("runs", *arguments, env=env)
 
 
 def test_runs_are_listed_by_age_with_what_came_out(finished_run):
@@ -113,12 +116,6 @@ def test_at_80_columns_a_module_and_class_is_folded_and_not_cut(finished_run, mo
     assert all(part in output for part in LONG_ENDS)
 
 
-def test_no_runs_is_said(tmp_path):
-    result = invoke("list", "--runs-dir", tmp_path)
-    assert result.exit_code == 1
-    assert "no runs in" in result.stderr
-
-
 def test_a_run_is_shown_with_its_numbers_and_settings(finished_run):
     output = invoke("show", finished_run(train__lr=0.3)).output
     shown = [line.split() for line in output.splitlines()]
@@ -136,10 +133,7 @@ def test_a_run_is_named_by_its_first_digits_and_never_cut(finished_run, monkeypa
     assert f"in {runs_dir / ids[1]}" in invoke(
         "show", ids[1][:7], "--runs-dir", runs_dir
     ).output.replace("\n", "")
-    several = invoke("show", "16", "--runs-dir", runs_dir)
-    assert several.exit_code == 1
-    assert "16 begins 2 ids: " in several.stderr
-    assert all(name in several.stderr for name in ids)
+    assert_refused(invoke("show", "16", "--runs-dir", runs_dir), *ids)
     assert "no run 3 in" in invoke("show", "3", "--runs-dir", runs_dir).stderr
 
 
@@ -171,17 +165,16 @@ def test_export_writes_a_student_beside_the_model(finished_run, tmp_path, monkey
     result = invoke("export", finished_run(), *few)
     assert str(tmp_path / "student-model.safetensors") in result.output
     assert "it agrees with the model on" in result.output
-    result = invoke("export", finished_run("102"), "--student", "no-such", "--output", tmp_path)
-    assert result.exit_code == 1
-    assert "model='no-such' is unknown here" in result.stderr
+    assert_refused(
+        invoke("export", finished_run("102"), "--student", "no-such", "--output", tmp_path),
+        "no-such",
+    )
 
 
 def test_export_of_a_run_without_a_model_is_an_error(finished_run):
     folder = finished_run()
     (folder / "model.safetensors").unlink()
-    result = invoke("export", folder)
-    assert result.exit_code == 1
-    assert "holds no model of that round" in result.stderr
+    assert_refused(invoke("export", folder), "model")
 
 
 def test_latest_is_the_run_that_started_last_whatever_the_times_of_its_files(finished_run):
@@ -214,9 +207,7 @@ def test_latest_never_takes_an_older_run_because_the_last_has_no_model(finished_
     assert str(newer) in result.stderr
     (newer / "settings.json").unlink()  # it waits for its nodes
     (newer / "about.json").unlink()
-    result = invoke("export", "latest", "--runs-dir", older.parent)
-    assert result.exit_code == 1
-    assert "run 11" in result.stderr
+    assert_refused(invoke("export", "latest", "--runs-dir", older.parent), "run 11")
     assert not (older / "export").exists()
 
 
@@ -232,16 +223,71 @@ def test_a_run_of_the_runs_dir_goes_before_a_folder_of_the_same_name(finished_ru
 
 def test_an_export_that_cannot_be_written_is_one_line(finished_run, tmp_path):
     (tmp_path / "out").write_text("a file")
-    result = invoke("export", finished_run(), "--output", tmp_path / "out" / "model")
-    assert result.exit_code == 1
-    (line,) = result.stderr.splitlines()
-    assert str(tmp_path / "out") in line
+    assert_refused(
+        invoke("export", finished_run(), "--output", tmp_path / "out" / "model"),
+        str(tmp_path / "out"),
+    )
 
 
 def test_a_damaged_file_of_a_run_is_named(finished_run):
     folder = finished_run()
     (folder / "metrics.jsonl").write_bytes(b"\xff\n")
-    result = invoke("show", folder)
-    assert result.exit_code == 1
-    (line,) = result.stderr.splitlines()
-    assert str(folder / "metrics.jsonl") in line
+    assert_refused(invoke("show", folder), str(folder / "metrics.jsonl"))
+
+
+def report(*arguments):
+    return command("report", *arguments)
+
+
+RESULT = {
+    **{"strategy": "hfldd", "accuracy": 0.9, "rounds": 3, "server_bytes": 1, "link_bytes": 2},
+    "seconds": 3.0,
+}
+
+
+def results(width=120, **runs):
+    console = Console(file=io.StringIO(), width=width)
+    console.print(results_table("Runs", runs))
+    return console.file.getvalue()
+
+
+def test_results_have_each_warning_once_and_accuracies_of_the_model_or_on_nodes():
+    warned = {**RESULT, "warnings": ["No node holds class 8 [of the test set]"]}
+    own_models = {**RESULT, "accuracy": None, "node_accuracy": 0.875}
+    text = results(old=RESULT, a=warned, b=warned, fedproto=own_models)
+    assert text.count("No node holds class 8 [of the test set]") == 1
+    assert "87.5 % on nodes" in text
+    assert "90.0 % " in text
+
+
+def test_at_80_columns_the_strategys_module_and_class_is_folded_and_not_cut():
+    text = results(80, **{LONG: RESULT})
+    assert "…" not in text
+    rows = [line.split("│")[1].strip() for line in text.splitlines() if line.startswith("│")]
+    assert "".join(rows) == LONG
+
+
+def test_a_run_is_found_by_folder_by_id_and_as_the_latest(finished_run):
+    folder = finished_run("11")
+    page = folder / "report.html"
+    written = page.read_text()
+    for name in (folder, "11", "latest"):
+        page.unlink()
+        result = report(name, "--runs-dir", folder.parent)
+        assert result.exit_code == 0, result.output
+        assert result.stdout.strip() == str(page)
+        assert page.read_text() == written
+
+
+def test_several_runs_are_compared_in_one_page(finished_run, tmp_path):
+    folders = [finished_run("1", strategy="fedavg"), finished_run("2", strategy="hfldd")]
+    assert report(*folders).output.strip() == str(folders[0].parent / "comparison.html")
+    assert report(*folders, "--output", tmp_path / "both.html").exit_code == 0
+    page = (tmp_path / "both.html").read_text()
+    assert "<title>fedavg · hfldd</title>" in page
+    assert "Settings that differ" in page
+
+
+def test_an_unknown_run_is_an_error_with_the_remedy(tmp_path):
+    assert_refused(report("nope", "--runs-dir", tmp_path), "no run nope in ", "runs list")
+    assert_refused(invoke("list", "--runs-dir", tmp_path), "no runs in")

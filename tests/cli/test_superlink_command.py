@@ -17,6 +17,8 @@ from flwr_distill.cli.main import app
 from flwr_distill.flower.line_1_32.fleet import linkstate
 from flwr_distill.flower.line_1_32.fleet.callers import BoundServicer
 
+from .commands import assert_refused
+
 
 @pytest.fixture(autouse=True)
 def _own_process(monkeypatch):
@@ -54,18 +56,20 @@ def test_flower_refuses_what_flower_does_not_know():
 
 def test_with_another_flower_it_does_not_start_and_names_what_does(monkeypatch):
     monkeypatch.setattr(superlink, "why_another", lambda: "flwr 1.41.0 is installed")
-    done = CliRunner().invoke(app, ["superlink", "--insecure"])
-    assert done.exit_code == 1
-    assert "flwr 1.41.0 is installed" in done.stderr
-    assert "flower-superlink" in done.stderr
+    assert_refused(
+        CliRunner().invoke(app, ["superlink", "--insecure"]),
+        "flwr 1.41.0 is installed",
+        "flower-superlink",
+    )
 
 
 @pytest.mark.parametrize("kind", ["rest", "grpc-adapter"])
 def test_an_api_whose_calls_carry_no_key_is_refused(kind, monkeypatch):
     monkeypatch.setattr(app_of_flower, "run_superlink", lambda: None)
-    done = CliRunner().invoke(app, ["superlink", "--insecure", "--fleet-api-type", kind])
-    assert done.exit_code == 1
-    assert f"--fleet-api-type {kind}" in done.stderr
+    assert_refused(
+        CliRunner().invoke(app, ["superlink", "--insecure", "--fleet-api-type", kind]),
+        f"--fleet-api-type {kind}",
+    )
 
 
 def test_the_api_whose_calls_carry_keys_is_served(monkeypatch):

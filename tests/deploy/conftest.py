@@ -65,9 +65,9 @@ def deployed(tmp_path_factory, env):
     folder = tmp_path_factory.mktemp("deployed")
     certs = folder / "certs"
     fleet, control, serverappio = (f"127.0.0.1:{port}" for port in free_ports(3))
-    made = Deployed(certs, fleet, control, env)
+    created = Deployed(certs, fleet, control, env)
     for command in (("init",), ("server", "--host", "127.0.0.1", "--host", "localhost")):
-        assert made.ours("certs", *command, "--dir", certs).returncode == 0
+        assert created.ours("certs", *command, "--dir", certs).returncode == 0
     superlink = start_bound(
         [
             *("flower-superlink", "--enable-supernode-auth", "--isolation", "process"),
@@ -80,5 +80,5 @@ def deployed(tmp_path_factory, env):
         env=env,
         log=folder / "superlink.log",
     )
-    yield made
+    yield created
     stop([superlink])

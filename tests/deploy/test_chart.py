@@ -43,9 +43,9 @@ def render(values):
     with helm.Chart.load(str(CHART)) as chart:
         chart.validate_schema(chart.merge_values(values))
         texts = chart.render(values, name="fl", namespace="federation").values()
-    found = [each for text in texts for each in yaml.safe_load_all(text) if each]
-    assert len({(each["kind"], each["metadata"]["name"]) for each in found}) == len(found)
-    return {(each["kind"], each["metadata"]["name"]): each for each in found}
+    findings = [each for text in texts for each in yaml.safe_load_all(text) if each]
+    assert len({(each["kind"], each["metadata"]["name"]) for each in findings}) == len(findings)
+    return {(each["kind"], each["metadata"]["name"]): each for each in findings}
 
 
 def pods(objects):
@@ -62,9 +62,9 @@ def containers(objects):
 
 
 def test_helm_finds_nothing_wrong():
-    found = helm.lint(str(CHART))
-    assert found["errors"] == []
-    assert {each["error"] for each in found["messages"]} <= {"icon is recommended"}
+    findings = helm.lint(str(CHART))
+    assert findings["errors"] == []
+    assert {each["error"] for each in findings["messages"]} <= {"icon is recommended"}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -118,15 +118,15 @@ def test_a_nodes_settings_are_those_of_flwr_distill_node(tmp_path):
     objects = render(FULL)
     for node, device in zip(NODES, ("cuda", "cpu"), strict=True):
         text = objects["ConfigMap", f"fl-{node['name']}"]["data"]["node.yaml"]
-        told = {key.replace("-", "_"): value for key, value in yaml.safe_load(text).items()}
+        given = {key.replace("-", "_"): value for key, value in yaml.safe_load(text).items()}
         names = ("root_certificates", "peer_authority", "peer_certificate", "peer_key", "auth_key")
         for name in names:
-            told[name] = tmp_path / name
-            told[name].touch()
+            given[name] = tmp_path / name
+            given[name].touch()
         if "data" in node:
-            assert told["data"] == "/data"
-            told["data"] = tmp_path
-        settings = NodeSettings(**told)
+            assert given["data"] == "/data"
+            given["data"] = tmp_path
+        settings = NodeSettings(**given)
         assert settings.superlink == "superlink:9092"
         assert settings.peer_address == f"fl-{node['name']}:9200"
         assert (settings.name, settings.device) == (node["name"], device)
@@ -160,7 +160,7 @@ def component(selector):
 
 def reached(objects):
     """Pairs of who may reach which port of whom, by the network policies for who is reached."""
-    found = set()
+    findings = set()
     for (kind, _), policy in objects.items():
         if kind != "NetworkPolicy":
             continue
@@ -170,8 +170,8 @@ def reached(objects):
             for peer in rule.get("from", [{}]):
                 pod = peer.get("podSelector", {}).get("matchLabels", {})
                 who = pod.get("app.kubernetes.io/component", "monitoring" if peer else "anyone")
-                found |= {(who, whom, port) for port in ports}
-    return found
+                findings |= {(who, whom, port) for port in ports}
+    return findings
 
 
 def test_nobody_reaches_what_is_not_named():
@@ -189,7 +189,7 @@ def test_nobody_reaches_what_is_not_named():
 
 def goes_out(objects):
     """Pairs of who may open a connection to which port of what, by the network policies."""
-    found = set()
+    findings = set()
     for (kind, _), policy in objects.items():
         if kind != "NetworkPolicy":
             continue
@@ -198,8 +198,8 @@ def goes_out(objects):
             for peer in rule["to"]:  # a rule without is for any address
                 pod = component(peer.get("podSelector", {}))
                 to = pod or json.dumps(peer, sort_keys=True)
-                found |= {(who, to, port["port"]) for port in rule["ports"]}
-    return found
+                findings |= {(who, to, port["port"]) for port in rule["ports"]}
+    return findings
 
 
 def test_no_pod_opens_a_connection_to_any_address():

@@ -23,8 +23,8 @@ BASES = (PINNED, PINNED.partition("@")[0])
 
 
 def succeeds(*arguments):
-    asked = subprocess.run(["docker", *arguments], capture_output=True, check=False)
-    return asked.returncode == 0
+    requests = subprocess.run(["docker", *arguments], capture_output=True, check=False)
+    return requests.returncode == 0
 
 
 def has_engine():
@@ -193,21 +193,21 @@ def test_nodes_and_serverapps_reach_nothing_outside_but_nodes_each_other(up):
 
 def test_a_run_over_direct_links_alone_goes_through(up):
     run = up.submit(LINKS="direct", ROUNDS="2")
-    said, _ = run.communicate(timeout=600)
-    assert run.returncode == 0, said
-    assert "round   2/2" in said
+    message, _ = run.communicate(timeout=600)
+    assert run.returncode == 0, message
+    assert "round   2/2" in message
 
 
 def test_containers_run_as_nobody_special_and_write_nowhere_else(up):
     for service in ("superlink", "serverapp", "node-0"):
-        said = up.compose("exec", "-T", service, "sh", "-c", "id -u; touch /app/x || true")
-        assert said.stdout.split() == ["1000"]
-        assert "Read-only file system" in said.stderr
+        message = up.compose("exec", "-T", service, "sh", "-c", "id -u; touch /app/x || true")
+        assert message.stdout.split() == ["1000"]
+        assert "Read-only file system" in message.stderr
 
 
 def test_keys_are_readable_by_their_owner_only(up):
-    said = up.compose("exec", "-T", "node-0", "stat", "-c", "%a %U %n", "/node/login.key").stdout
-    assert said.split() == ["600", "flwr", "/node/login.key"]
+    message = up.compose("exec", "-T", "node-0", "stat", "-c", "%a %U %n", "/node/login.key").stdout
+    assert message.split() == ["600", "flwr", "/node/login.key"]
     listed = up.compose("exec", "-T", "node-0", "ls", "/certs").stdout
     assert listed.split() == []
 
@@ -217,9 +217,9 @@ def test_a_run_goes_on_without_a_node_that_is_killed_and_the_node_comes_back(up)
     run = up.submit(STRATEGY="fedavg", ROUNDS="12")
     read_until(run, "round   3/12")
     os.kill(int(up.inspect("node-1", ".State.Pid")), signal.SIGKILL)
-    said, _ = run.communicate(timeout=600)
-    assert run.returncode == 0, said
-    assert "fedavg" in said
+    message, _ = run.communicate(timeout=600)
+    assert run.returncode == 0, message
+    assert "fedavg" in message
     up.wait_for_health("node-1", 120)
     assert up.inspect("node-1", ".RestartCount") == "1"
 
@@ -228,13 +228,13 @@ def test_a_run_outlives_a_restart_of_the_superlink(up):
     run = up.submit(STRATEGY="fedavg", ROUNDS="30")
     read_until(run, "round   4/30")
     docker("restart", up.container("superlink"))
-    said, _ = run.communicate(timeout=600)
-    assert run.returncode == 0, said
-    assert "round  30/30" in said
+    message, _ = run.communicate(timeout=600)
+    assert run.returncode == 0, message
+    assert "round  30/30" in message
 
 
 def test_a_run_that_fails_ends_with_1(up):
     run = up.submit(STRATEGY="nonsense")
-    said, _ = run.communicate(timeout=300)
+    message, _ = run.communicate(timeout=300)
     assert run.returncode == 1
-    assert "failed: strategy = 'nonsense'" in said
+    assert "failed: strategy = 'nonsense'" in message

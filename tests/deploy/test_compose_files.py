@@ -60,13 +60,13 @@ def test_the_image_has_what_the_project_needs_with_partitions_and_without_simula
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     environment = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
     subprocess.run(["sh", "-c", command], cwd=tmp_path, env=environment, check=True)
-    found = (tmp_path / "requirements.txt").read_text().splitlines()
+    findings = (tmp_path / "requirements.txt").read_text().splitlines()
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = settings["project"]["optional-dependencies"]
     needed = list(settings["project"]["dependencies"])
     for extra in ("dicom", "parquet", "partitions", "tiff"):
         needed += extras[extra]
-    assert sorted(found) == sorted([*needed, *settings["build-system"]["requires"]])
+    assert sorted(findings) == sorted([*needed, *settings["build-system"]["requires"]])
 
 
 def test_the_base_image_is_pinned_by_the_same_digest_everywhere():
@@ -197,8 +197,8 @@ def test_nodes_on_gpus_ask_for_none_in_particular():
     services = read("docker/gpu.yaml")["services"]
     assert services.keys() == nodes
     for name, service in services.items():
-        (asked,) = service["deploy"]["resources"]["reservations"]["devices"]
-        assert asked == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}, name
+        (requests,) = service["deploy"]["resources"]["reservations"]["devices"]
+        assert requests == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}, name
         assert service["environment"]["FLWR_DISTILL_DEVICE"] == "cuda", name
         seen = service["environment"]["CUDA_VISIBLE_DEVICES"]
         assert seen == "${GPUS:-0,1,2,3,4,5,6,7}", name
@@ -226,9 +226,9 @@ def test_prometheus_asks_everyone_that_is_told_to_answer():
     }
     jobs = read("docker/monitoring/prometheus.yaml")["scrape_configs"]
     groups = [group for job in jobs for group in job["static_configs"]]
-    asked = {target for group in groups for target in group["targets"]}
-    assert asked == answering
-    assert len(asked) == 5
+    requests = {target for group in groups for target in group["targets"]}
+    assert requests == answering
+    assert len(requests) == 5
 
 
 def test_the_dashboard_asks_for_numbers_that_there_are(tmp_path):
@@ -243,10 +243,14 @@ def test_the_dashboard_asks_for_numbers_that_there_are(tmp_path):
     lines = generate_latest(registry).decode().splitlines()
     there = {line.partition("{")[0].partition(" ")[0] for line in lines if line[0] != "#"}
     dashboard = json.loads((ROOT / "docker/monitoring/dashboard.json").read_text())
-    asked = " ".join(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
-    assert set(re.findall(r"flwr_distill_\w+", asked)) <= there
+    requests = " ".join(
+        target["expr"] for panel in dashboard["panels"] for target in panel["targets"]
+    )
+    assert set(re.findall(r"flwr_distill_\w+", requests)) <= there
 
 
 def test_the_image_gets_every_package_that_is_installed():
-    kept = (ROOT / ".dockerignore").read_text().splitlines()
-    assert [room for room in ("baselines", "flwr_distill", *ROOMS) if f"!{room}" not in kept] == []
+    stored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert [
+        room for room in ("baselines", "flwr_distill", *ROOMS) if f"!{room}" not in stored
+    ] == []

@@ -61,11 +61,11 @@ def ip(*arguments):
 @pytest.fixture(scope="module")
 def hosts():
     try:
-        made = Hosts((SERVER, *NODES))
+        created = Hosts((SERVER, *NODES))
     except subprocess.CalledProcessError as error:
         pytest.skip(f"no namespaces can be made here: {error.stderr.decode()}")
-    yield made
-    made.remove()
+    yield created
+    created.remove()
 
 
 def flwr_distill(env, *arguments):

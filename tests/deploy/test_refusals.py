@@ -10,7 +10,7 @@ from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.node.processes import start_bound, stop
 from flwr_distill.node.supervisor import status_file
 
-NOT_KNOWN = "the SuperLink does not know this node's key: register it"
+NOT_KNOWN = "does not know this node's key"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
@@ -33,10 +33,10 @@ def refusal(deployed, tmp_path, *arguments):
         check=False,
     )
     assert ended.returncode == 1
-    said = [line for line in ended.stderr.splitlines() if line.startswith("flwr-distill node: ")]
-    assert len(said) == 1, ended.stderr
-    assert ended.stderr.splitlines()[-1] == said[0]
-    return said[0]
+    reason = [line for line in ended.stderr.splitlines() if line.startswith("flwr-distill node: ")]
+    assert len(reason) == 1, ended.stderr
+    assert ended.stderr.splitlines()[-1] == reason[0]
+    return reason[0]
 
 
 def online(state_dir, log):
@@ -55,18 +55,18 @@ def ca_and_key(files):
 
 
 def test_a_node_without_a_key(deployed, tmp_path):
-    said = refusal(deployed, tmp_path, "--root-certificates", deployed.certs / "ca.crt")
-    assert "the SuperLink admits registered nodes only: give the node a key (auth-key" in said
+    reason = refusal(deployed, tmp_path, "--root-certificates", deployed.certs / "ca.crt")
+    assert "auth-key" in reason
 
 
 def test_a_node_with_a_key_that_is_not_registered(deployed, tmp_path):
-    said = refusal(deployed, tmp_path, *ca_and_key(deployed.issue("unregistered")))
-    assert NOT_KNOWN in said
+    reason = refusal(deployed, tmp_path, *ca_and_key(deployed.issue("unregistered")))
+    assert NOT_KNOWN in reason
 
 
 def test_a_superlink_with_a_certificate_of_another_authority(deployed, tmp_path, other_authority):
     files = deployed.issue("elsewhere")
-    said = refusal(
+    reason = refusal(
         deployed,
         tmp_path,
         "--root-certificates",
@@ -74,13 +74,13 @@ def test_a_superlink_with_a_certificate_of_another_authority(deployed, tmp_path,
         "--auth-key",
         files / "login.key",
     )
-    assert f"the SuperLink's certificate at {deployed.fleet} is not trusted" in said
+    assert "not trusted" in reason
 
 
 def test_a_client_without_tls(deployed, tmp_path):
-    said = refusal(deployed, tmp_path, "--insecure")
-    assert f"no SuperLink answers at superlink={deployed.fleet}" in said
-    assert "does TLS match?" in said
+    reason = refusal(deployed, tmp_path, "--insecure")
+    assert deployed.fleet in reason
+    assert "does TLS match?" in reason
 
 
 def test_registering_twice_changes_nothing_and_a_revoked_node_is_shut_out(deployed, tmp_path):
@@ -88,7 +88,7 @@ def test_registering_twice_changes_nothing_and_a_revoked_node_is_shut_out(deploy
     before, after = deployed.register(), deployed.register()
     (mine,) = (line for line in before if line.startswith("ward-3: registered"))
     node_id = int(mine.rpartition(" ")[2])
-    assert f"ward-3: known already, Flower's node id is {node_id}" in after
+    assert f"ward-3: already registered, Flower's node id is {node_id}" in after
 
     log = tmp_path / "node.log"
     command = deployed.node_command(tmp_path / "admitted", *ca_and_key(files))

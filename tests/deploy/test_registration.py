@@ -28,15 +28,15 @@ def control():
         registered[request.public_key] = node
         return SimpleNamespace(node_id=node.node_id)
 
-    made = SecureControl("localhost:1")
-    made._stub = SimpleNamespace(
+    created = SecureControl("localhost:1")
+    created._stub = SimpleNamespace(
         ListNodes=list_nodes,
         RegisterNode=register_node,
         UnregisterNode=lambda request, timeout: None,
     )
-    made.calls = calls
-    made.registered = registered
-    return made
+    created.calls = calls
+    created.registered = registered
+    return created
 
 
 def open_ssh(key):

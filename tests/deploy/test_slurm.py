@@ -69,10 +69,10 @@ def test_each_task_runs_the_node_of_its_number_on_its_gpu(slurm, tmp_path, monke
     assert done.returncode == 0, done.stderr
     node = typer.main.get_command(app).commands["node"]
     for task in range(3):
-        told = json.loads((tmp_path / "calls" / str(task)).read_text())
-        assert (told["cwd"], told["gpu"]) == (str(tmp_path / "nodes" / str(task)), str(task))
-        monkeypatch.chdir(told["cwd"])
-        command, *arguments = told["argv"]
+        given = json.loads((tmp_path / "calls" / str(task)).read_text())
+        assert (given["cwd"], given["gpu"]) == (str(tmp_path / "nodes" / str(task)), str(task))
+        monkeypatch.chdir(given["cwd"])
+        command, *arguments = given["argv"]
         assert command == "node"
         context = node.make_context("node", arguments)
         options = {k: v for k, v in context.params.items() if k not in ("config", "node_config")}

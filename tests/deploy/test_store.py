@@ -112,9 +112,9 @@ class Told:
 
     def all(self):
         """Contents of all objects that there are."""
-        found = {name: self.store.get(name) for name in (*IDS, *NAMES) if name in self.store}
-        assert len(found) == len(self.store)
-        return found
+        findings = {name: self.store.get(name) for name in (*IDS, *NAMES) if name in self.store}
+        assert len(findings) == len(self.store)
+        return findings
 
 
 OPERATIONS = ["register", "put", "put_wrong", "get", "delete", "tree", "end", "clear"]
@@ -143,6 +143,11 @@ def test_it_answers_and_stores_as_flowers_does(stores, done):
         assert ours.all() == stock.all(), what
 
 
+@pytest.fixture
+def store(tmp_path):
+    return opened(tmp_path / "state.db")
+
+
 def filled(store, number=0):
     store.preregister(1, TREES[number])
     for part in iterate_object_tree(TREES[number]):
@@ -150,8 +155,7 @@ def filled(store, number=0):
     return TREES[number].object_id
 
 
-def test_what_is_in_memory_is_in_the_database_too(tmp_path):
-    store = opened(tmp_path / "state.db")
+def test_what_is_in_memory_is_in_the_database_too(store, tmp_path):
     name = filled(store)
     assert store.get(name) == CONTENTS[name]
     assert opened(tmp_path / "state.db", SqlObjectStore).get(name) == CONTENTS[name]
@@ -187,9 +191,7 @@ def test_an_object_is_one_nodes_whose_message_holds_it(tmp_path):
         assert not store.is_announced(one, 2**64 - 1)
 
 
-def test_what_was_not_stored_in_the_end_is_not_remembered(tmp_path):
-    store = opened(tmp_path / "state.db")
-
+def test_what_was_not_stored_in_the_end_is_not_remembered(store):
     def change_of_mind():
         with store.transaction():
             name = filled(store)
@@ -202,7 +204,7 @@ def test_what_was_not_stored_in_the_end_is_not_remembered(tmp_path):
     assert len(store) == 0
 
 
-def asked(store):
+def recorded_queries(store):
     """What SQLite is asked from now on, transactions' beginnings and ends included."""
     queries = []
     with store.session() as session:
@@ -211,10 +213,11 @@ def asked(store):
     return queries
 
 
-def test_a_message_costs_few_queries(tmp_path):
-    store = opened(tmp_path / "state.db")
+def test_a_message_costs_few_queries(store):
     large = RecordDict({"arrays": ArrayRecord([]), "config": ConfigRecord({"x": 1.0})})
-    queries = asked(store)
+    queries = recorded_queries(store)
+    assert store  # counts nothing
+    assert not queries
     store.preregister(1, get_object_tree(large))
     assert 0 < len({query[:30] for query in queries}) <= 7 + 2  # SQLite tells of each row
     queries.clear()
@@ -222,15 +225,7 @@ def test_a_message_costs_few_queries(tmp_path):
     assert 0 < len(queries) <= 2 + 2
 
 
-def test_asking_whether_there_is_a_store_does_not_count_what_is_in_it(tmp_path):
-    store = opened(tmp_path / "state.db")
-    queries = asked(store)
-    assert store
-    assert not queries
-
-
-def test_what_sqlite_refuses_is_told_as_flower_expects_it(tmp_path):
-    store = opened(tmp_path / "state.db")
+def test_what_sqlite_refuses_is_told_as_flower_expects_it(store):
     filled(store)
     name = TREES[0].object_id
     again = {"name": name}
@@ -239,8 +234,7 @@ def test_what_sqlite_refuses_is_told_as_flower_expects_it(tmp_path):
     assert store.get(name) == CONTENTS[name]
 
 
-def test_threads_take_turns_at_a_transaction(tmp_path):
-    store = opened(tmp_path / "state.db")
+def test_threads_take_turns_at_a_transaction(store):
     seen, inside = [], threading.Event()
 
     def look():
@@ -259,8 +253,8 @@ def test_threads_take_turns_at_a_transaction(tmp_path):
     assert seen == [len(store)]
 
 
-def test_a_thread_whose_turn_does_not_come_is_told_to_try_again(tmp_path, monkeypatch):
-    store, errors = opened(tmp_path / "state.db"), []
+def test_a_thread_whose_turn_does_not_come_retries_later(store, monkeypatch):
+    errors = []
     monkeypatch.setattr(of_store, "LONGEST_TURNS", 0.1)
 
     def look():
@@ -303,8 +297,8 @@ def test_what_was_read_before_a_deletion_is_not_kept_after_it():
     assert contents.get("gone") is None
 
 
-def test_threads_that_store_and_delete_at_once_get_contents_or_nothing(tmp_path):
-    store, wrong, end = opened(tmp_path / "state.db"), [], threading.Event()
+def test_threads_that_store_and_delete_at_once_get_contents_or_nothing(store):
+    wrong, end = [], threading.Event()
     name = TREES[0].object_id
 
     def read():

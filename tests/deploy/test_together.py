@@ -1,19 +1,17 @@
 """Calls that go together: as each of them alone, with all checks, and stored all or none."""
 
 import threading
-import time
 from contextlib import contextmanager
 from itertools import count
-from types import SimpleNamespace
 
 import grpc
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.app import ArrayRecord, Message, Metadata, RecordDict
-from flwr.app.message import make_message, remove_content_from_message
+from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app.message import remove_content_from_message
 from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthClientInterceptor
-from flwr.common.constant import NOOP_FLWR_AID, SUPERLINK_NODE_ID
+from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
 from flwr.proto.fleet_pb2_grpc import FleetStub, add_FleetServicer_to_server
@@ -31,7 +29,6 @@ from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
 from flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor import (
     NodeAuthServerInterceptor,
 )
-from flwr.supercore.constant import NOOP_FEDERATION
 from flwr.supercore.grpc import generic_create_grpc_server
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
@@ -44,7 +41,6 @@ from flwr.supercore.interceptors import (
 )
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.servicer.serverappio.serverappio_servicer import ServerAppIoServicer
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,14 +48,14 @@ from hypothesis import strategies as st
 from flwr_distill.flower.line_1_32 import together as protocol
 from flwr_distill.flower.line_1_32.fleet.callers import BoundServicer
 from flwr_distill.flower.line_1_32.fleet.linkstate import (
-    RememberingLinkState,
     _server,
     app_interceptors,
     fleet_interceptors,
 )
-from flwr_distill.flower.line_1_32.fleet.store import OneConnectionStore
 from flwr_distill.flower.line_1_32.node.together import TogetherStub
 from flwr_distill.flower.line_1_32.together import HEADER, MOST_CALLS, Together, packed, unpacked
+
+from .superlinks import factories, message_to, new_node, new_run, opened
 
 SOON = 10.0
 
@@ -69,13 +65,9 @@ class SuperLink:
 
     def __init__(self, folder, ours=True):
         self.file = folder / "state.db"
-        self.store = OneConnectionStore(str(self.file))
-        self.store.initialize()
-        self.state = RememberingLinkState(str(self.file), NoOpFederationManager(), self.store)
-        self.state.initialize()
+        self.state, self.store = opened(self.file)
         self.calls, self._starts = [], count(step=100)
-        states = SimpleNamespace(state=lambda: self.state)
-        stores = SimpleNamespace(store=lambda: self.store)
+        states, stores = factories(self.state, self.store)
 
         def server(servicer, add, admits, interceptors):
             make = generic_create_grpc_server
@@ -101,18 +93,12 @@ class SuperLink:
             app_interceptors,
         )
         self.keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
-        self.nodes = []
-        for key in self.keys:
-            public = public_key_to_bytes(key.public_key())
-            node_id = self.state.create_node(NOOP_FLWR_AID, "", public, 30.0)
-            self.state.activate_node(node_id, 30.0)
-            self.nodes.append(Node(node_id=node_id))
+        public = [public_key_to_bytes(key.public_key()) for key in self.keys]
+        self.nodes = [Node(node_id=new_node(self.state, key)) for key in public]
         self.run = self.start_run()
 
     def start_run(self):
-        run = self.state.create_run(
-            *(None, None, None, {}, NOOP_FEDERATION, None, None, "flwr-serverapp")
-        )
+        run = new_run(self.state)
         self.task = self.state.get_run_info(run_ids=[run])[0].primary_task_id
         self.token = self.state.claim_task(self.task)
         self.state.activate_task(self.task)
@@ -138,13 +124,9 @@ class SuperLink:
         """
         self.state.query("DELETE FROM message_ins")
         start = next(self._starts)
-        told = Metadata(
-            *(self.run, "", SUPERLINK_NODE_ID, self.nodes[place].node_id),
-            *("", "", time.time(), 60.0, "train"),
-        )
         arrays = ArrayRecord([np.arange(1000.0) + start + number for number in range(size)])
-        message = make_message(told, RecordDict({"arrays": arrays}))
-        message.metadata.__dict__["_message_id"] = message.object_id
+        content = RecordDict({"arrays": arrays})
+        message = message_to(self.nodes[place].node_id, self.run, content)
         self.store.preregister(self.run, get_object_tree(message))
         assert self.state.store_message_ins(message)
         return message
@@ -256,16 +238,6 @@ def test_a_superlink_that_does_not_take_calls_together_is_asked_once(stock):
         for _ in range(2):
             assert len(calls.make(stock.nodes[0], stock.run, requests)) == 1
     assert stock.calls == ["PullObject"] * 3
-
-
-def test_ours_makes_them_in_one_call(superlink):
-    requests = pulls(superlink, superlink.send(0))
-    superlink.fetch(0)
-    with together(superlink) as calls:
-        superlink.calls.clear()
-        for _ in range(2):
-            assert len(calls.make(superlink.nodes[0], superlink.run, requests)) == len(requests)
-    assert superlink.calls == ["PullObject", "PushObject", "PushObject"]
 
 
 def test_calls_go_on_when_a_superlink_that_does_not_take_them_together_is_in_its_place(
@@ -434,8 +406,8 @@ class NodeCalls:
         self.stub = TogetherStub(channel)
 
     def pull(self, message):
-        found = self.stub.PullMessages(PullMessagesRequest(node=self.node))
-        assert [each.metadata.message_id for each in found.messages_list] == [message.object_id]
+        findings = self.stub.PullMessages(PullMessagesRequest(node=self.node))
+        assert [each.metadata.message_id for each in findings.messages_list] == [message.object_id]
         return {
             request.object_id: self.stub.PullObject(request)
             for request in pulls(self.link, message, self.place)
@@ -491,14 +463,14 @@ def test_a_message_and_its_reply_arrive_whole(either, size, monkeypatch):
     either.fill(message)
     reply = reply_to(message, size, seed=size)
     with calls_of_node(either) as node:
-        found = node.pull(message)
-        assert {name: each.object_content for name, each in found.items()} == {
+        findings = node.pull(message)
+        assert {name: each.object_content for name, each in findings.items()} == {
             name: part.deflate() for name, part in get_all_nested_objects(message).items()
         }
         node.confirm(message)
         assert all(node.stub.PushObject(request).stored for request in node.announce(reply))
-        (told,) = node.answers(message)
-    assert told.metadata.message_id == reply.object_id
+        (result,) = node.answers(message)
+    assert result.metadata.message_id == reply.object_id
     assert message.object_id not in either.store
     for name, part in get_all_nested_objects(reply).items():
         assert either.store.get(name) == part.deflate()
@@ -524,8 +496,8 @@ def test_objects_that_come_late_are_asked_for_again_together(superlink):
         assert not any(each.object_available for each in node.pull(message).values())
         superlink.fill(message)
         superlink.calls.clear()
-        found = [node.stub.PullObject(request) for request in pulls(superlink, message)]
-    assert all(each.object_available for each in found)
+        findings = [node.stub.PullObject(request) for request in pulls(superlink, message)]
+    assert all(each.object_available for each in findings)
     assert superlink.calls == ["PushObject"]
 
 
@@ -569,8 +541,8 @@ def test_threads_push_and_pull_at_once(superlink):
     superlink.fill(message)
     reply = reply_to(message, seed=9)
     with calls_of_node(superlink) as node:
-        found = node.stub.PullMessages(PullMessagesRequest(node=node.node))
-        assert found.messages_list
+        findings = node.stub.PullMessages(PullMessagesRequest(node=node.node))
+        assert findings.messages_list
         got = []
 
         def work(call, requests):

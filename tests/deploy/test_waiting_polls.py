@@ -9,14 +9,10 @@ from types import SimpleNamespace
 
 import grpc
 import pytest
-from flwr.app import Metadata, RecordDict
-from flwr.app.message import make_message
-from flwr.common.constant import NOOP_FLWR_AID, SUPERLINK_NODE_ID
 from flwr.proto.fleet_pb2 import PullMessagesRequest
 from flwr.proto.fleet_pb2_grpc import FleetStub, add_FleetServicer_to_server
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
 from flwr.proto.node_pb2 import Node
-from flwr.supercore.constant import NOOP_FEDERATION
 from flwr.supercore.grpc import generic_create_grpc_server
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.supercore.retry import RetryInvoker, exponential
@@ -25,11 +21,9 @@ from flwr.superlink.federation import NoOpFederationManager
 from flwr_distill.flower.line_1_32.fleet.callers import BoundServicer
 from flwr_distill.flower.line_1_32.fleet.linkstate import (
     MemoryLinkState,
-    RememberingLinkState,
     _server,
     fleet_interceptors,
 )
-from flwr_distill.flower.line_1_32.fleet.store import OneConnectionStore
 from flwr_distill.flower.line_1_32.fleet.waiting import LONGEST, Doorbell, _seconds
 from flwr_distill.flower.line_1_32.node import connection as of_node
 from flwr_distill.flower.line_1_32.node.connection import COUNTS, LATE, let_looks_wait
@@ -37,6 +31,8 @@ from flwr_distill.flower.line_1_32.objects import MemoryObjectStore
 from flwr_distill.flower.line_1_32.retries import WAIT
 from flwr_distill.node import pace
 from flwr_distill.node.pace import LONGEST_WAIT, Pace
+
+from .superlinks import factories, message_to, new_node, new_run, opened
 
 SOON, LONG = 5.0, 30.0
 """Seconds within which an answer comes, and for which polls ask to wait."""
@@ -47,16 +43,11 @@ class SuperLink:
 
     def __init__(self, file=None):
         if file:
-            objects = OneConnectionStore(str(file))
-            objects.initialize()
-            self.state = RememberingLinkState(str(file), NoOpFederationManager(), objects)
-            self.state.initialize()
+            self.state, self.objects = opened(file)
         else:
-            objects = MemoryObjectStore()
-            self.state = MemoryLinkState(NoOpFederationManager(), objects)
-        self.objects = objects
-        states = SimpleNamespace(state=lambda: self.state)
-        stores = SimpleNamespace(store=lambda: objects)
+            self.objects = MemoryObjectStore()
+            self.state = MemoryLinkState(NoOpFederationManager(), self.objects)
+        states, stores = factories(self.state, self.objects)
         self.server = _server(
             generic_create_grpc_server,
             fleet_interceptors,
@@ -65,12 +56,8 @@ class SuperLink:
         )
         self.server.start()
         key = secrets.token_bytes(16)
-        self.node = self.state.create_node(NOOP_FLWR_AID, "", key, 30.0)
-        self.state.activate_node(self.node, 30.0)
+        self.node, self.run = new_node(self.state, key), new_run(self.state)
         self.state.get_node_id_by_public_key(key)
-        self.run = self.state.create_run(
-            *(None, None, None, {}, NOOP_FEDERATION, None, None, "flwr-serverapp")
-        )
 
     @contextmanager
     def stub(self):
@@ -86,12 +73,7 @@ class SuperLink:
         return len(response.messages_list), time.monotonic() - start
 
     def send(self):
-        told = Metadata(
-            *(self.run, secrets.token_hex(16), SUPERLINK_NODE_ID, self.node),
-            *("", "", time.time(), 60.0, "train"),
-        )
-        message = make_message(told, RecordDict())
-        message.metadata.__dict__["_message_id"] = message.object_id
+        message = message_to(self.node, self.run)
         self.objects.preregister(self.run, get_object_tree(message))
         assert self.state.store_message_ins(message)
 
@@ -131,28 +113,19 @@ def test_a_look_that_waits_gets_a_message_as_soon_as_there_is_one(superlink):
     assert not waiting(superlink)
 
 
-def test_a_message_that_is_there_is_not_waited_for(superlink):
+def test_a_poll_waits_as_long_as_it_asks_and_not_if_there_is_a_message(superlink):
+    count, seconds = superlink.poll("0.3")
+    assert count == 0
+    assert 0.3 <= seconds < SOON
     superlink.send()
     count, seconds = superlink.poll(str(LONG))
     assert count == 1
     assert seconds < SOON
 
 
-def test_a_look_waits_no_longer_than_it_asked(superlink):
-    count, seconds = superlink.poll("0.3")
-    assert count == 0
-    assert 0.3 <= seconds < SOON
-
-
-@pytest.mark.parametrize("wait", ["0", "-1", "nan", "soon"])
-def test_a_look_that_asks_for_nothing_usable_is_answered_at_once(superlink, wait):
-    count, seconds = superlink.poll(wait)
-    assert count == 0
-    assert seconds < SOON
-
-
-def test_no_look_waits_for_ever():
-    assert _seconds("inf") == 0
+def test_a_poll_without_a_usable_time_does_not_wait(superlink):
+    assert superlink.poll("0")[1] < SOON
+    assert [_seconds(wait) for wait in ("0", "-1", "nan", "soon", "inf")] == [0] * 5
     assert _seconds("1e300") == LONGEST
 
 
@@ -225,11 +198,11 @@ def test_a_node_looks_again_at_once_after_a_look_that_waited(superlink, monkeypa
 
 
 def test_a_node_keeps_its_pace_at_a_superlink_that_does_not_let_it_wait():
-    asked = []
-    polls = Polls(lambda **named: asked.append(named), 20.0)
+    arguments = []
+    polls = Polls(lambda **named: arguments.append(named), 20.0)
     polls.poll()
     assert polls.pace.draw() > 0
-    (named,) = asked
+    (named,) = arguments
     (header,) = named["metadata"]
     assert header[0] == WAIT
     assert 37.5 <= float(header[1]) <= LONGEST_WAIT

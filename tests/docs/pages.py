@@ -63,12 +63,12 @@ def commands(page):
 
 def files(page):
     """Files that a page has the reader save, by name: blocks whose first line is `# NAME`."""
-    found = {}
+    saved = {}
     for token in _tokens(page):
         head, _, _ = token.content.partition("\n")
         if token.type == "fence" and (match := re.fullmatch(r"# ([\w./-]+\.\w+)", head)):
-            found[match[1]] = token.content
-    return found
+            saved[match[1]] = token.content
+    return saved
 
 
 def spans(page, kind):

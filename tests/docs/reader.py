@@ -11,7 +11,7 @@ class Reader:
     """Types commands in a folder; `close` ends whatever still runs.
 
     What changes the shell itself (`cd`, `export`, `source`) holds for all that follows. A command
-    that stays, or takes too long, is left running once it has said `until`.
+    that stays, or takes too long, is left running once it has output `until`.
     """
 
     def __init__(self, folder, **env):
@@ -21,15 +21,15 @@ class Reader:
         self._running = []
 
     def type(self, text, *, until=None, fails=False, timeout=300):
-        """Run a command; return what it said."""
-        log = self.folder / f"said-{time.monotonic_ns()}.txt"
-        with log.open("wb") as said:
+        """Run a command; return what it output."""
+        log = self.folder / f"output-{time.monotonic_ns()}.txt"
+        with log.open("wb") as output:
             process = subprocess.Popen(
                 ["bash", "-c", "\n".join([*self._shell, text])],
                 cwd=self.folder,
                 env=self.env,
                 stdin=subprocess.DEVNULL,
-                stdout=said,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
@@ -40,14 +40,14 @@ class Reader:
                 f"{text}: not done in {timeout} s:\n{log.read_text()}"
             )
             time.sleep(0.1)
-        said = log.read_text(errors="replace")
+        output = log.read_text(errors="replace")
         if until is None:
-            assert (process.returncode != 0) == fails, f"{text}: {process.returncode}\n{said}"
+            assert (process.returncode != 0) == fails, f"{text}: {process.returncode}\n{output}"
         else:
-            assert until in said, f"{text}: {said}"
+            assert until in output, f"{text}: {output}"
         if text.split()[0] in ("cd", "export", "source"):
             self._shell.append(text)
-        return said
+        return output
 
     def close(self):
         """End what still runs, with Ctrl-C first."""

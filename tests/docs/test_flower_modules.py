@@ -1,11 +1,9 @@
-"""Flower's private modules are imported in the room `flower` alone; docs/flower.md lists them."""
+"""docs/flower.md lists the private modules of Flower that are imported."""
 
 import ast
 import re
 from collections import defaultdict
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLIC = {"app", "clientapp", "common", "serverapp", "simulation"}
@@ -30,26 +28,14 @@ def is_private(module):
     return module not in PUBLIC_WITHIN and (len(path) > 1 or path[0] not in PUBLIC)
 
 
-@pytest.fixture(scope="module")
-def found():
-    """Files that import each private module of Flower's."""
-    found = defaultdict(set)
+def test_the_docs_name_every_private_module_of_flowers_and_the_folders_that_import_it():
+    findings = defaultdict(set)
     rooms = {file.parent for file in ROOT.glob("*/__init__.py")} - {ROOT / "benchmarks"}
     for file in (file for room in rooms for file in room.rglob("*.py")):
         for module in imported(ast.parse(file.read_text(encoding="utf-8"))):
             if is_private(module):
-                found[module].add(file.relative_to(ROOT))
-    return found
-
-
-def test_the_docs_name_every_private_module_of_flowers_and_the_folders_that_import_it(found):
+                findings[module].add(file.parent.relative_to(ROOT).as_posix())
     text = Path(ROOT, "docs/flower.md").read_text()
     rows = re.findall(r"^\| `(flwr\.[\w.]+)` \| (.+) \|$", text, re.M)
     listed = {module: set(re.findall(r"`([\w/]+)`", folders)) for module, folders in rows}
-    assert listed == {
-        module: {file.parent.as_posix() for file in files} for module, files in found.items()
-    }
-
-
-def test_private_modules_are_imported_in_the_room_flower_alone(found):
-    assert {file.parts[0] for files in found.values() for file in files} == {"flower"}
+    assert listed == findings

@@ -52,8 +52,8 @@ def clone(tmp_path):
     """A fresh clone: what is in git, and the environment that `make setup` leaves."""
     folder = tmp_path / "flwr-distill"
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    found = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True, text=True).stdout
-    for name in filter(None, found.split("\0")):
+    findings = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    for name in filter(None, findings.split("\0")):
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
@@ -76,16 +76,16 @@ def type_tutorial(reader, page, folder):
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)
-    said = {}
+    output = {}
     for text in IN_ORDER[f"docs/{page.name}"]:
         until = "online. In another terminal" if text.startswith("flwr-distill up") else None
-        said[text] = reader.type(text, until=until)
-    return said
+        output[text] = reader.type(text, until=until)
+    return output
 
 
 def test_the_tutorial_leads_from_nothing_to_a_prediction(reader, clone):
-    said = type_tutorial(reader, TUTORIAL, clone / "tutorial")
-    (prediction,) = (lines for text, lines in said.items() if " predict " in text)
+    output = type_tutorial(reader, TUTORIAL, clone / "tutorial")
+    (prediction,) = (lines for text, lines in output.items() if " predict " in text)
     rows = [line for line in prediction.splitlines() if "new/three/" in line]
     new = clone / "tutorial" / "new" / "three"
     assert len(rows) == len(list(new.iterdir()))
@@ -93,8 +93,8 @@ def test_the_tutorial_leads_from_nothing_to_a_prediction(reader, clone):
 
 
 def test_the_tutorial_for_tables_leads_from_nothing_to_a_prediction(reader, clone):
-    said = type_tutorial(reader, TABLES, clone / "tables")
-    (prediction,) = (lines for text, lines in said.items() if " predict " in text)
+    output = type_tutorial(reader, TABLES, clone / "tables")
+    (prediction,) = (lines for text, lines in output.items() if " predict " in text)
     with open(clone / "tables" / "new.csv") as file:
         diseases = [row["disease"] for row in csv.DictReader(file)]
     rows = [line.partition("%")[0] for line in prediction.splitlines() if "new.csv, row" in line]
@@ -117,8 +117,8 @@ def test_a_federation_of_the_readme_runs_is_stopped_and_resumes(reader):
     assert "is stopped" in reader.type(stop)
     reader.type(first, until="round   2/50")
     reader.type(stop)
-    said = reader.type(resumed, until="/50  ")
-    assert "round   1/50" not in said
+    output = reader.type(resumed, until="/50  ")
+    assert "round   1/50" not in output
 
 
 def test_a_federation_without_docker_is_made_by_the_commands_of_its_section(reader):
@@ -131,11 +131,11 @@ def test_a_federation_without_docker_is_made_by_the_commands_of_its_section(read
     here["num-rounds=20"] = "num-rounds=1"
     stays = {"superlink": "Starting Fleet API", "node": "Mailbox: listening"}
     reader.type("source .venv/bin/activate")
-    said = ""
+    output = ""
     for text in typed:
         for name, other in here.items():
             text = text.replace(name, other)
-        if key := re.search(r"SHA256:[\w+/]{20,}", said):
+        if key := re.search(r"SHA256:[\w+/]{20,}", output):
             text = text.replace("SHA256:...", key[0])
-        said = reader.type(text, until=stays.get(text.split()[1]))
-    assert re.search(r"hfldd .* %", said)
+        output = reader.type(text, until=stays.get(text.split()[1]))
+    assert re.search(r"hfldd .* %", output)

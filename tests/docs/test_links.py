@@ -27,13 +27,13 @@ def targets(page):
 
 def anchors(page):
     """Anchors of a page's headings, as GitHub makes them."""
-    made = set()
+    created = set()
     tokens = _tokens(page)
     for opening, heading in itertools.pairwise(tokens):
         if opening.type == "heading_open":
             text = "".join(child.content for child in heading.children)
-            made.add(re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-"))
-    return made
+            created.add(re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-"))
+    return created
 
 
 def is_there(file, anchor):
@@ -74,6 +74,15 @@ def test_the_index_leads_to_every_page_directly_or_through_one_that_it_links():
     pages = [file for file in direct if file.suffix == ".md" and file.is_relative_to(INDEX.parent)]
     linked = {file for page in pages for file, _ in targets(page)}
     assert set((ROOT / "docs").rglob("*.md")) <= {INDEX, *direct, *linked}
+
+
+def test_each_file_that_the_architecture_names_exists_in_two_lists_of_ten_stops():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    files = set(re.findall(r"`([\w/]+/\w+\.py)`", text))
+    assert len(files) > 30
+    assert [name for name in sorted(files) if not (ROOT / name).exists()] == []
+    for section in re.findall(r"^## Follow one .*?(?=^## )", text, re.M | re.S):
+        assert len(re.findall(r"^\d+\. ", section, re.M)) <= 10
 
 
 @pytest.mark.parametrize(("name", "most"), MAX_LINES.items())

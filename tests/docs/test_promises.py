@@ -49,9 +49,9 @@ def test_each_promise_names_a_test_that_is_there(section, promise, tests):
 
 
 def test_no_promise_is_there_twice():
-    found = [(p.values[0], p.values[1]) for p in promises()]
-    assert len(found) == len(set(found))
-    assert len(found) > 40
+    findings = [(p.values[0], p.values[1]) for p in promises()]
+    assert len(findings) == len(set(findings))
+    assert len(findings) > 40
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

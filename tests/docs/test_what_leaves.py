@@ -41,9 +41,9 @@ def allowed(check, **config):
 
 def settings_in(cells):
     """Settings that cells of the table name."""
-    said = re.findall(r"`([\w.-]+=[^`]+)`", " ".join(cells))
+    reason = re.findall(r"`([\w.-]+=[^`]+)`", " ".join(cells))
     return {
-        k: v for line in said for k, v in tomllib.loads(f'"{line}'.replace("=", '"=', 1)).items()
+        k: v for line in reason for k, v in tomllib.loads(f'"{line}'.replace("=", '"=', 1)).items()
     }
 
 
