@@ -8,6 +8,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from flwr_distill.base.text import counted
 from flwr_distill.cli.distillation import at_most, duration, progress_bar
 from flwr_distill.cli.source import load_source
 from flwr_distill.distill import distiller
@@ -24,7 +25,6 @@ from flwr_distill.distill.auto import resolved
 from flwr_distill.distill.forecast import forecast
 from flwr_distill.distill.membership import FEW, FEWER, Interval
 from flwr_distill.distill.registry import formation_arguments
-from flwr_distill.task.words import counted
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from flwr_distill.base.text import counted
 from flwr_distill.cli.errors import exit_on, fail
 from flwr_distill.cli.options import NodesDevice
 from flwr_distill.cli.results import results_table
@@ -17,7 +18,6 @@ from flwr_distill.cli.up import start
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.fleet.submission import RunError
 from flwr_distill.flower.own_app import APP_DIR
-from flwr_distill.task.words import counted
 
 SECTORED = ("fedhead", "fedhead-plus")
 FEDHEAD_TASK: dict[str, int | float | str] = {

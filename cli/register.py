@@ -6,6 +6,7 @@ import json
 
 import typer
 
+from flwr_distill.base.files import replacing
 from flwr_distill.cli.connection import UserCertificate, UserKey, user_of
 from flwr_distill.cli.errors import exit_on
 from flwr_distill.cli.options import (
@@ -16,7 +17,6 @@ from flwr_distill.cli.options import (
 )
 from flwr_distill.fleet.authority import CertificateError
 from flwr_distill.fleet.certificates import CertificateFolder
-from flwr_distill.task.durable import replacing
 
 
 def register(

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from flwr_distill.base.text import listed
 from flwr_distill.cli.connection import (
     Address,
     Authority,
@@ -24,7 +25,6 @@ from flwr_distill.cli.errors import exit_on, fail
 from flwr_distill.cli.options import DEFAULT_FEDERATION_DIR, FederationDir
 from flwr_distill.fleet.federation_record import FederationFile
 from flwr_distill.server.record.run_ids import LATEST, RunIdError, full_id
-from flwr_distill.task.words import listed
 
 
 def stop(

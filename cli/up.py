@@ -12,13 +12,13 @@ import typer
 import yaml
 from rich.console import Console
 
+from flwr_distill.base.text import counted
 from flwr_distill.cli.errors import exit_on, fail
 from flwr_distill.cli.options import DEFAULT_FEDERATION_DIR, FederationDir, NodesDevice
 from flwr_distill.cli.waiting import Waiting
 from flwr_distill.fleet.local_federation import LocalFederation, LocalNode
 from flwr_distill.node.settings import NodeError, load_settings
 from flwr_distill.task.text_files import read_text
-from flwr_distill.task.words import counted
 
 DEFAULT_NODES = 5
 OPEN = "The nodes have the policy open: runs may ask for their samples (--config sets another)."

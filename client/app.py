@@ -11,6 +11,7 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common import log
 
+from flwr_distill.base.text import counted
 from flwr_distill.client.clipping import clipped
 from flwr_distill.client.edge import pass_down
 from flwr_distill.client.features import as_seen
@@ -56,7 +57,6 @@ from flwr_distill.task.image_files import class_names
 from flwr_distill.task.plugin import PluginError, import_object, located, raised_in
 from flwr_distill.task.readers import data_reader
 from flwr_distill.task.source import check_columns, open_columns
-from flwr_distill.task.words import counted
 
 MIN_ROWS = 10
 """Rows of a table whose means leave a node."""

@@ -16,6 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDic
 from flwr.common import log
 from safetensors.torch import load, save
 
+from flwr_distill.base.text import counted
 from flwr_distill.client.local_round import LocalRound, server_round
 from flwr_distill.client.session import Session
 from flwr_distill.client.simulation import in_simulation, locked, session_of
@@ -31,7 +32,6 @@ from flwr_distill.protocol.messages import (
     PARTITIONS,
     TOGETHER,
 )
-from flwr_distill.task.words import counted
 
 AT_ONCE = 50
 """Nodes trained at once, so that their models, gradients and activations fit into memory."""

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
+from flwr_distill.base.text import listed
 from flwr_distill.task.errors import DatasetError
-from flwr_distill.task.words import listed
 
 LONGEST_NAME = 60
 """Characters of a class's or a column's name."""

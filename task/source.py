@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from flwr_distill.base.text import listed
 from flwr_distill.task.columns import Scale
 from flwr_distill.task.datasets import (
     Dataset,
@@ -24,7 +25,6 @@ from flwr_distill.task.partition import check_partition, partition_indices
 from flwr_distill.task.settings import (
     TaskSettings,
 )
-from flwr_distill.task.words import listed
 
 
 def open_columns(settings: TaskSettings) -> tuple[str, ...]:

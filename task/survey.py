@@ -12,6 +12,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from flwr_distill.base.text import counted
 from flwr_distill.task.errors import DatasetError
 from flwr_distill.task.image_files import (
     Finding,
@@ -25,7 +26,6 @@ from flwr_distill.task.image_files import (
 )
 from flwr_distill.task.labels import in_order
 from flwr_distill.task.readers import DataReader, data_reader
-from flwr_distill.task.words import counted
 
 CLASSES_IN_A_LINE = 10
 STATE_COLUMNS = (

@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
+from flwr_distill.base.text import counted
 from flwr_distill.links.masks import (
     LARGEST_VALUE,
     MOST_WEIGHT,
@@ -29,7 +30,6 @@ from flwr_distill.protocol.secure_sums import (
     RefusedKeys,
     Shares,
 )
-from flwr_distill.task.words import counted
 
 
 class SumError(RuntimeError):

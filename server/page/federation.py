@@ -2,12 +2,12 @@
 
 from markupsafe import Markup
 
+from flwr_distill.base.text import counted
 from flwr_distill.server.page.drawings import cluster_nodes, cluster_star, dot_plot, leader_grid
 from flwr_distill.server.page.layout import scrolling
 from flwr_distill.server.page.run_files import RunFiles
 from flwr_distill.server.page.words import between
 from flwr_distill.strategies.common.sections import Figure, Section
-from flwr_distill.task.words import counted
 
 MOST_IN_HALF = 14
 """With more nodes or rounds, a drawing takes the full width of the page."""

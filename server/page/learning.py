@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+from flwr_distill.base.text import counted
 from flwr_distill.server.page.comparison import best
 from flwr_distill.server.page.curves import Point, Series, finite
 from flwr_distill.server.page.layout import chart
@@ -11,7 +12,6 @@ from flwr_distill.server.page.run_files import RunFiles
 from flwr_distill.server.page.svg import colour_beside_main
 from flwr_distill.server.page.words import percent
 from flwr_distill.strategies.common.sections import Figure, Section
-from flwr_distill.task.words import counted
 
 PERCENT = 100
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flwr_distill.base.text import listed
 from flwr_distill.task.columns import FAR, LARGEST, Column, Columns, Moments
 from flwr_distill.task.datasets.tables import open_csv, parsed_number
 from flwr_distill.task.datasets.types import PRIVATE, DatasetError, DataSpec, RawSamples
 from flwr_distill.task.labels import names_problem
 from flwr_distill.task.readers.arrow import opened
 from flwr_distill.task.text_files import composed
-from flwr_distill.task.words import listed
 
 REMEDY = "correct it or drop the row"
 

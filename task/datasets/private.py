@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from flwr_distill.base.text import listed
 from flwr_distill.task.datasets.images import fit_samples, read_image
 from flwr_distill.task.datasets.npz import read_npz_samples
 from flwr_distill.task.datasets.types import DatasetError, DataSpec, RawSamples, check_raw_samples
@@ -16,7 +17,6 @@ from flwr_distill.task.large_arrays import Stack
 from flwr_distill.task.readers import DataReader, data_reader
 from flwr_distill.task.survey import skipped_in_a_line
 from flwr_distill.task.text_files import composed
-from flwr_distill.task.words import listed
 
 logger = logging.getLogger("task")
 
