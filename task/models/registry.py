@@ -54,11 +54,8 @@ def create_model(name: str, spec: DataSpec, seed: int | None = None) -> nn.Modul
     Parameters
     ----------
     name : str
-        A registered name (see `model_names`); ``auto`` for ``digits-cnn`` on images up to 16x16,
-        ``hfldd-mnist`` on 1x28x28, ``convnet3`` on other images, ``bilstm`` on texts, ``mlp`` on
-        tables; ``torchvision:NAME``; or ``"my_pkg.mod:Cls"``, called as ``Cls(spec)``.
-    spec : DataSpec
-        Shape and classes that the model must fit.
+        A registered name (see `model_names`); ``auto`` (see `architecture`); ``torchvision:NAME``;
+        or ``"my_pkg.mod:Cls"``, called as ``Cls(spec)``.
     seed : int, optional (default: None)
         Seed of the initial weights. None draws from torch's global generator, which a seed leaves
         unchanged.
@@ -93,14 +90,9 @@ def is_code(name: str) -> bool:
 
 
 def model_of(task: TaskSettings, spec: DataSpec, seed: int | None = None) -> nn.Module:
-    """Build a run's model, with the weights and the trained part that ``backbone.*`` say.
+    """Build a run's model, with weights and trained part by ``backbone.*``; ModelError if it fails.
 
     Without a `seed` it has that of the run, by which all build the same frozen network.
-
-    Raises
-    ------
-    ModelError
-        If it cannot be built (see `create_model`), or ``backbone.*`` are set and it has none.
     """
     seed = task.seed if seed is None else seed
     model, own = create_model(task.model, spec, seed), task.backbone
@@ -108,8 +100,10 @@ def model_of(task: TaskSettings, spec: DataSpec, seed: int | None = None) -> nn.
         return model
     if not isinstance(model, Frozen):
         raise ModelError(
-            f"model={task.model!r} is no frozen network, and backbone.* are for those (leave them "
-            "out, or take efficientnet-lite0 or torchvision:NAME)"
+            "is no frozen network, and backbone.* are for those",
+            where="model",
+            value=task.model,
+            remedy="drop them, or use efficientnet-lite0 or torchvision:NAME",
         )
     if own.weights:
         model.load_network(Path(own.weights))
@@ -122,14 +116,14 @@ def model_of(task: TaskSettings, spec: DataSpec, seed: int | None = None) -> nn.
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Have torch's global generator, which layers draw from, begin anew meanwhile."""
+    """Seed torch's global generator, which layers draw from, within the block."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
 
 
 def architecture(name: str, spec: DataSpec) -> str:
-    """The model that ``auto`` is for such data; any other name as it is."""
+    """The model that ``auto`` stands for with such data; any other name unchanged."""
     if name != "auto":
         return name
     if spec.kind != "image":
@@ -147,14 +141,19 @@ def _find_factory(name: str, spec: DataSpec) -> ModelFactory:
         return _import_factory(name, path)
     if name not in _MODELS:
         raise ModelError(
-            f"model={name!r} is unknown here; choose auto, {', '.join(_MODELS)}, name your own as "
-            "'package.module:Class', or install the package that brings it"
+            "is unknown here",
+            where="model",
+            value=name,
+            remedy=f"choose auto, {', '.join(_MODELS)}, name your own as 'package.module:Class', "
+            "or install the package that has it",
         )
     factory, fits = _MODELS[name]
     if not fits(spec):
         raise ModelError(
-            f"model={name!r} does not fit {spec.name!r} with images of "
-            f"{_dimensions(spec)}; choose one of {', '.join(model_names(spec))}"
+            f"does not fit {spec.name!r} with images of {_dimensions(spec)}",
+            where="model",
+            value=name,
+            remedy=f"choose one of {', '.join(model_names(spec))}",
         )
     return factory
 
@@ -163,16 +162,17 @@ def _path(name: str) -> str | None:
     try:
         return name if ":" in name else plugged_in("models", name)
     except PluginError as error:
-        raise ModelError(str(error)) from error
+        raise ModelError(error.problem, where="model", value=name, remedy=error.remedy) from error
 
 
 def _import_factory(name: str, path: str) -> ModelFactory:
     try:
         factory = import_object(path)
     except PluginError as error:
-        raise ModelError(f"model={name!r}: {error}") from error
+        raise ModelError(str(error), where="model", value=name) from error
     if not callable(factory):
-        raise ModelError(f"model={name!r} is a {type(factory).__name__}, need a class or function")
+        problem = f"is a {type(factory).__name__}, need a class or function"
+        raise ModelError(problem, where="model", value=name)
     return _guarded(name, factory, path)
 
 
@@ -182,10 +182,12 @@ def _guarded(name: str, factory: Callable[[DataSpec], object], path: str) -> Mod
     def build(spec: DataSpec) -> nn.Module:
         try:
             model = factory(spec)
-        except Exception as error:  # whatever another package's code does
-            raise ModelError(f"model={name!r} cannot be made: {located(error, path)}") from error
+        except Exception as error:  # any of another package's code
+            problem = f"cannot be built: {located(error, path)}"
+            raise ModelError(problem, where="model", value=name) from error
         if not isinstance(model, nn.Module):
-            raise ModelError(f"model={name!r} is a {type(model).__name__}, need a torch.nn.Module")
+            problem = f"is a {type(model).__name__}, need a torch.nn.Module"
+            raise ModelError(problem, where="model", value=name)
         return model
 
     return build
@@ -197,12 +199,14 @@ def _check(name: str, model: nn.Module, spec: DataSpec) -> None:
         initialise_lazy_layers(model, spec)
         check_model(model, spec)
     except ModelError as error:
-        raise ModelError(f"model={name!r}: {error}") from error
-    except Exception as error:  # the model may be another package's
+        raise ModelError(error.problem, where="model", value=name, remedy=error.remedy) from error
+    except Exception as error:  # any of another package's code
         raise ModelError(
-            f"model={name!r} cannot take images of {_dimensions(spec)} from {spec.name!r} "
-            f"({located(error, type(model).__module__)}); choose one of "
-            f"{', '.join(model_names(spec))}"
+            f"cannot take images of {_dimensions(spec)} from {spec.name!r}: "
+            + located(error, type(model).__module__),
+            where="model",
+            value=name,
+            remedy=f"choose one of {', '.join(model_names(spec))}",
         ) from error
 
 

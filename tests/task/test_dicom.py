@@ -32,6 +32,7 @@ from flwr_distill.server.export.prediction import ExportedModel
 from flwr_distill.task.datasets import DatasetError, DataSpec, auxiliary_images, load_private_data
 from flwr_distill.task.image_files import UnusableFileError, inspect_image, open_image
 from flwr_distill.task.survey import survey
+from tests.errors import at
 
 RNG = np.random.default_rng(0)
 GREY = DataSpec("grey", (1, 6, 8), 2, (0.0,), (1.0,))
@@ -103,14 +104,10 @@ def test_windows_and_rescaling_are_those_of_the_standard(tmp_path, function, cen
     assert picture.stored.treatments == ("scaled", "windowed")
 
 
-def test_a_window_is_as_pydicom_applies_it(tmp_path):
-    file = dicom(tmp_path / "a.dcm", WindowCenter=2000, WindowWidth=1000)
-    shown = apply_windowing(CT.astype(float), dcmread(file)) / 4095
-    np.testing.assert_allclose(open_image(file).pixels[0], shown, atol=1e-6)
-
-
-def test_of_several_windows_the_first_one_is_taken(tmp_path):
+def test_the_first_of_several_windows_is_applied_as_pydicom_does(tmp_path):
     one = dicom(tmp_path / "one.dcm", WindowCenter=2000, WindowWidth=1000)
+    shown = apply_windowing(CT.astype(float), dcmread(one)) / 4095
+    np.testing.assert_allclose(open_image(one).pixels[0], shown, atol=1e-6)
     two = dicom(tmp_path / "two.dcm", WindowCenter=[2000, 40], WindowWidth=[1000, 400])
     np.testing.assert_array_equal(open_image(one).pixels, open_image(two).pixels)
 
@@ -211,7 +208,7 @@ REFUSED = {
     "photometric": ({"PhotometricInterpretation": "Doe^Jane"}, "photometric"),
     "rows": ({"Rows": 60}, "decoded"),
     "huge": ({"Rows": 65535, "Columns": 65535}, "65535 x 65535"),
-    "none": ({"Rows": 0}, ""),
+    "none": ({"Rows": 0}, None),
     "bits": ({"BitsAllocated": 32, "BitsStored": 32, "HighBit": 31}, "32 bits"),
     "samples": ({"SamplesPerPixel": 7}, "7 samples"),
     "lossless": ({"syntax": JPEGLosslessSV1, "encoded": LOSSLESS}, "dcmdjpeg"),
@@ -219,27 +216,25 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("elements", "said"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_shown_is_refused_with_file_and_remedy(tmp_path, elements, said):
+def test_what_cannot_be_shown_is_an_error_of_one_line(tmp_path, elements, said):
     file = dicom(tmp_path / "odd.dcm", **elements)
-    with pytest.raises(UnusableFileError, match=rf"odd\.dcm: .*{said}") as caught:
+    with pytest.raises(UnusableFileError, match=said, check=at(file)) as caught:
         open_image(file)
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_deflated_file_is_refused_before_it_is_inflated(tmp_path, monkeypatch):
-    file = dicom(
-        tmp_path / "bomb.dcm", np.zeros((1000, 1000), np.uint16), DeflatedExplicitVRLittleEndian
-    )
+def test_a_deflated_file_is_an_error_before_it_is_inflated(tmp_path, monkeypatch):
+    file = dicom(tmp_path / "bomb.dcm", CT, DeflatedExplicitVRLittleEndian)
     monkeypatch.setattr("zlib.decompress", lambda *args: pytest.fail("inflated"))
-    with pytest.raises(UnusableFileError, match=r"bomb\.dcm: .*deflated"):
+    with pytest.raises(UnusableFileError, match="deflated", check=at(file)):
         inspect_image(file)
 
 
-def test_a_file_that_is_cut_off_is_refused_wherever_it_ends(tmp_path):
+def test_a_file_that_is_cut_off_is_an_error_wherever_it_ends(tmp_path):
     content = dicom(tmp_path / "whole.dcm", WindowCenter=40, WindowWidth=400).read_bytes()
     for end in range(132, len(content), 7):
         (tmp_path / "cut.dcm").write_bytes(content[:end])
-        with pytest.raises(UnusableFileError, match=r"cut\.dcm: "):
+        with pytest.raises(UnusableFileError, check=at(tmp_path / "cut.dcm")):
             open_image(tmp_path / "cut.dcm")
 
 

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.datasets.text import text_spec
 from flwr_distill.task.models import ModelError, create_model, model_names
+from tests.errors import at
 
 CIFAR = DataSpec("some-set", (3, 32, 32), 10, (0.5,) * 3, (0.5,) * 3)
 TEXT = text_spec("some-texts", 4)
@@ -32,7 +33,7 @@ def test_each_kind_of_data_is_offered_its_models_only():
     assert model_names(TABLE) == ["random-features", "mlp"]
     assert {"resnet8", "resnet32", "mlp", "digits-cnn"} <= set(model_names(CIFAR))
     assert "bilstm" not in model_names(CIFAR)
-    with pytest.raises(ModelError, match=r"'resnet8' does not fit 'some-texts'.*one of bilstm"):
+    with pytest.raises(ModelError, match="some-texts", check=at("model", value="resnet8")):
         create_model("resnet8", TEXT)
 
 

@@ -9,6 +9,7 @@ from PIL import Image
 
 from flwr_distill.task.datasets import DatasetError
 from flwr_distill.task.survey import survey
+from tests.errors import at
 
 
 def save(path, seed=0, size=(8, 6), mode="RGB"):
@@ -52,9 +53,11 @@ def test_images_are_counted_and_all_that_is_wrong_is_found(pets):
     assert "cat/2.png, in another class" in found.of_kind("conflict")[0].reason
 
 
-def test_a_copy_in_another_format_is_a_duplicate(tmp_path):
+def test_a_copy_in_another_format_is_a_duplicate_and_no_bit_is_ignored(tmp_path):
     save(tmp_path / "0" / "a.png")
     save(tmp_path / "0" / "b.bmp")
+    for number in range(2):
+        Image.new("I;16", (8, 6), 1000 + number).save(tmp_path / "0" / f"deep{number}.png")
     assert kinds(survey(tmp_path)) == [("duplicate", "0/b.bmp")]
 
 
@@ -76,17 +79,15 @@ def test_an_npz_is_surveyed_like_a_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("images", "labels", "said"),
+    ("images", "said"),
     [
-        (np.zeros((2, 6, 8, 2), np.uint8), [0, 1], "2 channels, need 1 or 3"),
-        (np.zeros((2, 6, 8), np.uint8), [0], "each of the 2"),
-        (np.zeros((2, 6, 8), np.uint8), [0, -1], "labels run from -1"),
-        (np.full((2, 6, 8), 255.0), [0, 1], "float pixels from 255 to 255.*divide by 255"),
+        (np.zeros((2, 6, 8, 2), np.uint8), "2 channels, need 1 or 3"),
+        (np.zeros((3, 6, 8), np.uint8), "each of the 3"),
     ],
 )
-def test_an_npz_that_a_run_refuses_is_refused(tmp_path, images, labels, said):
-    np.savez(tmp_path / "own.npz", images=images, labels=np.array(labels))
-    with pytest.raises(DatasetError, match=f"own.npz: .*{said}"):
+def test_an_npz_that_a_run_refuses_is_an_error(tmp_path, images, said):
+    np.savez(tmp_path / "own.npz", images=images, labels=[0, 1])
+    with pytest.raises(DatasetError, match=said, check=at(tmp_path / "own.npz")):
         survey(tmp_path / "own.npz")
 
 
@@ -129,18 +130,14 @@ def test_treatments_and_the_range_of_pixels_are_counted(tmp_path):
     assert found.pixel_range == pytest.approx((0.2, 0.2))
 
 
-def test_deep_images_that_differ_are_no_duplicates(tmp_path):
-    for number in range(2):
-        (tmp_path / "0").mkdir(exist_ok=True)
-        Image.new("I;16", (8, 6), 1000 + number).save(tmp_path / "0" / f"{number}.png")
-    assert kinds(survey(tmp_path)) == []
-
-
-def test_names_that_would_write_to_the_terminal_are_escaped(tmp_path):
+def test_names_that_would_write_to_the_terminal_are_escaped_and_many_make_no_long_line(tmp_path):
     save(tmp_path / "a\x1b[2Jb" / "a.png")
     (tmp_path / "a\x1b[2Jb" / "c\n.txt").touch()
     found = survey(tmp_path)
     assert all(text.isprintable() for text in (found.in_a_line(), *found.counts))
+    for label in range(29):
+        (tmp_path / f"c{label}").mkdir()
+    assert " and 20 more)" in survey(tmp_path, decode=False).in_a_line()
 
 
 def test_a_line_for_the_log_needs_headers_alone_and_neither_torch_nor_numpy(pets):
@@ -157,11 +154,3 @@ def test_a_line_for_the_log_needs_headers_alone_and_neither_torch_nor_numpy(pets
     assert line.startswith("6 samples of 3 classes (cat: 3, dog: 3, fish: 0), 6x8 to 10x20")
     assert "L/RGB; skipped 2 unusable files, first beside.png: lies beside" in line
     assert imported == "set()"
-
-
-def test_many_classes_make_no_long_line(tmp_path):
-    for label in range(30):
-        (tmp_path / str(label)).mkdir()
-    line = survey(tmp_path, decode=False).in_a_line()
-    assert line.endswith(" and 20 more)")
-    assert len(line) < 200
