@@ -175,7 +175,7 @@ def huge_tiff(file):
 
 
 @pytest.mark.parametrize("write", [bomb, huge_tiff], ids=["png", "tif"])
-def test_a_wrong_declared_size_is_an_error_before_pixels_are_allocated(tmp_path, write):
+def test_a_wrong_declared_size_is_refused_before_pixels_are_allocated(tmp_path, write):
     file = tmp_path / ("huge.png" if write is bomb else "huge.tif")
     write(file)
     with pytest.raises(UnusableFileError, check=at(file)):

@@ -223,7 +223,7 @@ def test_what_cannot_be_shown_is_an_error_of_one_line(tmp_path, elements, said):
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_deflated_file_is_an_error_before_it_is_inflated(tmp_path, monkeypatch):
+def test_a_deflated_file_is_refused_before_it_is_inflated(tmp_path, monkeypatch):
     file = dicom(tmp_path / "bomb.dcm", CT, DeflatedExplicitVRLittleEndian)
     monkeypatch.setattr("zlib.decompress", lambda *args: pytest.fail("inflated"))
     with pytest.raises(UnusableFileError, match="deflated", check=at(file)):

@@ -138,7 +138,7 @@ def create(cls, seed=0):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_model_that_would_fail_later_is_an_error_with_its_layer_and_the_remedy(cls, named):
+def test_a_model_that_would_fail_later_is_refused_with_its_layer_and_the_remedy(cls, named):
     name = f"{__name__}:{cls.__name__}"
     with pytest.raises(ModelError, match=named, check=at("model", value=name)) as error:
         create(cls)
@@ -172,7 +172,7 @@ def test_models_that_are_accepted_are_exported_and_predict_one_sample(cls, form,
         assert torch.allclose(read_model(file).logits(images), expected, atol=1e-4)
 
 
-def test_a_step_of_dp_sgd_is_tried_beforehand_without_random_draws():
+def test_a_step_of_dp_sgd_is_tried_beforehand():
     assert why_private_step_fails(create(Tied), SPEC) == ""
     assert "'other.weight'" in why_private_step_fails(create(Unused), SPEC)
     model = nn.Sequential(nn.Dropout(), nn.Flatten(), nn.Linear(64, 10))

@@ -85,7 +85,9 @@ def test_large_numbers_keep_their_differences(tmp_path):
         (3, "Smith", "ill is not among no and yes"),
     ],
 )
-def test_a_wrong_value_is_an_error_that_does_not_show_it(tmp_path, column, value, problem):
+def test_a_wrong_value_is_an_error_with_its_line_that_does_not_show_it(
+    tmp_path, column, value, problem
+):
     """The server reads why a node does not take part."""
     wrong = [*ROWS[1][:column], value, *ROWS[1][column + 1 :]]
     path = write(tmp_path / "table.csv", rows=[ROWS[0], wrong])
