@@ -8,11 +8,12 @@ import traceback
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
-from typing import cast
+from typing import TypeVar, cast
 
-from flwr_distill.task.errors import ReportedError
+from flwr_distill.task.errors import DatasetError, ReportedError
 
 GROUP = "flwr_distill.methods"
+T = TypeVar("T")
 
 
 class PluginError(ReportedError, ValueError):
@@ -24,21 +25,36 @@ def import_object(path: str) -> object:
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
         raise PluginError(f"{path!r} is not of the form 'package.module:attribute'")
-    where = f"module {module_name!r}"
+    module_text = f"module {module_name!r}"
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # any of another package's code
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is None or not f"{module_name}.".startswith(f"{missing}."):
-            problem = f"cannot be imported: {located(error, path)}"
-            raise PluginError(problem, where=where) from error
+            problem = f"{module_text} cannot be imported: {located(error, path)}"
+            raise PluginError(problem) from error
         remedy = "install its package or put its folder on PYTHONPATH"
-        raise PluginError(f"cannot be imported ({error})", where=where, remedy=remedy) from error
+        raise PluginError(f"{module_text} cannot be imported ({error})", remedy=remedy) from error
     try:
         return cast(object, getattr(module, attribute))
     except AttributeError:
         file = getattr(module, "__file__", None)  # perhaps of another module with this name
-        raise PluginError(f"{file} has no attribute {attribute!r}", where=where) from None
+        raise PluginError(f"{module_text} ({file}) has no attribute {attribute!r}") from None
+
+
+def called(function: object, path: str, expected: type[T], *arguments: object) -> T:
+    """Call a function of the package of `path`; PluginError if it fails or returns another type."""
+    if not callable(function):
+        raise PluginError(f"is a {type(function).__name__}, need a function or class")
+    try:
+        result = function(*arguments)
+    except DatasetError:  # its own report
+        raise
+    except Exception as error:  # any of another package's code
+        raise PluginError(f"fails with {located(error, path)}") from error
+    if not isinstance(result, expected):
+        raise PluginError(f"returned a {type(result).__name__}, need a {expected.__name__}")
+    return result
 
 
 def path_of(function: object) -> str:

@@ -21,7 +21,7 @@ from flwr_distill.task.datasets.types import (
     RawSamples,
     check_raw_samples,
 )
-from flwr_distill.task.plugin import PluginError, import_object, located, plugged_in
+from flwr_distill.task.plugin import PluginError, called, import_object, plugged_in
 from flwr_distill.task.settings import Change
 
 Loader = Callable[[DataSpec, Path, bool], Dataset]
@@ -63,16 +63,8 @@ def load_dataset(name: str, root: str | Path | None = None, *, download: bool = 
     if name.startswith(corruptions.PREFIX):
         clean = load_dataset("cifar10", folder, download=download)
         return corruptions.corrupted(clean, name)
-    if name not in _ENTRIES and (path := _path(name)):
-        return _load_plugin(name, path, folder, download)
     if name not in _ENTRIES:
-        raise DatasetError(
-            "is unknown here",
-            where="dataset",
-            value=name,
-            remedy=f"choose one of {', '.join(_ENTRIES)}, {corruptions.PREFIX}contrast-3 and the "
-            "like, name your own as 'package.module:function', or install the package that has it",
-        )
+        return _load_plugin(name, folder, download)
     entry = _ENTRIES[name]
     return entry.load(entry.spec, folder, download)
 
@@ -109,36 +101,26 @@ def folder_names(name: str) -> list[str]:
     return sorted({name, name.replace("-", "_")})
 
 
-def _path(name: str) -> str | None:
+def _load_plugin(name: str, root: Path, download: bool) -> Dataset:
     try:
-        return name if ":" in name else plugged_in("datasets", name)
+        path = name if ":" in name else plugged_in("datasets", name)
+        if path is None:
+            raise _refused(
+                name,
+                "is unknown here",
+                f"choose one of {', '.join(_ENTRIES)}, {corruptions.PREFIX}contrast-3 and the "
+                "like, name your own as 'package.module:function', or install its package",
+            )
+        dataset = called(import_object(path), path, Dataset, root, download)
     except PluginError as error:
-        raise DatasetError(
-            error.problem, where="dataset", value=name, remedy=error.remedy
-        ) from error
-
-
-def _load_plugin(name: str, path: str, root: Path, download: bool) -> Dataset:
-    try:
-        load = import_object(path)
-    except PluginError as error:
-        raise DatasetError(str(error), where="dataset", value=name) from error
-    if not callable(load):
-        problem = f"is a {type(load).__name__}, need a function"
-        raise DatasetError(problem, where="dataset", value=name)
-    try:
-        dataset = load(root, download)
-    except DatasetError:
-        raise
-    except Exception as error:  # whatever another package's code does
-        problem = f"cannot be loaded: {located(error, path)}"
-        raise DatasetError(problem, where="dataset", value=name) from error
-    if not isinstance(dataset, Dataset):
-        problem = f"returned a {type(dataset).__name__}, need a task.datasets.Dataset"
-        raise DatasetError(problem, where="dataset", value=name)
+        raise _refused(name, error.problem, error.remedy) from error
     check_raw_samples(dataset.train, dataset.spec, f"{name} (train)")
     check_raw_samples(dataset.test, dataset.spec, f"{name} (test)")
     return dataset
+
+
+def _refused(name: str, problem: str, remedy: str) -> DatasetError:
+    return DatasetError(problem, where="dataset", value=name, remedy=remedy)
 
 
 def _load_files(
@@ -174,9 +156,7 @@ def _not_found(
     if layout is not None:
         paths.append(" and ".join(str(root / file) for file in layout.files))
         remedy += ", or download=true"
-    return DatasetError(
-        f"was not found; tried {'; '.join(paths)}", where="dataset", value=name, remedy=remedy
-    )
+    return _refused(name, f"was not found; tried {'; '.join(paths)}", remedy)
 
 
 def load_digits(spec: DataSpec, root: Path, download: bool) -> Dataset:

@@ -1,5 +1,7 @@
 """Convolutional networks of HFLDD, CADIS and FedLGD, and a small one for the embedded digits."""
 
+from itertools import pairwise
+
 from torch import nn
 
 from flwr_distill.task.datasets.types import DataSpec
@@ -18,11 +20,21 @@ def digits_cnn(spec: DataSpec) -> nn.Module:
         nn.Conv2d(8, 16, 3, padding=1),
         nn.ReLU(),
         nn.AdaptiveMaxPool2d(4),
-        nn.Flatten(),
-        nn.Linear(16 * 4 * 4, 64),
-        nn.ReLU(),
-        nn.Linear(64, spec.num_classes),
+        *dense(16 * 4 * 4, 64, spec.num_classes),
     )
+
+
+def _pooled(before: int, width: int, padding: int = 0) -> tuple[nn.Module, ...]:
+    """A 5x5 convolution with ReLU and 2x2 max pooling."""
+    return nn.Conv2d(before, width, 5, padding=padding), nn.ReLU(), nn.MaxPool2d(2)
+
+
+def dense(first: int, *widths: int) -> list[nn.Module]:
+    """Dense layers with ReLU between them."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, width in pairwise((first, *widths)):
+        layers += [nn.Linear(before, width), nn.ReLU()]
+    return layers[:-1]
 
 
 @register("hfldd-mnist", fits=lambda spec: spec.shape == (1, 28, 28))
@@ -33,18 +45,9 @@ def hfldd_mnist(spec: DataSpec) -> nn.Module:
     120, 84 and the classes. 44,426 parameters with ten classes, as in the paper.
     """
     return nn.Sequential(
-        nn.Conv2d(1, 6, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(6, 16, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(16 * 4 * 4, 120),
-        nn.ReLU(),
-        nn.Linear(120, 84),
-        nn.ReLU(),
-        nn.Linear(84, spec.num_classes),
+        *_pooled(1, 6),
+        *_pooled(6, 16),
+        *dense(16 * 4 * 4, 120, 84, spec.num_classes),
     )
 
 
@@ -56,10 +59,7 @@ def hfldd_cifar10(spec: DataSpec) -> nn.Module:
     1,020,160 parameters but no widths; ours are 32, 64, 128 and 224.
     """
     widths = (32, 64, 128, 224)
-    blocks = [
-        _double_convolution(before, width)
-        for before, width in zip((spec.shape[0], *widths), widths, strict=False)
-    ]
+    blocks = [_double_convolution(*pair) for pair in pairwise((spec.shape[0], *widths))]
     height, width = (side // 16 for side in spec.shape[1:])
     dense = nn.Linear(widths[-1] * height * width, spec.num_classes)
     return nn.Sequential(*blocks, nn.Flatten(), dense)
@@ -86,16 +86,9 @@ def cadis_mnist(spec: DataSpec) -> nn.Module:
     """
     height, width = (side // 4 for side in spec.shape[1:])
     return nn.Sequential(
-        nn.Conv2d(spec.shape[0], 32, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(64 * height * width, 512),
-        nn.ReLU(),
-        nn.Linear(512, spec.num_classes),
+        *_pooled(spec.shape[0], 32, padding=2),
+        *_pooled(32, 64, padding=2),
+        *dense(64 * height * width, 512, spec.num_classes),
     )
 
 

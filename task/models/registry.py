@@ -11,7 +11,14 @@ from flwr_distill.task.backbones.frozen import Frozen
 from flwr_distill.task.datasets.types import DataSpec
 from flwr_distill.task.errors import ModelError as ModelError  # passed on
 from flwr_distill.task.models.checks import check_model, initialise_lazy_layers
-from flwr_distill.task.plugin import PluginError, import_object, located, path_of, plugged_in
+from flwr_distill.task.plugin import (
+    PluginError,
+    called,
+    import_object,
+    located,
+    path_of,
+    plugged_in,
+)
 from flwr_distill.task.settings import BackboneSettings, TaskSettings
 
 ModelFactory = Callable[[DataSpec], nn.Module]
@@ -74,14 +81,37 @@ def create_own_model(
 ) -> nn.Module:
     """Build a model by a function of someone's app, and check it; see `create_model`."""
     path = path_of(factory)
-    return _create(path, _guarded(path, lambda spec: factory(), path), spec, seed)
+    return _create(path, lambda spec: called(factory, path, nn.Module), spec, seed)
 
 
 def _create(name: str, factory: ModelFactory, spec: DataSpec, seed: int | None) -> nn.Module:
     with nullcontext() if seed is None else _seeded(seed):
-        model = factory(spec)
-        _check(name, model, spec)
+        try:
+            model = factory(spec)
+            _check(model, spec)
+        except (PluginError, ModelError) as error:
+            if error.where == "model":
+                raise
+            raise _refused(name, error.problem, error.remedy) from error
     return model
+
+
+def _check(model: nn.Module, spec: DataSpec) -> None:
+    try:
+        initialise_lazy_layers(model, spec)
+        check_model(model, spec)
+    except ModelError:
+        raise
+    except Exception as error:  # any of another package's code
+        raise ModelError(
+            f"cannot take images of {_dimensions(spec)} from {spec.name!r}: "
+            + located(error, type(model).__module__),
+            remedy=f"choose one of {', '.join(model_names(spec))}",
+        ) from error
+
+
+def _refused(name: str, problem: str, remedy: str) -> ModelError:
+    return ModelError(problem, where="model", value=name, remedy=remedy)
 
 
 def is_code(name: str) -> bool:
@@ -99,11 +129,10 @@ def model_of(task: TaskSettings, spec: DataSpec, seed: int | None = None) -> nn.
     if own == BackboneSettings():
         return model
     if not isinstance(model, Frozen):
-        raise ModelError(
+        raise _refused(
+            task.model,
             "is no frozen network, and backbone.* are for those",
-            where="model",
-            value=task.model,
-            remedy="drop them, or use efficientnet-lite0 or torchvision:NAME",
+            "drop them, or use efficientnet-lite0 or torchvision:NAME",
         )
     if own.weights:
         model.load_network(Path(own.weights))
@@ -137,77 +166,28 @@ def _find_factory(name: str, spec: DataSpec) -> ModelFactory:
     family, _, member = name.partition(":")
     if family in _FAMILIES:
         return _FAMILIES[family](member)
-    if name not in _MODELS and (path := _path(name)):
-        return _import_factory(name, path)
-    if name not in _MODELS:
-        raise ModelError(
+    if name in _MODELS:
+        factory, fits = _MODELS[name]
+        if not fits(spec):
+            raise _refused(
+                name,
+                f"does not fit {spec.name!r} with images of {_dimensions(spec)}",
+                f"choose one of {', '.join(model_names(spec))}",
+            )
+        return factory
+    try:
+        path = name if ":" in name else plugged_in("models", name)
+        own = import_object(path) if path else None
+    except PluginError as error:
+        raise _refused(name, error.problem, error.remedy) from error
+    if path is None:
+        raise _refused(
+            name,
             "is unknown here",
-            where="model",
-            value=name,
-            remedy=f"choose auto, {', '.join(_MODELS)}, name your own as 'package.module:Class', "
-            "or install the package that has it",
+            f"choose auto, {', '.join(_MODELS)}, name your own as 'package.module:Class', or "
+            "install its package",
         )
-    factory, fits = _MODELS[name]
-    if not fits(spec):
-        raise ModelError(
-            f"does not fit {spec.name!r} with images of {_dimensions(spec)}",
-            where="model",
-            value=name,
-            remedy=f"choose one of {', '.join(model_names(spec))}",
-        )
-    return factory
-
-
-def _path(name: str) -> str | None:
-    try:
-        return name if ":" in name else plugged_in("models", name)
-    except PluginError as error:
-        raise ModelError(error.problem, where="model", value=name, remedy=error.remedy) from error
-
-
-def _import_factory(name: str, path: str) -> ModelFactory:
-    try:
-        factory = import_object(path)
-    except PluginError as error:
-        raise ModelError(str(error), where="model", value=name) from error
-    if not callable(factory):
-        problem = f"is a {type(factory).__name__}, need a class or function"
-        raise ModelError(problem, where="model", value=name)
-    return _guarded(name, factory, path)
-
-
-def _guarded(name: str, factory: Callable[[DataSpec], object], path: str) -> ModelFactory:
-    """The factory, whose errors name the model and the place in the code of `path`."""
-
-    def build(spec: DataSpec) -> nn.Module:
-        try:
-            model = factory(spec)
-        except Exception as error:  # any of another package's code
-            problem = f"cannot be built: {located(error, path)}"
-            raise ModelError(problem, where="model", value=name) from error
-        if not isinstance(model, nn.Module):
-            problem = f"is a {type(model).__name__}, need a torch.nn.Module"
-            raise ModelError(problem, where="model", value=name)
-        return model
-
-    return build
-
-
-def _check(name: str, model: nn.Module, spec: DataSpec) -> None:
-    """Give lazy layers their shapes, and check the model; see `task.models.checks`."""
-    try:
-        initialise_lazy_layers(model, spec)
-        check_model(model, spec)
-    except ModelError as error:
-        raise ModelError(error.problem, where="model", value=name, remedy=error.remedy) from error
-    except Exception as error:  # any of another package's code
-        raise ModelError(
-            f"cannot take images of {_dimensions(spec)} from {spec.name!r}: "
-            + located(error, type(model).__module__),
-            where="model",
-            value=name,
-            remedy=f"choose one of {', '.join(model_names(spec))}",
-        ) from error
+    return lambda spec: called(own, path, nn.Module, spec)
 
 
 def _dimensions(spec: DataSpec) -> str:

@@ -1,3 +1,5 @@
+"""Models by name: sizes, seeds, what they fit, and plug-ins."""
+
 import sys
 
 import numpy as np
@@ -7,7 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from flwr_distill.task.datasets import DataSpec, load_dataset
-from flwr_distill.task.models import ModelError, create_model, model_names
+from flwr_distill.task.datasets.text import text_spec
+from flwr_distill.task.models import ModelError, create_model, last_dense, model_names
 from tests.errors import at
 
 
@@ -173,14 +176,118 @@ def test_a_class_from_another_package_is_built_for_the_data(plugin):
     [
         ("my_models:Wrong", r"shape \(2, 64\).*need \(2, 10\)"),
         ("my_models:Narrow", "cannot take images of 1x8x8"),
-        ("my_models:nothing", "need a torch.nn.Module"),
-        ("my_models:number", "need a class or function"),
+        ("my_models:nothing", "need a Module"),
+        ("my_models:number", "need a function or class"),
         ("my_models:missing", "has no attribute 'missing'"),
         ("my_models:", "not of the form"),
-        ("no_such_package.x:Model", r"'no_such_package\.x': cannot be imported"),
+        ("no_such_package.x:Model", r"'no_such_package\.x' cannot be imported"),
         ("lenet", "choose auto, efficientnet-lite0"),
     ],
 )
 def test_a_bad_name_or_plug_in_is_an_error(plugin, name, problem):
     with pytest.raises(ModelError, match=problem, check=at("model", value=name)):
         create_model(name, DIGITS)
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28)])
+def test_in_every_model_of_ours_it_is_the_one_that_gives_the_logits(shape):
+    half = (0.5,) * shape[0]
+    spec = DataSpec("images", shape, 10, half, half)
+    for name in model_names(spec):
+        model = create_model(name, spec, seed=0).eval()
+        outputs = []
+        model.get_submodule(last_dense(model)).register_forward_hook(
+            lambda _module, _inputs, output, outputs=outputs: outputs.append(output)
+        )
+        logits = model(torch.rand(2, *spec.shape))
+        torch.testing.assert_close(outputs[-1], logits)
+
+
+def test_it_can_be_named_and_a_wrong_name_says_what_there_is():
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    assert last_dense(model) == "1"
+    assert last_dense(model, "0") == "0"
+    with pytest.raises(ModelError, match="0, 1", check=at("train.feature-layer", value="2")):
+        last_dense(model, "2")
+    with pytest.raises(ModelError, check=at("Conv2d")):
+        last_dense(nn.Conv2d(1, 1, 1))
+
+
+CIFAR = DataSpec("some-set", (3, 32, 32), 10, (0.5,) * 3, (0.5,) * 3)
+TEXT = text_spec("some-texts", 4)
+TABLE = DataSpec("some-table", (12, 1, 1), 5, (0.0,) * 12, (1.0,) * 12, kind="table")
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "count"),
+    [
+        ("resnet8", CIFAR, 75_290),
+        ("resnet32", CIFAR, 464_154),
+        ("mlp", TABLE, 12 * 200 + 200 + 3 * (200 * 200 + 200) + 200 * 5 + 5),
+        # embedding, two directions of 4 gates (input, state, two biases), dense layer
+        ("bilstm", TEXT, 2**14 * 100 + 2 * 4 * 128 * (100 + 128 + 2) + 256 * 4 + 4),
+    ],
+)
+def test_parameter_counts_are_those_of_the_architecture(name, spec, count):
+    assert sum(p.numel() for p in create_model(name, spec).parameters()) == count
+
+
+def test_each_kind_of_data_is_offered_its_models_only():
+    assert model_names(TEXT) == ["bilstm"]
+    assert model_names(TABLE) == ["random-features", "mlp"]
+    assert {"resnet8", "resnet32", "mlp", "digits-cnn"} <= set(model_names(CIFAR))
+    assert "bilstm" not in model_names(CIFAR)
+    with pytest.raises(ModelError, match="some-texts", check=at("model", value="resnet8")):
+        create_model("resnet8", TEXT)
+
+
+@pytest.mark.parametrize(("spec", "name"), [(TEXT, "bilstm"), (TABLE, "mlp")])
+def test_auto_takes_the_model_for_the_kind_of_data(spec, name):
+    assert type(create_model("auto", spec)) is type(create_model(name, spec))
+
+
+def test_a_residual_block_is_the_papers_sum():
+    block = create_model("resnet8", CIFAR, seed=0)[4].eval()  # 16 to 32 channels, halves the image
+    x = torch.randn(2, 16, 8, 8, generator=torch.Generator().manual_seed(0))
+    inner = block.second_norm(block.second(F.relu(block.first_norm(block.first(x)))))
+    shortcut = torch.zeros(2, 32, 4, 4)
+    for row in range(4):
+        for column in range(4):
+            shortcut[:, :16, row, column] = x[:, :, 2 * row, 2 * column]
+    torch.testing.assert_close(block(x), F.relu(inner + shortcut))
+
+
+def tokens(*texts):
+    inputs = torch.zeros(len(texts), *TEXT.shape)
+    for row, ids in enumerate(texts):
+        inputs[row, 0, 0, : len(ids)] = torch.tensor(ids, dtype=torch.float32)
+    return inputs
+
+
+def test_a_text_is_classified_by_its_words_alone():
+    """The same whatever texts are beside it, and equal to an LSTM run without padding."""
+    model = create_model("bilstm", TEXT, seed=0).eval()
+    alone, long = [5, 9, 16_383], list(range(1, 61))
+    together = model(tokens(alone, long, []))
+    states, _ = model.lstm(model.embedding(torch.tensor([alone])))
+    torch.testing.assert_close(together[:1], model.dense(states.mean(dim=1)))
+    torch.testing.assert_close(together[1:2], model(tokens(long)))
+    assert together.isfinite().all()
+
+
+def test_a_text_is_classified_on_a_gpu_as_on_the_cpu(virtual_device):
+    """On a GPU, texts are not packed."""
+    model = create_model("bilstm", TEXT, seed=0)
+    inputs = tokens([5, 9, 16_383], range(1, TEXT.shape[-1] + 1), [], [7])
+    expected = model(inputs)
+    with virtual_device(1):
+        actual = model.to("cuda")(inputs.to("cuda")).cpu()
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_every_word_and_gate_takes_part_in_training():
+    model = create_model("bilstm", TEXT, seed=0)
+    F.cross_entropy(model(tokens([1, 2, 3], [4])), torch.tensor([0, 3])).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.any(), name

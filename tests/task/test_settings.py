@@ -1,4 +1,4 @@
-"""Run-config keys: read, checked, refused with the remedy."""
+"""Run-config keys: read, checked, refused with the remedy; and the presets."""
 
 import re
 import tomllib
@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from flwr_distill.flower.own_app import PRESETS
 from flwr_distill.protocol.registry import built_in_methods
 from flwr_distill.server.settings import RunSettings, composed_settings
+from flwr_distill.strategies.common.registry import find_strategy
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.settings import TaskSettings
 from tests.errors import at
@@ -91,3 +93,24 @@ def test_all_problems_are_named_at_once():
 def test_a_key_below_a_plain_setting_is_refused():
     with pytest.raises(SettingsError, check=at("dataset.size", source="run config")):
         RunSettings.from_run_config({"dataset": "digits", "dataset.size": 3})
+
+
+PRESET_FILES = sorted(PRESETS.glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", PRESET_FILES, ids=lambda path: path.stem)
+def test_a_preset_is_a_valid_run_config_of_declared_keys(path):
+    preset = dict(flat(tomllib.loads(path.read_text())))
+    settings = RunSettings.from_run_config(preset)
+    assert find_strategy(settings.strategy)
+    assert path.stem.startswith(f"{settings.strategy}-{settings.dataset}")
+
+
+def test_hfldd_presets_hold_the_papers_numbers():
+    for classes in (1, 2, 10):
+        path = PRESETS / f"hfldd-mnist-c{classes}.toml"
+        settings = RunSettings.from_run_config(dict(flat(tomllib.loads(path.read_text()))))
+        assert (settings.min_nodes, settings.num_rounds, settings.hfldd.groups) == (100, 300, 10)
+        assert settings.partition.classes == classes
+        assert (settings.hfldd.distiller, settings.hfldd.distilled_size) == ("kip", 400)
+        assert (settings.train.lr, settings.train.batch_size) == (0.01, 32)
