@@ -46,7 +46,7 @@ def state_of(paths: Iterable[Path]) -> bytes | None:
 
 
 class ReadOnce(Generic[_P, _T]):
-    """A function whose results are cached until its files change; made by `read_once`."""
+    """A function whose results are cached until its files change; see `read_once`."""
 
     def __init__(
         self, read: Callable[_P, _T], files: Callable[_P, Iterable[Path]], maxsize: int

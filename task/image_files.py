@@ -1,7 +1,7 @@
 """Image files by class, and the one reader of image files.
 
 Formats that Pillow does not read, or not without loss, have readers in `task.readers`. Nothing here
-imports NumPy or torch before pixels are read, so that a node's supervisor can look at its data.
+imports NumPy or torch before pixels are read, so that a node's supervisor can inspect its data.
 """
 
 import io

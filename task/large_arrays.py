@@ -1,4 +1,4 @@
-"""Large arrays, which are kept in a file instead of memory."""
+"""Large arrays, in a file instead of memory."""
 
 import io
 import mmap

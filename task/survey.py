@@ -169,24 +169,24 @@ def _survey_images(
     path: Path, reader: DataReader, *, decode: bool, watch: Watch | None = None
 ) -> Survey:
     total = reader.number(path)
-    found = Survey(path, counts={printable(name): 0 for name in reader.classes(path)})
+    result = Survey(path, counts={printable(name): 0 for name in reader.classes(path)})
     for sample in reader.images(path):
         if isinstance(sample, Finding):
-            found.findings.append(sample)
+            result.findings.append(sample)
             continue
         label, shown = printable(sample.label), None
         try:
             if decode:
                 picture = open_image(sample.image)
                 shown = picture.in_8_bits()
-                found.add_picture(sample.place, label, picture)
+                result.add_picture(sample.place, label, picture)
             else:
-                found.add_image(sample.place, label, inspect_image(sample.image))
+                result.add_image(sample.place, label, inspect_image(sample.image))
         except UnusableFileError as error:
-            found.findings.append(replace(error.finding, place=sample.place))
+            result.findings.append(replace(error.finding, place=sample.place))
         if watch:
             watch(total, label, shown)
-    return found
+    return result
 
 
 def _rows_by_label(path: Path) -> dict[str, int]:
@@ -224,16 +224,16 @@ def _survey_npz(path: Path, watch: Watch | None) -> Survey:
         raise DatasetError(f"images have {channels} channels, need 1 or 3", where=path)
     any_label = DataSpec(path.name, (channels, height, width), np.iinfo(np.int64).max, (), ())
     check_raw_samples(raw, any_label, str(path))
-    found = Survey(path, counts={str(label): 0 for label in np.unique(raw.labels)})
+    result = Survey(path, counts={str(label): 0 for label in np.unique(raw.labels)})
     is_scaled = raw.images.dtype != np.uint8
     mode = str(images.dtype) if images.dtype != np.uint8 else {1: "L", 3: "RGB"}[channels]
     stored = Stored((height, width), mode, ("scaled",) if is_scaled else (), channels == 1)
     for number, (pixels, label) in enumerate(zip(raw.images, raw.labels, strict=True)):
         picture = Picture(pixels, stored)
-        found.add_picture(f"image {number}", str(label), picture)
+        result.add_picture(f"image {number}", str(label), picture)
         if watch:
             watch(len(raw), str(label), picture.in_8_bits())
-    return found
+    return result
 
 
 def _survey_csv(path: Path, watch: Watch | None) -> Survey:
@@ -241,7 +241,7 @@ def _survey_csv(path: Path, watch: Watch | None) -> Survey:
 
     from flwr_distill.task.datasets.tables import column_problem, feature_names, read_rows
 
-    found = Survey(path)
+    result = Survey(path)
     try:
         names = feature_names(path)
     except DatasetError as error:
@@ -253,19 +253,19 @@ def _survey_csv(path: Path, watch: Watch | None) -> Survey:
     for row in read_rows(path):
         label = printable(row.label)
         if row.problem:
-            found.findings.append(Finding("unreadable", f"line {row.line}", row.problem))
+            result.findings.append(Finding("unreadable", f"line {row.line}", row.problem))
         else:
             values = np.array(row.values)
             lowest, highest = np.minimum(lowest, values), np.maximum(highest, values)
-            found.add(f"line {row.line}", label, values.tobytes())
+            result.add(f"line {row.line}", label, values.tobytes())
         if watch:
             watch(0, label, None)
-    found.counts = {label: found.counts[label] for label in in_order(found.counts)}
+    result.counts = {label: result.counts[label] for label in in_order(result.counts)}
     for name, low, high in zip(names, lowest.tolist(), highest.tolist(), strict=True):
         place = printable(f"column {name}")
         if problem := column_problem(low, high):
-            found.findings.append(Finding("overflow", place, problem))
-        elif low == high and found.usable > 1:
+            result.findings.append(Finding("overflow", place, problem))
+        elif low == high and result.usable > 1:
             reason = f"is {low:g} in all rows and says nothing; drop it, here and on all nodes"
-            found.findings.append(Finding("constant", place, reason))
-    return found
+            result.findings.append(Finding("constant", place, reason))
+    return result

@@ -20,7 +20,7 @@ from flwr_distill.task.image_files import Finding, printable
 from flwr_distill.task.survey import Survey, Watch
 
 MAX_EXAMPLES = 3
-"""Wrong values of a column that are kept."""
+"""Maximum wrong values of a column in a survey."""
 
 
 @dataclass
@@ -109,26 +109,26 @@ def survey_table(
     DatasetError
         If the table cannot be read at all, or does not have each of the columns once.
     """
-    found = TableSurvey(path, counts=dict.fromkeys(classes, 0))
+    result = TableSurvey(path, counts=dict.fromkeys(classes, 0))
     features = [ColumnSurvey(column) for column in columns.features]
     label = ColumnSurvey(Column(columns.label, tuple(classes)))
-    found.columns = [*features, label]
+    result.columns = [*features, label]
     for record in read_records(path, columns):
         problems = [record.problem] if record.problem else []
         inputs = array("d")
-        for column, text in zip(found.columns, record.values, strict=False):
+        for column, text in zip(result.columns, record.values, strict=False):
             try:
                 inputs.extend(column.add(text))
             except ValueError as error:
                 problems.append(str(error))
         if problems:
             reason = f"{', '.join(problems)}; {REMEDY}"
-            found.findings.append(Finding("unreadable", record.place, reason))
+            result.findings.append(Finding("unreadable", record.place, reason))
         else:
             without_label = inputs[: len(columns.inputs)]
-            found.add(record.place, record.values[-1], without_label.tobytes())
+            result.add(record.place, record.values[-1], without_label.tobytes())
         if watch:
             watch(0, "", None)
     of_columns = (column.finding() for column in features)
-    found.findings += [finding for finding in of_columns if finding]
-    return found
+    result.findings += [finding for finding in of_columns if finding]
+    return result

@@ -11,7 +11,7 @@ from flwr_distill.task.errors import ModelError
 from flwr_distill.task.models.registry import register
 
 NAME = "efficientnet-lite0"
-LARGEST = 224
+MAX_SIDE = 224
 """Side of the images that it was trained on."""
 WIDTH = 1280
 MIDDLE = (0.5, 0.5, 0.5)
@@ -42,7 +42,7 @@ class _Lite(nn.Module):
 @register(NAME, fits=lambda spec: spec.kind == "image")
 def efficientnet_lite0(spec: DataSpec) -> nn.Module:
     """EfficientNet-Lite0 on images of 128 to 224 pixels a side, and a linear head."""
-    return at_size(spec, side_for(spec, LARGEST))
+    return at_size(spec, side_for(spec, MAX_SIDE))
 
 
 def at_size(spec: DataSpec, size: int) -> nn.Module:

@@ -22,7 +22,7 @@ from flwr_distill.task.settings import TrainSettings
 STRIDE = 32
 REACH = math.sqrt(0.5)
 """Of random Fourier features of features with norm 1, of which most are about 1 apart."""
-SMALLEST = 128
+MIN_SIDE = 128
 """Side of small images after enlargement."""
 
 
@@ -268,7 +268,7 @@ def _fill_in_frozen(model: Frozen, state: dict[str, Tensor], prefix: str, *_: An
 
 def side_for(spec: DataSpec, largest: int) -> int:
     """Side of the network's images: the run's, in steps of 32, from 128 to `largest`."""
-    return min(max(STRIDE * round(max(spec.shape[1:]) / STRIDE), SMALLEST), largest)
+    return min(max(STRIDE * round(max(spec.shape[1:]) / STRIDE), MIN_SIDE), largest)
 
 
 def _last_part(network: nn.Module) -> str:

@@ -52,7 +52,7 @@ def describe_device(device: torch.device) -> str:
 def place(samples: Samples, device: torch.device) -> Samples:
     """The samples on a device; in main memory if they would fill over half of a GPU's free one.
 
-    From there minibatches are copied as they are needed; see `Samples.minibatch`.
+    From there minibatches are copied when needed; see `Samples.minibatch`.
     """
     if device.type == "cuda":
         size = samples.inputs.nbytes + samples.labels.nbytes

@@ -91,8 +91,8 @@ def read_array(path: Path, key: str) -> NDArray[np.generic]:
                 raise ValueError(f"it has several arrays {key!r}")
         with np.load(path, allow_pickle=False) as arrays:
             if key not in arrays:
-                found = printable(str(sorted(arrays)))
-                problem = f"has the arrays {found}, need 'images' and 'labels'"
+                names = printable(str(sorted(arrays)))
+                problem = f"has the arrays {names}, need 'images' and 'labels'"
                 raise DatasetError(problem, where=path)
             array: object = arrays[key]
             if not isinstance(array, np.ndarray):  # another file, under this name

@@ -58,10 +58,10 @@ def labels_of(path: str | Path, names: Sequence[str], spec: DataSpec) -> list[in
     """Labels of the classes with these names, of those that exist; see `load_private_data`."""
     path = Path(path)
     if (reader := data_reader(path)) is None:
-        found = [spec.labels.label_of(composed(name)) for name in names]
+        own = [spec.labels.label_of(composed(name)) for name in names]
         if spec.kind != "table" and not spec.labels.has_numbers:
-            found += [int(name) for name in names if is_position(name)]
-        return [label for label in found if label is not None]
+            own += [int(name) for name in names if is_position(name)]
+        return [label for label in own if label is not None]
     labels = _labels(path, reader, spec)
     wanted = set(map(composed, names))
     return [label for name, label in labels.items() if name in wanted]

@@ -130,9 +130,9 @@ def _load_files(
     for folder in folders:
         if _has_npz(folder):
             return _read_npz_pair(folder, spec)
-    if layout is not None and download and not layout.found(root):
+    if layout is not None and download and not layout.exists(root):
         layout.download(root)
-    if layout is not None and layout.found(root):
+    if layout is not None and layout.exists(root):
         train, test = (layout.read(root, part, spec) for part in (True, False))
         return Dataset(spec, train, test)
     if _has_npz(root):

@@ -28,7 +28,7 @@ class TorchvisionFiles:
     labels: str = "targets"
     split_by_name: bool = False
 
-    def found(self, root: Path) -> bool:
+    def exists(self, root: Path) -> bool:
         """Whether ``root`` has all files."""
         return all((root / name).exists() for name in self.files)
 
@@ -108,7 +108,7 @@ class IdxFiles(TorchvisionFiles):
         parts = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
         super().__init__(dataset, tuple(f"{dataset}/raw/{part}-ubyte" for part in parts))
 
-    def found(self, root: Path) -> bool:
+    def exists(self, root: Path) -> bool:
         """Whether ``root`` has all four files, unpacked or gzipped."""
         return all((root / name).exists() or (root / f"{name}.gz").exists() for name in self.files)
 

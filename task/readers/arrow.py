@@ -89,17 +89,17 @@ def _files(path: Path) -> list[Path]:
 
 @read_once(_files, maxsize=4)
 def _classes(path: Path) -> list[str]:
-    found: set[str] = set()
+    names: set[str] = set()
     for file in _shards(path):
         columns = _columns(file)
         if columns.names:
-            found.update(columns.names)
+            names.update(columns.names)
             continue
         for (labels,) in _batches(file, [columns.label]):
             distinct = labels.unique().to_pylist()
             labelled = (columns.name_of(label, file) for label in distinct)
-            found.update(name for name in labelled if name is not None)
-    return sorted(found)
+            names.update(name for name in labelled if name is not None)
+    return sorted(names)
 
 
 def _shards(folder: Path) -> list[Path]:
@@ -107,8 +107,7 @@ def _shards(folder: Path) -> list[Path]:
     if (folder / SPLITS).is_file():
         splits = [str(name) for name in _json(folder / SPLITS).get("splits", [])]
         if len(splits) != 1 or "/" in splits[0] or splits[0].startswith("."):
-            found = printable(", ".join(splits))
-            problem = f"has the splits {found}"
+            problem = f"has the splits {printable(', '.join(splits))}"
             raise DatasetError(problem, where=folder, remedy="give the folder of one of them")
         folder = folder / splits[0]
     if (folder / STATE).is_file():
@@ -155,12 +154,12 @@ def _column(file: Path, names: list[str], name: str, of_type: list[str]) -> str:
         return name
     if len(of_type) == 1 and of_type[0] in names:
         return of_type[0]
-    found = printable(", ".join(names))
-    raise DatasetError(f"need a column {name!r}, got {found}", where=file, remedy="rename it")
+    others = printable(", ".join(names))
+    raise DatasetError(f"need a column {name!r}, got {others}", where=file, remedy="rename it")
 
 
 def _content(value: object) -> bytes | None:
-    """Bytes of an image file: a value of its own, or with a path, which is not followed."""
+    """Bytes of an image file: the value itself, or beside a path, which is ignored."""
     content = value.get("bytes") if isinstance(value, dict) else value
     return content if isinstance(content, bytes) and content else None
 

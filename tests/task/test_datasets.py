@@ -111,31 +111,19 @@ def test_real_sets_are_read_whole_and_normalised(name, sizes, first_labels):
 
 
 @pytest.mark.parametrize("end", ["", ".gz"], ids=["unpacked", "gzipped"])
-def test_mnist_is_read_from_idx_files(tmp_path, end):
+def test_idx_files_are_read_as_by_torchvision(tmp_path, end):
     rng = np.random.default_rng(0)
-    parts = {}
     for part, size in (("train", 5), ("t10k", 3)):
         images = rng.integers(0, 256, (size, 28, 28), dtype=np.uint8)
-        parts[part] = images
-        _save_idx(tmp_path / f"MNIST/raw/{part}-images-idx3-ubyte{end}", images)
-        _save_idx(tmp_path / f"MNIST/raw/{part}-labels-idx1-ubyte{end}", np.arange(size))
-    dataset = load_dataset("mnist", tmp_path)
-    assert (dataset.train.images[:, 0] == parts["train"]).all()
-    assert (dataset.test.images[:, 0] == parts["t10k"]).all()
-    assert dataset.train.labels.tolist() == [0, 1, 2, 3, 4]
-
-
-def test_torchvision_reads_the_same_idx_files(tmp_path):
-    import torchvision
-
-    for part in ("train", "t10k"):
-        images = np.random.default_rng(1).integers(0, 256, (4, 28, 28), dtype=np.uint8)
-        _save_idx(tmp_path / f"FashionMNIST/raw/{part}-images-idx3-ubyte", images)
-        _save_idx(tmp_path / f"FashionMNIST/raw/{part}-labels-idx1-ubyte", np.arange(4))
-    theirs = torchvision.datasets.FashionMNIST(tmp_path, train=False)
-    ours = load_dataset("fashion-mnist", tmp_path).test
-    assert (ours.images[:, 0] == theirs.data.numpy()).all()
-    assert (ours.labels == theirs.targets.numpy()).all()
+        for own in {"", end}:  # torchvision needs the unpacked ones
+            name = "FashionMNIST" if own == end else "theirs/FashionMNIST"
+            _save_idx(tmp_path / f"{name}/raw/{part}-images-idx3-ubyte{own}", images)
+            _save_idx(tmp_path / f"{name}/raw/{part}-labels-idx1-ubyte{own}", np.arange(size))
+    dataset = load_dataset("fashion-mnist", tmp_path)
+    for part, ours in ((True, dataset.train), (False, dataset.test)):
+        theirs = torchvision.datasets.FashionMNIST(tmp_path / ("theirs" if end else "."), part)
+        assert (ours.images[:, 0] == theirs.data.numpy()).all()
+        assert (ours.labels == theirs.targets.numpy()).all()
 
 
 def test_usps_is_read_from_torchvisions_files(tmp_path):
@@ -151,7 +139,6 @@ def test_usps_is_read_from_torchvisions_files(tmp_path):
 
 
 def test_svhn_is_read_from_torchvisions_files(tmp_path, monkeypatch):
-    import torchvision
     from scipy.io import savemat
 
     monkeypatch.setattr(torchvision.datasets.SVHN, "_check_integrity", lambda self: True)
@@ -195,8 +182,6 @@ def test_damaged_files_of_torchvisions_are_named(tmp_path, labels):
 
 
 def test_download_is_left_to_torchvision_and_only_when_asked(tmp_path, monkeypatch):
-    import torchvision
-
     downloads = []
 
     def refuse(root, *, train, download):

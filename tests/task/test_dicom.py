@@ -7,7 +7,6 @@ import warnings
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from pydicom import dcmread
 from pydicom.dataset import Dataset, FileDataset, FileMetaDataset
@@ -26,10 +25,7 @@ from pydicom.uid import (
 from typer.testing import CliRunner
 
 from flwr_distill.cli.main import app
-from flwr_distill.cli.source import load_source
-from flwr_distill.server.export.description import Description
-from flwr_distill.server.export.prediction import ExportedModel
-from flwr_distill.task.datasets import DatasetError, DataSpec, auxiliary_images, load_private_data
+from flwr_distill.task.datasets import DatasetError, DataSpec, load_private_data
 from flwr_distill.task.image_files import UnusableFileError, inspect_image, open_image
 from flwr_distill.task.survey import survey
 from tests.errors import at
@@ -312,21 +308,3 @@ def test_without_pydicom_the_data_are_refused_with_the_extra(tmp_path, monkeypat
     monkeypatch.setitem(sys.modules, "pydicom.config", None)
     with pytest.raises(DatasetError, match=r"flwr-distill\[dicom\]"):
         load_private_data(tmp_path, GREY)
-
-
-def test_every_command_shows_a_dicom_file_alike(tmp_path):
-    for label in "01":
-        for name in "ab":
-            dicom(tmp_path / label / f"{name}.dcm", WindowCenter=2000, WindowWidth=3000)
-    expected = torch.tensor(open_image(tmp_path / "0" / "a.dcm").pixels)
-    inputs = []
-    description = Description("none", GREY)
-    model = ExportedModel(description, lambda x: inputs.append(x[0]) or torch.zeros(1, 2))
-    model.probabilities(tmp_path / "0" / "a.dcm")  # predict
-    source = load_source(str(tmp_path), data_root=None, shape=None, seed=0)  # distill, audit
-    assert source.spec.shape == (1, 6, 8)
-    inputs.append(source.train.inputs[0] / 2 + 0.5)
-    inputs.append(auxiliary_images(str(tmp_path), GREY, 1, 0)[0])
-    inputs.append(load_private_data(tmp_path, GREY).to_samples(GREY).inputs[0])  # a node
-    for read in inputs:
-        torch.testing.assert_close(read, expected)

@@ -206,10 +206,3 @@ def test_a_decompression_bomb_is_skipped(tmp_path, monkeypatch):
     save(tmp_path / "0" / "bomb.png", size=(100, 100))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     assert len(load_private_data(tmp_path, GREY)) == 1
-
-
-def test_a_linked_image_is_read(tmp_path):
-    save(tmp_path / "elsewhere" / "a.png")
-    (tmp_path / "own" / "0").mkdir(parents=True)
-    (tmp_path / "own" / "0" / "a.png").symlink_to(tmp_path / "elsewhere" / "a.png")
-    assert len(load_private_data(tmp_path / "own", GREY)) == 1
