@@ -22,9 +22,7 @@ from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.file_state import read_once
 from flwr_distill.task.labels import LabelMap
 from flwr_distill.task.partition import check_partition, partition_indices
-from flwr_distill.task.settings import (
-    TaskSettings,
-)
+from flwr_distill.task.settings import TaskSettings
 
 
 def open_columns(settings: TaskSettings) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from flwr_distill.task.datasets.registry import (
     folder_names,
     load_dataset,
 )
-from flwr_distill.task.datasets.types import DatasetError, DataSpec, Pixels, normalise
+from flwr_distill.task.datasets.types import DatasetError, DataSpec, Pixels, normalise, not_found
 from flwr_distill.task.large_arrays import stacked
 
 
@@ -104,12 +104,7 @@ def _named_images(name: str, root: Path) -> Pixels:
             return read_npz_images(file)
     if name in dataset_names():
         return load_dataset(name, root).train.images
-    raise DatasetError(
-        f"was not found; tried {', '.join(map(str, files))}",
-        where="auxiliary",
-        value=name,
-        remedy="set data-root (or $FLWR_DISTILL_DATA_ROOT) to its folder, or use noise",
-    )
+    raise not_found(name, ", ".join(map(str, files)), ", or use noise", where="auxiliary")
 
 
 def _named_files(name: str, root: Path) -> list[Path]:

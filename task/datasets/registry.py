@@ -20,6 +20,7 @@ from flwr_distill.task.datasets.types import (
     DataSpec,
     RawSamples,
     check_raw_samples,
+    not_found,
 )
 from flwr_distill.task.plugin import PluginError, called, import_object, plugged_in
 from flwr_distill.task.settings import Change
@@ -137,7 +138,9 @@ def _load_files(
         return Dataset(spec, train, test)
     if _has_npz(root):
         return _read_npz_pair(root, spec)
-    raise _not_found(spec.name, root, folders, layout)
+    places = [f"{folder / 'train.npz'} and test.npz" for folder in [*folders, root]]
+    places += [" and ".join(str(root / file) for file in layout.files)] if layout else []
+    raise not_found(spec.name, "; ".join(places), ", or download=true" if layout else "")
 
 
 def _has_npz(folder: Path) -> bool:
@@ -146,17 +149,6 @@ def _has_npz(folder: Path) -> bool:
 
 def _read_npz_pair(folder: Path, spec: DataSpec) -> Dataset:
     return Dataset(spec, read_npz(folder / "train.npz", spec), read_npz(folder / "test.npz", spec))
-
-
-def _not_found(
-    name: str, root: Path, folders: list[Path], layout: TorchvisionFiles | None
-) -> DatasetError:
-    paths = [f"{folder / 'train.npz'} and test.npz" for folder in [*folders, root]]
-    remedy = "set data-root (or $FLWR_DISTILL_DATA_ROOT) to its folder"
-    if layout is not None:
-        paths.append(" and ".join(str(root / file) for file in layout.files))
-        remedy += ", or download=true"
-    return _refused(name, f"was not found; tried {'; '.join(paths)}", remedy)
 
 
 def load_digits(spec: DataSpec, root: Path, download: bool) -> Dataset:

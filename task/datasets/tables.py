@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_distill.task.columns import LARGEST
-from flwr_distill.task.datasets.types import Dataset, DatasetError, DataSpec, RawSamples
+from flwr_distill.task.datasets.types import Dataset, DatasetError, DataSpec, RawSamples, not_found
 from flwr_distill.task.image_files import printable
 from flwr_distill.task.labels import LabelError, LabelMap, in_order, names_problem
 from flwr_distill.task.text_files import composed, open_rows
@@ -28,12 +28,7 @@ def load_tables(spec: DataSpec, root: Path, download: bool) -> Dataset:
     """
     folder = next((f for f in (root / spec.name, root) if (f / "train.csv").exists()), None)
     if folder is None or not (folder / "test.csv").exists():
-        raise DatasetError(
-            f"was not found; tried train.csv and test.csv in {root / spec.name} and {root}",
-            where="dataset",
-            value=spec.name,
-            remedy="set data-root to their folder",
-        )
+        raise not_found(spec.name, f"train.csv and test.csv in {root / spec.name} and {root}")
     train, test = folder / "train.csv", folder / "test.csv"
     columns, features, names = _read_csv(train)
     test_columns, test_features, test_names = _read_csv(test)

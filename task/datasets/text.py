@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_distill.task.datasets.types import Dataset, DatasetError, DataSpec, RawSamples
+from flwr_distill.task.datasets.types import Dataset, DatasetError, DataSpec, RawSamples, not_found
 from flwr_distill.task.image_files import printable
 from flwr_distill.task.text_files import composed, open_rows
 
@@ -40,13 +40,8 @@ def load_texts(spec: DataSpec, root: Path, download: bool) -> Dataset:
         test = next((path for path in tests if path.exists()), None)
         if test is not None and (folder / "train.tsv").exists():
             return Dataset(spec, _read_tsv(folder / "train.tsv", spec), _read_tsv(test, spec))
-    raise DatasetError(
-        "was not found; tried train.tsv with test.tsv or dev.tsv in "
-        + ", ".join(map(str, folders)),
-        where="dataset",
-        value=spec.name,
-        remedy="set data-root to its folder",
-    )
+    places = ", ".join(map(str, folders))
+    raise not_found(spec.name, f"train.tsv with test.tsv or dev.tsv in {places}")
 
 
 def token_ids(texts: list[str]) -> NDArray[np.float32]:

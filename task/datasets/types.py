@@ -177,6 +177,12 @@ def fingerprint_of(spec: DataSpec, *parts: RawSamples) -> bytes:
     return digest.digest()
 
 
+def not_found(name: str, places: str, hint: str = "", where: str = "dataset") -> DatasetError:
+    """Error for a named data set whose files are at none of these places."""
+    remedy = f"set data-root (or $FLWR_DISTILL_DATA_ROOT) to its folder{hint}"
+    return DatasetError(f"was not found; tried {places}", where=where, value=name, remedy=remedy)
+
+
 def normalise(images: Pixels, spec: DataSpec) -> torch.Tensor:
     """Convert stored pixels (n, C, H, W) to model inputs, float32 ``(pixel / 255 - mean) / std``.
 

@@ -83,11 +83,7 @@ class _Columns:
         return self.names[label] if self.names else str(int(label))
 
 
-def _files(path: Path) -> list[Path]:
-    return [path]
-
-
-@read_once(_files, maxsize=4)
+@read_once(lambda path: [path], maxsize=4)
 def _classes(path: Path) -> list[str]:
     names: set[str] = set()
     for file in _shards(path):

@@ -38,11 +38,7 @@ class WebDataset(DataReader):
             yield from _samples(shard, with_images=True)
 
 
-def _files(path: Path) -> list[Path]:
-    return [path]
-
-
-@read_once(_files, maxsize=4)
+@read_once(lambda path: [path], maxsize=4)
 def _classes(path: Path) -> list[str]:
     samples = (s for shard in _shards(path) for s in _samples(shard, with_images=False))
     return sorted({sample.label for sample in samples if isinstance(sample, StoredImage)})
