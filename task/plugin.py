@@ -42,7 +42,7 @@ def import_object(path: str) -> object:
         raise PluginError(f"{module_text} ({file}) has no attribute {attribute!r}") from None
 
 
-def called(function: object, path: str, expected: type[T], *arguments: object) -> T:
+def call_plugin(function: object, path: str, expected: type[T], *arguments: object) -> T:
     """Call a function of the package of `path`; PluginError if it fails or returns another type."""
     if not callable(function):
         raise PluginError(f"is a {type(function).__name__}, need a function or class")

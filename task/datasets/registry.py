@@ -22,7 +22,7 @@ from flwr_distill.task.datasets.types import (
     check_raw_samples,
     not_found,
 )
-from flwr_distill.task.plugin import PluginError, called, import_object, plugged_in
+from flwr_distill.task.plugin import PluginError, call_plugin, import_object, plugged_in
 from flwr_distill.task.settings import Change
 
 Loader = Callable[[DataSpec, Path, bool], Dataset]
@@ -112,7 +112,7 @@ def _load_plugin(name: str, root: Path, download: bool) -> Dataset:
                 f"choose one of {', '.join(_ENTRIES)}, {corruptions.PREFIX}contrast-3 and the "
                 "like, name your own as 'package.module:function', or install its package",
             )
-        dataset = called(import_object(path), path, Dataset, root, download)
+        dataset = call_plugin(import_object(path), path, Dataset, root, download)
     except PluginError as error:
         raise _refused(name, error.problem, error.remedy) from error
     check_raw_samples(dataset.train, dataset.spec, f"{name} (train)")

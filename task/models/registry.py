@@ -13,7 +13,7 @@ from flwr_distill.task.errors import ModelError as ModelError  # passed on
 from flwr_distill.task.models.checks import check_model, initialise_lazy_layers
 from flwr_distill.task.plugin import (
     PluginError,
-    called,
+    call_plugin,
     import_object,
     located,
     path_of,
@@ -81,7 +81,7 @@ def create_own_model(
 ) -> nn.Module:
     """Build a model by a function of someone's app, and check it; see `create_model`."""
     path = path_of(factory)
-    return _create(path, lambda spec: called(factory, path, nn.Module), spec, seed)
+    return _create(path, lambda spec: call_plugin(factory, path, nn.Module), spec, seed)
 
 
 def _create(name: str, factory: ModelFactory, spec: DataSpec, seed: int | None) -> nn.Module:
@@ -187,7 +187,7 @@ def _find_factory(name: str, spec: DataSpec) -> ModelFactory:
             f"choose auto, {', '.join(_MODELS)}, name your own as 'package.module:Class', or "
             "install its package",
         )
-    return lambda spec: called(own, path, nn.Module, spec)
+    return lambda spec: call_plugin(own, path, nn.Module, spec)
 
 
 def _dimensions(spec: DataSpec) -> str:
