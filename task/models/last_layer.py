@@ -17,9 +17,7 @@ def last_dense(model: nn.Module, name: str = "") -> str:
         raise ModelError("has no dense layer (torch.nn.Linear)", where=type(model).__name__)
     if name and name not in dense:
         raise ModelError(
-            f"is not a dense layer of {type(model).__name__}; it has {', '.join(dense)}",
-            where="train.feature-layer",
-            value=name,
+            f"{name!r} is not a dense layer of {type(model).__name__}; it has {', '.join(dense)}"
         )
     return name or dense[-1]
 

@@ -51,17 +51,8 @@ from coverage import CoverageData
 from rich.console import Console
 
 APP_DIR = Path(__file__).resolve().parents[2]
-FOLDERS = (
-    "distill",
-    "strategies",
-    "links",
-    "protocol",
-    "client",
-    "server",
-    "flower",
-    "task",
-    "base",
-)
+FOLDERS = ("distill", "strategies", "links", "protocol", "client", "server", "flower", "task")
+FOLDERS += ("base",)
 FAST = "not slow and not faults and not docker and not matrix and not wheel"
 APPROVED = ("tests/golden/", "tests/server/test_settings_catalogue.py")
 COPIES = 2  # mutants at once
