@@ -32,13 +32,13 @@ from opacus.accountants.utils import get_noise_multiplier
 from torch import Generator, Tensor
 
 from benchmarks.in_process import Settings, run_in_process
+from flwr_distill.base.text import counted
 from flwr_distill.cli.judge import LENET, QUICK, judges, train_and_score
 from flwr_distill.distill.distribution_matching import distill_dm
 from flwr_distill.distill.private_matching import distill_dm_privately
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.task.datasets import Dataset, Samples, load_dataset
 from flwr_distill.task.settings import TrainSettings
-from flwr_distill.task.words import counted
 
 NODES = 10
 ROUNDS = 10

@@ -13,12 +13,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from flwr_distill.base.text import counted
 from flwr_distill.distill.contact_sheet import COLUMNS, contact_sheet
 from flwr_distill.task.image_files import BACKGROUND, Treatment
 from flwr_distill.task.settings import PrivateSettings
 from flwr_distill.task.survey import STATE_COLUMNS, Survey, survey
 from flwr_distill.task.table_survey import ColumnSurvey, TableSurvey, survey_table
-from flwr_distill.task.words import counted
 
 SIDE = 64
 """Largest height and width of an image in the picture, in pixels."""

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from flwr_distill.base.text import counted
 from flwr_distill.cli.errors import exit_on, fail
 from flwr_distill.cli.federation import start
 from flwr_distill.cli.options import NodesDevice
@@ -16,7 +17,6 @@ from flwr_distill.cli.run_log import RunLog, results_table
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.fleet.submission import RunError
 from flwr_distill.flower.own_app import APP_DIR
-from flwr_distill.task.words import counted
 
 SECTORED = ("fedhead", "fedhead-plus")
 FEDHEAD_TASK: dict[str, int | float | str] = {

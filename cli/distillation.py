@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from flwr_distill.base.text import counted
 from flwr_distill.cli.judge import Judge, judges, train_and_score, training_seconds
 from flwr_distill.cli.source import Source, load_source
 from flwr_distill.distill import DistillError, VirtualData, distiller
@@ -41,7 +42,6 @@ from flwr_distill.strategies.hfldd.method import Distillation
 from flwr_distill.task.datasets import DatasetError, Samples
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import ModelError
-from flwr_distill.task.words import counted
 
 VIRTUAL = "virtual images"
 REFUSALS = (DatasetError, DistillError, ModelError, SettingsError, OSError)

@@ -16,6 +16,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from flwr_distill.base.text import counted, listed
 from flwr_distill.cli.connection import (
     Address,
     Authority,
@@ -35,7 +36,6 @@ from flwr_distill.node.supervisor import status_file
 from flwr_distill.server.record.run_ids import LATEST, RunIdError, full_id
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.text_files import read_text
-from flwr_distill.task.words import counted, listed
 
 DEFAULT_NODES = 5
 OPEN = "The nodes have the policy open: runs may ask for their samples (--config sets another)."

@@ -14,11 +14,11 @@ from rich.markup import escape
 from rich.table import Column
 from rich.table import Table as TerminalTable
 
+from flwr_distill.base.text import counted
 from flwr_distill.node.outbox import Entry, virtual_data_file
 from flwr_distill.server.page.layout import page
 from flwr_distill.server.page.words import data_size
 from flwr_distill.strategies.common.sections import Figure, Section, Table
-from flwr_distill.task.words import counted
 
 if TYPE_CHECKING:
     from flwr_distill.distill.virtual_data import VirtualData

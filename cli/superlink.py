@@ -9,6 +9,7 @@ from pathlib import Path
 
 import typer
 
+from flwr_distill.base.files import replacing
 from flwr_distill.cli.connection import (
     ControlAddress,
     Timeout,
@@ -21,7 +22,6 @@ from flwr_distill.cli.options import DEFAULT_CERTIFICATES_DIR, CertificatesDir
 from flwr_distill.fleet.authority import CertificateError
 from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.flower.lines import why_another
-from flwr_distill.task.durable import replacing
 
 STOCK = "flower-superlink"
 

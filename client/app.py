@@ -12,6 +12,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import adaptiveclipping_mod
 from flwr.common import log
 
+from flwr_distill.base.text import counted
 from flwr_distill.client.edge import pass_down
 from flwr_distill.client.features import as_seen
 from flwr_distill.client.local_round import LocalRound, build_model, received_arrays
@@ -63,7 +64,6 @@ from flwr_distill.task.image_files import class_names
 from flwr_distill.task.plugin import PluginError, import_object, located, raised_in
 from flwr_distill.task.readers import data_reader
 from flwr_distill.task.source import check_columns, open_columns
-from flwr_distill.task.words import counted
 
 MIN_ROWS = 10
 """Rows of a table whose means leave a node."""

@@ -21,6 +21,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDic
 from flwr.common import log
 from safetensors.torch import load, save
 
+from flwr_distill.base.text import counted
 from flwr_distill.client.local_round import LocalRound, server_round
 from flwr_distill.client.session import RunSource, Session, source_of
 from flwr_distill.client.terms import loss_terms
@@ -36,7 +37,6 @@ from flwr_distill.protocol.messages import (
     PARTITIONS,
     TOGETHER,
 )
-from flwr_distill.task.words import counted
 
 LOCK_TIMEOUT = 3600.0
 """Seconds to wait for another process, which may be distilling for many virtual nodes."""

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from flwr_distill.task.durable import replacing
+from flwr_distill.base.files import replacing
 
 SERVER_USES = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
 NODE_USES = x509.ExtendedKeyUsage(

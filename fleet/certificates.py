@@ -33,6 +33,7 @@ from typing import Literal
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from flwr_distill.base.files import replacing
 from flwr_distill.fleet import authority
 from flwr_distill.fleet.authority import (
     NODE_USES,
@@ -48,7 +49,6 @@ from flwr_distill.fleet.authority import (
     write_new,
 )
 from flwr_distill.fleet.node_request import SERVER, check_name, read_request
-from flwr_distill.task.durable import replacing
 
 Role = Literal["viewer", "submitter", "operator"]
 """What a user may do, by docker/gate/nginx.conf."""

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 from flwr.common import log
 
+from flwr_distill.base.files import replacing
 from flwr_distill.protocol.edge import DOOR, END, GREET, OPEN, SHARE, Opened, Opening, task_of
 from flwr_distill.protocol.edge_calls import EdgeError, NobodyThereError, call, listen
 from flwr_distill.protocol.meeting import Continuation
 from flwr_distill.protocol.registry import find_method
 from flwr_distill.server.record.checkpoint import checkpoints
 from flwr_distill.server.settings import RunSettings
-from flwr_distill.task.durable import replacing
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.settings import (
     RunConfigValue,

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
-from flwr_distill.task.durable import replacing
+from flwr_distill.base.files import replacing
 from flwr_distill.task.errors import SettingsError
 
 _FORMAT = "flwr-distill/lifetime-epsilon/1"

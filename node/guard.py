@@ -21,6 +21,7 @@ from typing import Any, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from flwr_distill.base.text import counted
 from flwr_distill.links.credentials import Credentials
 from flwr_distill.node.account import LifetimeAccount
 from flwr_distill.node.asked import Asked, Form, Refusal
@@ -56,7 +57,6 @@ from flwr_distill.protocol.meeting import DESCRIBE, identity, one_line, place_se
 from flwr_distill.protocol.messages import CONFIG, FINGERPRINT, METRICS
 from flwr_distill.protocol.replies import REFUSED
 from flwr_distill.storage.store import NodeStore
-from flwr_distill.task.words import counted
 
 _MOST_MODELS = 16
 """Runs whose model's form is remembered."""

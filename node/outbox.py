@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from flwr_distill.task.durable import replacing
+from flwr_distill.base.files import replacing
 
 FOLDER = "outbox"
 """Folder in a node's state directory."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flwr_distill.task.durable import replacing
+from flwr_distill.base.files import replacing
 
 _FOLDER = "raw-data-allowed"
 """Folder in a state directory, with a file for each run; a sandboxed app cannot write there."""

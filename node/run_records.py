@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from flwr_distill.base.files import replacing
 from flwr_distill.storage.store import RUNS
-from flwr_distill.task.durable import replacing
 
 FOLDER = "run-records"
 """Folder of a state directory with a file for each run."""

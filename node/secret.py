@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from flwr_distill.task.durable import replacing
+from flwr_distill.base.files import replacing
 
 _BYTES = 32
 

@@ -28,6 +28,7 @@ from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
+from flwr_distill.base.text import counted
 from flwr_distill.node.bundle import folder_of_bundles
 from flwr_distill.node.notes import Notes, NotesError
 from flwr_distill.node.nursery import EXECUTOR, MAILBOX, NURSERY, PARTS, SUPERNODE
@@ -58,7 +59,6 @@ from flwr_distill.node.stock import (
 )
 from flwr_distill.protocol.messages import HOLDOUT, HOLDOUT_SECRET
 from flwr_distill.storage.store import remove_old_runs
-from flwr_distill.task.words import counted
 
 MAILBOX_ENVIRONMENT = {"GRPC_VERBOSITY": "info"}
 """Makes gRPC log refused TLS handshakes, which Flower silences."""

@@ -8,6 +8,7 @@ from flwr.app import Context
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
+from flwr_distill.base.text import listed
 from flwr_distill.protocol.arrays import as_arrays
 from flwr_distill.protocol.meeting import requirement_of
 from flwr_distill.protocol.registry import phases_of, summed_in
@@ -45,7 +46,6 @@ from flwr_distill.strategies.common.registry import find_strategy
 from flwr_distill.task.backbones import fingerprint
 from flwr_distill.task.compute.precision import products_in
 from flwr_distill.task.source import check_columns, data_spec, open_columns
-from flwr_distill.task.words import listed
 
 app = ServerApp()
 

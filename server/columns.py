@@ -13,6 +13,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from pydantic import TypeAdapter
 
+from flwr_distill.base.text import counted
 from flwr_distill.links.digits import NUM_DIGITS
 from flwr_distill.links.masks import MOST
 from flwr_distill.protocol.arrays import as_arrays, sent_arrays
@@ -32,7 +33,6 @@ from flwr_distill.server.settings import RunSettings
 from flwr_distill.strategies.common.waiting import connected_nodes
 from flwr_distill.task.columns import FAR, Moments, Scale, pooled
 from flwr_distill.task.errors import SettingsError
-from flwr_distill.task.words import counted
 
 MIN_COMPARED = 3
 """Nodes among which one can be far from the others."""

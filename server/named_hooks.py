@@ -3,10 +3,10 @@
 import difflib
 from importlib.metadata import entry_points
 
+from flwr_distill.base.text import listed
 from flwr_distill.server.hooks import Hook
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.plugin import PluginError, import_object, load_plugin, located, package_of
-from flwr_distill.task.words import listed
 
 GROUP = "flwr_distill.hooks"
 

@@ -9,12 +9,12 @@ from logging import INFO, WARNING
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from flwr_distill.base.text import counted, listed
 from flwr_distill.strategies.common.directory import Description, Directory, by_reason
 from flwr_distill.strategies.common.retries import Retries
 from flwr_distill.strategies.common.waiting import TooFewNodesError, connected_nodes
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.labels import LabelMap, in_order
-from flwr_distill.task.words import counted, listed
 
 MAX_CLASSES = 100
 """Class names in the setting that an error suggests."""

@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
 from flwr.serverapp.strategy import Strategy
 
+from flwr_distill.base.text import counted
 from flwr_distill.protocol.method import Method
 from flwr_distill.protocol.registry import check_config, phases_of
 from flwr_distill.protocol.replies import NothingUsableError
@@ -32,7 +33,6 @@ from flwr_distill.strategies.common.traffic import fedavg_bits
 from flwr_distill.task.errors import ReportedError
 from flwr_distill.task.plugin import import_object
 from flwr_distill.task.settings import TrainSettings
-from flwr_distill.task.words import counted
 
 START_AGAIN = "the nodes' logs say more; fix them and start the run again"
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from flwr_distill.base.files import replacing
 from flwr_distill.storage import untrusted
-from flwr_distill.task.durable import replacing
 from flwr_distill.task.errors import SettingsError
 
 CONTINUES = "continues"

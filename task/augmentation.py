@@ -14,10 +14,7 @@ from torch.nn import functional
 
 from flwr_distill.task.datasets.types import DataSpec
 from flwr_distill.task.errors import SettingsError
-from flwr_distill.task.settings import (
-    CHANGES,
-    Change,
-)
+from flwr_distill.task.settings import CHANGES, Change
 
 SHIFT = 0.1
 """Of a side; up and down, left and right."""
@@ -45,17 +42,8 @@ NUMBERS: Mapping[Change, int] = {
 def chosen_changes(augment: str, spec: DataSpec) -> tuple[Change, ...]:
     """The changes that a setting ``train.augment`` stands for, with data of this kind.
 
-    Parameters
-    ----------
-    augment : str
-        ``none``, ``auto`` for what `spec` says is safe, or names with commas between them.
-    spec : DataSpec
-        Of the data.
-
-    Raises
-    ------
-    SettingsError
-        If changes are named, and the data are not images.
+    ``auto`` are those that `spec` says are safe. Raises SettingsError if changes are named, and the
+    data are not images.
     """
     if augment == "none":
         return ()
@@ -63,8 +51,10 @@ def chosen_changes(augment: str, spec: DataSpec) -> tuple[Change, ...]:
         return spec.safe_changes if spec.kind == "image" else ()
     if spec.kind != "image":
         raise SettingsError(
-            f"train.augment = {augment!r}: {spec.name} is a {spec.kind} data set, and only images "
-            "can be changed so (set it to none or auto)"
+            f"{spec.name} is a {spec.kind} data set, and only images can be changed so",
+            where="train.augment",
+            value=augment,
+            remedy="set it to none or auto",
         )
     names = [name.strip() for name in augment.split(",")]
     return tuple(change for change in CHANGES if change in names)
@@ -72,15 +62,7 @@ def chosen_changes(augment: str, spec: DataSpec) -> tuple[Change, ...]:
 
 @dataclass(frozen=True)
 class Augment:
-    """Changes, and where their random numbers come from.
-
-    Parameters
-    ----------
-    changes : tuple[str, ...]
-        At least one; see `augmented`.
-    generator : torch.Generator
-        On the CPU.
-    """
+    """At least one change, and a generator on the CPU for their random numbers."""
 
     changes: tuple[Change, ...]
     generator: torch.Generator
@@ -97,8 +79,7 @@ class Augment:
 def augmented(images: Tensor, changes: tuple[Change, ...], numbers: Tensor) -> Tensor:
     """Change each image by its own random numbers.
 
-    What comes in from outside of an image repeats its edge: that is the background of a digit, and
-    needs no number that other images would have a part in.
+    Pixels from outside of an image repeat its edge, which is the background of a digit.
 
     Parameters
     ----------
@@ -112,11 +93,6 @@ def augmented(images: Tensor, changes: tuple[Change, ...], numbers: Tensor) -> T
         the data set's mean).
     numbers : Tensor
         From `Augment.draw`, for the same changes, on the device of the images.
-
-    Returns
-    -------
-    Tensor
-        Like `images`.
     """
     sizes = [NUMBERS[change] for change in changes]
     drawn = dict(zip(changes, torch.split(numbers, sizes, dim=1), strict=True))

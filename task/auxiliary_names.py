@@ -12,13 +12,7 @@ OWN_FILE = re.compile(r"@[\w.-]{1,64}")
 
 
 def check_auxiliary(name: str) -> str:
-    """Return the name of an auxiliary set, or the path or ``@NAME`` of one on the nodes.
-
-    Raises
-    ------
-    DatasetError
-        If it is neither.
-    """
+    """Return the name of an auxiliary set, or the path or ``@NAME`` of one on the nodes."""
     known = (NOISE, *NAMED)
     if name in known or "/" in name or name.endswith(".npz") or OWN_FILE.fullmatch(name):
         return name

@@ -33,8 +33,7 @@ class Column:
     name : str
         In the header of every node's table.
     categories : tuple[str, ...] (default: ())
-        What its values may be, each an input of its own, 1 where it is the value; empty for
-        numbers.
+        Allowed values, each a separate input that is 1 where it is the value; empty for numbers.
     scale : tuple[float, float], optional (default: None)
         Mean and deviation by which its numbers are standardised, if the run states them; else the
         nodes' own give them.
@@ -46,13 +45,7 @@ class Column:
 
     @classmethod
     def parsed(cls, text: str) -> Self:
-        """A column as written in ``private.columns``: ``age``, ``age:54+-9`` or ``sex:f|m``.
-
-        Raises
-        ------
-        ValueError
-            If it is written otherwise.
-        """
+        """A column as written in ``private.columns``: ``age``, ``age:54+-9`` or ``sex:f|m``."""
         name, colon, rest = (part.strip() for part in text.partition(":"))
         if any(mark in name for mark in "=|"):
             raise ValueError(f"column {name!r}: = and | separate other parts; rename it")
@@ -76,7 +69,7 @@ class Column:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is standardised by what nodes say of their values."""
+        """Whether the nodes' means and deviations standardise it."""
         return not self.categories and self.scale is None
 
 
@@ -97,13 +90,7 @@ class Columns:
 
     @classmethod
     def parsed(cls, text: str, label: str) -> Self:
-        """Columns as written in ``private.columns``, with commas between.
-
-        Raises
-        ------
-        ValueError
-            If one is written otherwise, or names cannot be told apart.
-        """
+        """Columns as written in ``private.columns``, with commas between; else ValueError."""
         features = map(Column.parsed, composed(text).split(","))
         columns = cls(tuple(features), composed(label))
         problem = names_problem(columns.names) or names_problem(columns.inputs)
@@ -155,10 +142,10 @@ class Scale:
 
 @dataclass(frozen=True)
 class Moments:
-    """What a node says of its columns: rows, and mean and variance of each column.
+    """A node's report of its columns: rows, and mean and variance of each column.
 
-    From these, mean and deviation over all rows of all nodes follow as from sums and sums of
-    squares, but without the digits that squares of large values lose.
+    Mean and deviation over all rows of all nodes follow from these. Sums of squares would lose
+    digits of large values.
     """
 
     rows: int
@@ -218,10 +205,7 @@ def _pooled(
 def scale_of_sums(rows: Fraction, sums: Sequence[tuple[Fraction, Fraction]]) -> Scale:
     """Mean and deviation of each column from exact sums over all rows, as `pooled` has them.
 
-    Raises
-    ------
-    ValueError
-        If no rows have such sums.
+    Raises ValueError if no rows have such sums.
     """
     if rows < 1:
         raise ValueError(f"they are of {float(rows):.3g} rows")

@@ -1,4 +1,4 @@
-"""Errors that a reader can act on: where, what was found, what to do.
+"""Errors that a reader can act on: where, value, what to do.
 
     ReportedError
     ├── DatasetError    data is missing, unreadable or unusable
@@ -13,7 +13,7 @@ MAX_SHOWN = 300
 
 
 class ReportedError(Exception):
-    """An error whose reader learns where it is, what was found there and how to fix it.
+    """An error whose reader learns its place, the value there and how to fix it.
 
     Its text is ``where = value: problem (remedy)``; parts without content are left away.
 
@@ -24,7 +24,7 @@ class ReportedError(Exception):
     where : object (default: "")
         The setting, file, record or node that is wrong. Kept as text.
     value : object (default: None)
-        What was found there; None shows nothing.
+        The value there; None shows nothing.
     remedy : str (default: "")
         What its reader can do, as in ``try 0.1 for strong label skew``.
 

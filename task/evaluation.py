@@ -9,28 +9,16 @@ from torch.nn import functional
 from flwr_distill.task.datasets import Samples
 
 BATCH = 64
-"""How many samples pass through a model together. More need more memory, gigabytes for 1,000 images
-of 64 x 64, and are no faster on a CPU, as they leave its caches."""
+"""Samples of a forward pass. More need gigabytes for 1,000 images of 64 x 64, and are no faster on
+a CPU, whose caches they leave."""
 
 
 def outputs(
     model: Callable[[Tensor], Tensor], inputs: Tensor, device: torch.device | str
 ) -> Tensor:
-    """Pass samples through a model in batches, without gradients.
+    """Pass samples (n, ...), n >= 1, on any device through a model on `device`, without gradients.
 
-    Parameters
-    ----------
-    model : callable
-        Maps (m, ...) to (m, ...) on `device`; a module is in evaluation mode, or batches matter.
-    inputs : Tensor
-        (n, ...), on any device; n >= 1.
-    device : torch.device or str
-        Where the model is.
-
-    Returns
-    -------
-    Tensor
-        (n, ...), on `device`.
+    A module must be in evaluation mode, or batches matter.
     """
     with torch.no_grad():  # not inference mode: what it makes could not be trained on
         return torch.cat([model(batch.to(device)) for batch in torch.split(inputs, BATCH)])

@@ -1,7 +1,4 @@
-"""Decides whether files are what they were: for each cache of what was read from disk.
-
-Nothing here imports NumPy or torch, so that a node's guard can use it.
-"""
+"""Caches of what was read from disk, valid until the files change; without NumPy or torch."""
 
 import hashlib
 import os
@@ -23,7 +20,7 @@ _T = TypeVar("_T")
 
 
 class FilesChangedError(DatasetError):
-    """Files are not what a run, or the reading of them, began with; names them and the remedy."""
+    """Files have changed since a run, or the reading of them, began."""
 
 
 def state_of(paths: Iterable[Path]) -> bytes | None:
@@ -49,7 +46,7 @@ def state_of(paths: Iterable[Path]) -> bytes | None:
 
 
 class ReadOnce(Generic[_P, _T]):
-    """A function whose results are cached until its files change; made by `read_once`."""
+    """A function whose results are cached until its files change; see `read_once`."""
 
     def __init__(
         self, read: Callable[_P, _T], files: Callable[_P, Iterable[Path]], maxsize: int
@@ -62,10 +59,7 @@ class ReadOnce(Generic[_P, _T]):
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Read the files, or return what was read if they are unchanged.
 
-        Raises
-        ------
-        FilesChangedError
-            If they change each time that they are read.
+        Raises FilesChangedError if they change each time that they are read.
         """
         key = (args, *sorted(kwargs.items()))
         paths = list(self._files(*args, **kwargs))
@@ -73,7 +67,7 @@ class ReadOnce(Generic[_P, _T]):
         if key in self._results and self._results[key][0] == state:
             self._results.move_to_end(key)
             return self._results[key][1]
-        self._results.pop(key, None)  # data that their owner has withdrawn are not kept
+        self._results.pop(key, None)  # data may have been withdrawn by their owner
         for _ in range(MAX_READS):
             before, result = state, self._read(*args, **kwargs)
             state = state_of(paths)
@@ -81,8 +75,9 @@ class ReadOnce(Generic[_P, _T]):
                 self._keep(key, state, result)
                 return result
         raise FilesChangedError(
-            f"{', '.join(map(str, paths))}: changed while they were read, {MAX_READS} times (wait "
-            "until nothing writes there)"
+            f"changed while they were read, {MAX_READS} times",
+            where=", ".join(map(str, paths)),
+            remedy="wait until nothing writes there",
         )
 
     def cache_clear(self) -> None:
@@ -102,27 +97,22 @@ def read_once(
 ) -> Callable[[Callable[_P, _T]], ReadOnce[_P, _T]]:
     """Cache what a function reads, by its arguments, until the files change.
 
-    Files that change while they are read are read again, so that no result is half old.
-
-    Parameters
-    ----------
-    files : callable
-        Files and folders that the function may read, from its arguments; they need not exist.
-    maxsize : int
-        Results to keep, the last ones used.
+    Files that change while they are read are read again, so that no result is half old. `files`
+    gives the paths that the function may read, from its arguments; they need not exist. `maxsize`
+    results are kept, the last ones used.
     """
     return lambda read: ReadOnce(read, files, maxsize)
 
 
 def _marks_below(path: Path) -> list[str] | None:
-    """Name and marks of a path, and of all below; None if that is more than `MAX_FILES`."""
+    """Name and marks of a path, and of all below; None for more than `MAX_FILES`."""
     try:
         status = path.stat()
     except OSError:  # missing, or unreadable as its reader will say
         return []
     if not S_ISDIR(status.st_mode):
         return [_marks("", status)]
-    found: list[str] = []
+    marks: list[str] = []
     folders, seen = [("", str(path))], {(status.st_dev, status.st_ino)}
     while folders:
         name, folder = folders.pop()
@@ -132,27 +122,27 @@ def _marks_below(path: Path) -> list[str] | None:
                     if entry.name[0] == ".":
                         continue
                     below = f"{name}/{entry.name}"
-                    if len(found) == MAX_FILES:
+                    if len(marks) == MAX_FILES:
                         return None
                     try:
                         status = entry.stat()
                     except OSError:  # a broken link, or just removed
-                        found.append(below)
+                        marks.append(below)
                         continue
                     if not S_ISDIR(status.st_mode):
-                        found.append(_marks(below, status))
+                        marks.append(_marks(below, status))
                         continue
-                    found.append(below)
+                    marks.append(below)
                     inode = status.st_dev, status.st_ino
                     if inode not in seen:  # a link may lead upwards
                         seen.add(inode)
                         folders.append((below, entry.path))
         except OSError:
-            found.append(f"{name}\0unreadable")
-    return sorted(found)
+            marks.append(f"{name}\0unreadable")
+    return sorted(marks)
 
 
 def _marks(name: str, status: os.stat_result) -> str:
-    """What differs between files; the second time does where a copy has the first's."""
+    """Text that differs between files; of a copy with the same mtime the ctime differs."""
     times = status.st_mtime_ns, status.st_ctime_ns
     return f"{name}\0{status.st_size} {times[0]} {times[1]} {status.st_ino}"

@@ -1,7 +1,7 @@
 """Image files by class, and the one reader of image files.
 
 Formats that Pillow does not read, or not without loss, have readers in `task.readers`. Nothing here
-imports NumPy or torch before pixels are read, so that a node's supervisor can look at its data.
+imports NumPy or torch before pixels are read, so that a node's supervisor can inspect its data.
 """
 
 import io
@@ -15,7 +15,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 
 from flwr_distill.task.errors import DatasetError
-from flwr_distill.task.labels import in_order, is_position, names_problem, same_number
+from flwr_distill.task.labels import in_order, is_position, names_problem
 from flwr_distill.task.readers import (
     MissingPackageError,
     UnreadableImageError,
@@ -27,10 +27,13 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-LONGEST = 200
+MAX_TEXT = 200
 """Characters of a name or a decoder's message that are repeated."""
 BACKGROUND = "white"
-"""What transparent pixels are shown on."""
+"""Colour behind transparent pixels."""
+VANISHED = f"shows nothing on {BACKGROUND}, where transparency is put"
+ON_DARK = "save it on a dark background"
+SCALE_FLOATS = "scale them by the same rule on all nodes (8-bit values: divide by 255)"
 
 MAX_BYTES = 1 << 30
 """Size of an image file; of uncompressed pixels Pillow's limit allows about as many."""
@@ -62,38 +65,20 @@ class Finding:
 
 
 class UnusableFileError(DatasetError):
-    """A file among the images is none, or cannot be decoded; `finding` has the reason."""
+    """A file among the images is not one, or cannot be decoded; `finding` has the reason."""
 
-    def __init__(self, path: Path, kind: Literal["unreadable", "stray"], reason: str) -> None:
-        super().__init__(f"{path}: {reason}")
+    def __init__(
+        self, path: Path, kind: Literal["unreadable", "stray"], problem: str, remedy: str
+    ) -> None:
+        super().__init__(problem, where=path, remedy=remedy)
+        reason = f"{problem} ({remedy})" if remedy else problem
         self.finding = Finding(kind, printable(f"{path.parent.name}/{path.name}"), reason)
 
 
-def class_folders(root: Path) -> list[Path]:
-    """Folders of the classes, by name as `task.labels.in_order`; hidden ones are skipped.
-
-    Raises
-    ------
-    DatasetError
-        If there are none, or two are the same number, such as ``1`` and ``01``.
-    """
-    names = in_order(path.name for path in visible(root) if path.is_dir())
-    if not names:
-        raise DatasetError(f"{root}: has no class folders; sort the images into one per class")
-    if problem := same_number(names):
-        raise DatasetError(f"{root}: class folders {problem}")
-    return [root / name for name in names]
-
-
 def class_names(path: str | Path) -> tuple[str, ...]:
-    """Names of the classes of images, in order; empty if they are positions or not there.
+    """Names of the classes of images, in order; empty if they are positions, or nothing is there.
 
-    They are those of class folders, or what the data's reader says.
-
-    Raises
-    ------
-    DatasetError
-        If the data cannot be read, or a name cannot stand in ``private.classes``.
+    Raises DatasetError if the data cannot be read, or a name cannot stand in ``private.classes``.
     """
     path = Path(path)
     reader = data_reader(path)
@@ -101,30 +86,19 @@ def class_names(path: str | Path) -> tuple[str, ...]:
     if all(map(is_position, names)):
         return ()
     if problem := names_problem(names):
-        raise DatasetError(f"{path}: classes: {problem}")
+        raise DatasetError(problem, where=f"{path}, classes")
     if odd := [name for name in names if "," in name]:
-        raise DatasetError(f"{path}: class {odd[0]!r} needs another name, without a comma")
+        raise DatasetError("needs another name, without a comma", where=path, value=odd[0])
     return names
 
 
-def beside_class_folders(root: Path) -> list[Finding]:
-    """Files that lie beside the class folders, where nothing reads them."""
-    reason = "lies beside the class folders; move it into one, or remove it"
-    return [
-        Finding("stray", printable(path.name), reason)
-        for path in visible(root)
-        if not path.is_dir()
-    ]
-
-
 def visible(folder: Path) -> list[Path]:
-    """What is in a folder, in sorted order, but for hidden files."""
+    """Sorted content of a folder without hidden files."""
     try:
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except OSError as error:
-        raise DatasetError(
-            f"{folder}: cannot be listed ({error.strerror}); let this user read it"
-        ) from error
+        problem = f"cannot be listed ({error.strerror})"
+        raise DatasetError(problem, where=folder, remedy="let this user read it") from error
 
 
 @dataclass(frozen=True)
@@ -138,11 +112,9 @@ class Stored:
     mode : str
         Pillow's mode of the stored pixels, such as ``RGB``, or the type of an array's values.
     treatments : tuple[Treatment, ...]
-        ``turned`` as its EXIF orientation says; transparency put ``on background``; more than 8
-        bits ``scaled`` to 0 to 1; or 16 bits a colour ``reduced`` to 8, which Pillow reads of them;
-        grey values ``windowed``, or ``inverted`` because they are stored with white as 0.
-    is_grey : bool
-        Whether it has no colours.
+        ``turned`` by its EXIF orientation; transparency put ``on background``; more than 8 bits
+        ``scaled`` to 0 to 1; 16 bits a colour ``reduced`` to 8, which Pillow reads of them; grey
+        values ``windowed``, or ``inverted`` because white is stored as 0.
     """
 
     size: tuple[int, int]
@@ -160,8 +132,6 @@ class Picture:
     pixels : ndarray
         Upright and opaque, (1 or 3, H, W): uint8, or float32 from 0 to 1 of files with more than
         8 bits for each channel.
-    stored : Stored
-        What it was read from.
     """
 
     pixels: "NDArray[np.uint8 | np.float32]"
@@ -187,9 +157,7 @@ class Encoded:
     Parameters
     ----------
     path : Path
-        The other file, and its name there.
-    content : bytes
-        The image file.
+        The other file, and the image's name in it.
     """
 
     path: Path
@@ -197,7 +165,7 @@ class Encoded:
 
 
 def open_image(file: Path | Encoded) -> Picture:
-    """Read an image file as a viewer shows it; links are followed. The one reader of all commands.
+    """Read an image file as a viewer shows it; links are followed. All commands read images so.
 
     Its EXIF orientation is applied. Transparent pixels are put on `BACKGROUND`. Grey of 16 bits is
     divided by 65,535, and floats from 0 to 1 are kept. Of an animation the first frame is read.
@@ -219,10 +187,7 @@ def open_image(file: Path | Encoded) -> Picture:
 
 
 def inspect_image(file: Path | Encoded) -> Stored:
-    """Read the header of an image file alone; raise UnusableFileError as `open_image` does.
-
-    Damage behind the header is not found.
-    """
+    """Read the header of an image file alone; raise UnusableFileError as `open_image` does."""
     with _opened(file) as content:
         if reader := image_reader(content):
             return reader.inspect(content)
@@ -235,19 +200,16 @@ def check_size(height: int, width: int) -> None:
     """Raise UnreadableImageError for an image beyond Pillow's limit against decompression bombs."""
     if Image.MAX_IMAGE_PIXELS and height * width > 2 * Image.MAX_IMAGE_PIXELS:
         raise UnreadableImageError(
-            f"has {height} x {width} pixels, need at most {2 * Image.MAX_IMAGE_PIXELS:,}; save it "
-            "smaller"
+            f"has {height} x {width} pixels, need at most {2 * Image.MAX_IMAGE_PIXELS:,}",
+            remedy="save it smaller",
         )
 
 
 def float_problem(lowest: float, highest: float) -> str:
-    """Describe what is wrong with float pixels of a range, or nothing if they are from 0 to 1."""
+    """Problem of float pixels in this range, for which the remedy is `SCALE_FLOATS`; or nothing."""
     if lowest >= 0 and highest <= 1:  # not so for nan
         return ""
-    return (
-        f"has float pixels from {lowest:g} to {highest:g}, need 0 to 1; scale them by the same "
-        "rule on all nodes (8-bit values: divide by 255)"
-    )
+    return f"has float pixels from {lowest:g} to {highest:g}, need 0 to 1"
 
 
 @contextmanager
@@ -258,31 +220,35 @@ def _opened(file: Path | Encoded) -> Iterator[BinaryIO]:
             yield io.BytesIO(file.content)
             return
         if path.is_dir():
-            reason = "is a folder within a class folder; move its images up, or remove it"
-            raise UnusableFileError(path, "stray", reason)
-        if not path.is_file():  # a pipe would be waited for
-            reason = "is neither a file nor a link to one; remove it"
-            raise UnusableFileError(path, "stray", reason)
+            problem = "is a folder within a class folder"
+            raise UnusableFileError(path, "stray", problem, "move its images up, or remove it")
+        if not path.is_file():  # opening a pipe would wait
+            raise UnusableFileError(
+                path, "stray", "is neither a file nor a link to one", "remove it"
+            )
         with path.open("rb") as content:
             if path.stat().st_size > MAX_BYTES:
-                raise UnreadableImageError(f"has more than {MAX_BYTES:,} bytes; save it smaller")
+                raise UnreadableImageError(
+                    f"has more than {MAX_BYTES:,} bytes", remedy="save it smaller"
+                )
             yield content
     except MissingPackageError as error:  # no fault of the file, so a run must not skip it
-        raise DatasetError(f"{path}: {error}") from error
+        raise DatasetError(error.problem, where=path, remedy=error.remedy) from error
     except UnusableFileError:
         raise
     except UnreadableImageError as error:
-        raise UnusableFileError(path, "unreadable", str(error)) from error
+        raise UnusableFileError(path, "unreadable", error.problem, error.remedy) from error
     except UnidentifiedImageError as error:
         if path.suffix.lower() not in Image.registered_extensions():
-            reason = "is not an image; move it elsewhere"
-            raise UnusableFileError(path, "stray", reason) from error
-        reason = "not a readable image (its content is of no known format); replace or remove it"
-        raise UnusableFileError(path, "unreadable", reason) from error
+            raise UnusableFileError(
+                path, "stray", "is not an image", "move it elsewhere"
+            ) from error
+        problem = "not a readable image: its content is of no known format"
+        raise UnusableFileError(path, "unreadable", problem, "replace or remove it") from error
     except Exception as error:  # damaged files make Pillow's decoders raise errors of many kinds
         why = printable(str(getattr(error, "strerror", None) or error or type(error).__name__))
-        reason = f"not a readable image ({why}); replace or remove it"
-        raise UnusableFileError(path, "unreadable", reason) from error
+        problem = f"not a readable image: {why}"
+        raise UnusableFileError(path, "unreadable", problem, "replace or remove it") from error
 
 
 def _read(image: ImageFile) -> Picture:
@@ -297,20 +263,16 @@ def _read(image: ImageFile) -> Picture:
         opaque = _on_background(image) if "on background" in stored.treatments else image
         shown = opaque.convert("L" if stored.is_grey else "RGB")
         if _has_vanished(image, shown):
-            raise UnreadableImageError(VANISHED)
+            raise UnreadableImageError(VANISHED, remedy=ON_DARK)
     pixels = np.asarray(shown)
     if "scaled" in stored.treatments and (problem := float_problem(pixels.min(), pixels.max())):
-        raise UnreadableImageError(problem)
+        raise UnreadableImageError(problem, remedy=SCALE_FLOATS)
     return Picture(pixels[None] if stored.is_grey else pixels.transpose(2, 0, 1), stored)
 
 
-VANISHED = f"shows nothing on {BACKGROUND}, where transparency is put; save it on a dark background"
-
-
 def stored_by_pillow(image: ImageFile, exif_of: Callable[[ImageFile], Image.Exif]) -> Stored:
-    """Describe a file by its header; refuse it if that does not say what its pixels mean."""
-    if reason := _unknown_pixels(image):
-        raise UnreadableImageError(reason)
+    """Describe a file by its header; refuse it if the meaning of its pixels is unknown."""
+    _check_known_pixels(image)
     orientation = exif_of(image).get(ExifTags.Base.Orientation, 1)
     height, width = image.height, image.width
     if orientation in range(5, 9) and image.format != "TIFF":  # whose size Pillow has turned
@@ -326,18 +288,20 @@ def stored_by_pillow(image: ImageFile, exif_of: Callable[[ImageFile], Image.Exif
     return Stored((height, width), image.mode, treatments, is_grey)
 
 
-def _unknown_pixels(image: ImageFile) -> str:
+def _check_known_pixels(image: ImageFile) -> None:
+    problem = remedy = ""
     if image.mode == "LAB":  # Pillow cannot convert it
-        return "has the mode LAB; save it as RGB or grey"
-    if image.mode == "I" and image.format not in ("PNG", "PPM"):  # these have 16 bits
+        problem, remedy = "has the mode LAB", "save it as RGB or grey"
+    elif image.mode == "I" and image.format not in ("PNG", "PPM"):  # these have 16 bits
+        problem = "has 32-bit integers as pixels, whose range is unknown"
         remedy = "save it with 16 bits, or with floats from 0 to 1"
-        return f"has 32-bit integers as pixels, whose range is unknown; {remedy}"
-    if _is_deep(image) and (image.has_transparency_data or _is_inverted(image)):
+    elif _is_deep(image) and (image.has_transparency_data or _is_inverted(image)):
+        problem = "has more than 8 bits, and a transparent value or white as 0"
         remedy = "save it as plain grey"
-        return f"has more than 8 bits, and a transparent value or white as 0; {remedy}"
-    if image.format == "TIFF" and _has_pages(image):
-        return "has several pages; save each as a file of its own"
-    return ""
+    elif image.format == "TIFF" and _has_pages(image):
+        problem, remedy = "has several pages", "save each as a separate file"
+    if problem:
+        raise UnreadableImageError(problem, remedy=remedy)
 
 
 def _has_pages(image: ImageFile) -> bool:
@@ -397,7 +361,7 @@ def _on_background(image: Image.Image) -> Image.Image:
 
 
 def _has_vanished(image: Image.Image, shown: Image.Image) -> bool:
-    """Whether some of an image is transparent, and no more than one colour is left to see."""
+    """Whether an image has transparent pixels and then shows one colour alone."""
     if not image.has_transparency_data or shown.getcolors(1) is None:
         return False
     return image.convert("RGBA").getchannel("A").getextrema() != (255, 255)
@@ -405,4 +369,4 @@ def _has_vanished(image: Image.Image, shown: Image.Image) -> bool:
 
 def printable(text: str) -> str:
     """Text of others for a log or a console: cut, and without control characters."""
-    return (text if text.isprintable() else ascii(text))[:LONGEST]
+    return (text if text.isprintable() else ascii(text))[:MAX_TEXT]

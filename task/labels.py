@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
+from flwr_distill.base.text import listed
 from flwr_distill.task.errors import DatasetError
-from flwr_distill.task.words import listed
 
 LONGEST_NAME = 60
 """Characters of a class's or a column's name."""
@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 
 
 class LabelError(DatasetError):
-    """Names cannot be told apart, or differ from the run's; the message shows them."""
+    """Names are ambiguous, or differ from the run's; the message shows them."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class LabelMap:
     def __post_init__(self) -> None:
         for what, names in (("classes", self.classes), ("columns", self.columns)):
             if problem := names_problem(names):
-                raise LabelError(f"{what}: {problem}")
+                raise LabelError(problem, where=what)
 
     @property
     def digest(self) -> str:
@@ -60,7 +60,7 @@ class LabelMap:
         return self.classes.index(name) if name in self.classes else None
 
     def difference(self, run: "LabelMap") -> str:
-        """Say how these names differ from a run's, with both; nothing if they are the same."""
+        """Difference from a run's names, as text with both; empty if they are the same."""
         pairs = {
             "classes": (self.classes, run.classes),
             "columns": (self.columns, run.columns),
@@ -92,7 +92,7 @@ def positions(number: int) -> tuple[str, ...]:
 
 
 def names_problem(names: Sequence[str]) -> str:
-    """Say why names cannot serve in a label map, or nothing if they can."""
+    """Why names cannot serve in a label map, or nothing if they can."""
     if len(names) > MOST_NAMES:
         return f"there are {len(names):,}, need at most {MOST_NAMES:,}"
     for name in names:
@@ -101,12 +101,12 @@ def names_problem(names: Sequence[str]) -> str:
             return f"{shown} needs another name: printable, of 1 to {LONGEST_NAME} characters"
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        return f"{twice!r} is there twice; give each a name of its own"
+        return f"{twice!r} is there twice; give each another name"
     return same_number(names)
 
 
 def same_number(names: Iterable[str]) -> str:
-    """Say which names are one number, such as ``1`` and ``01``; nothing if none are."""
+    """Which names are one number, such as ``1`` and ``01``; or nothing."""
     numbers: dict[Decimal, str] = {}
     for name in names:
         if is_number(name) and (other := numbers.setdefault(Decimal(name), name)) != name:

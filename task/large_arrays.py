@@ -1,4 +1,4 @@
-"""Large arrays, which are kept in a file instead of memory."""
+"""Large arrays, in a file instead of memory."""
 
 import io
 import mmap
@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 from flwr_distill.task.errors import DatasetError
 
 SHARE = 1 / 8
-"""Of the memory, what one array may take of it."""
+"""Part of the memory that one array may take."""
 _ZEROS = bytes(1 << 20)
 _CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
@@ -31,15 +31,10 @@ def memory() -> int:
 
 
 def empty(shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
-    """An array with no values yet.
+    """An array with no values yet; DatasetError if it needs a file and the disk has no room.
 
     One of over `SHARE` of the memory is in a file of the temporary folder, which nobody else can
-    open and which is gone with the array.
-
-    Raises
-    ------
-    DatasetError
-        If the disk has no room for it.
+    open and which is deleted with the array.
     """
     size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     if size <= SHARE * memory():
@@ -127,7 +122,8 @@ def stacked(arrays: Iterable[NDArray[Any]]) -> NDArray[Any]:
 
 def _no_room(size: int, error: OSError) -> DatasetError:
     return DatasetError(
-        f"the images take {size / 2**30:.1f} GiB, over an eighth of the memory, and "
-        f"{tempfile.gettempdir()} has no room for them: {error.strerror} (set TMPDIR to a folder "
-        "on a disk with room, or make private.shape smaller)"
+        f"has no room for images of {size / 2**30:.1f} GiB, over an eighth of the memory: "
+        f"{error.strerror}",
+        where=tempfile.gettempdir(),
+        remedy="set TMPDIR to a folder on a disk with room, or make private.shape smaller",
     )

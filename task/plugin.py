@@ -1,4 +1,4 @@
-"""Plug-ins of other packages: ``module:attribute`` names and an entry point.
+"""Plug-ins of other packages: ``module:attribute`` names, and entry points in a group.
 
 Entry points in the group ``flwr_distill.methods`` lead to declarations
 (:class:`protocol.method.Method`), those in ``flwr_distill.readers`` to readers (`task.readers`).
@@ -6,15 +6,19 @@ Entry points in the group ``flwr_distill.methods`` lead to declarations
 
 import importlib
 import traceback
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
-from typing import cast
+from typing import TypeVar, cast
+
+from flwr_distill.task.errors import DatasetError, ReportedError
 
 GROUP = "flwr_distill.methods"
 READERS = "flwr_distill.readers"
+T = TypeVar("T")
 
 
-class PluginError(ValueError):
+class PluginError(ReportedError, ValueError):
     """A ``module:attribute`` name cannot be resolved, or a plug-in fails."""
 
 
@@ -23,24 +27,36 @@ def import_object(path: str) -> object:
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
         raise PluginError(f"{path!r} is not of the form 'package.module:attribute'")
+    module_text = f"module {module_name!r}"
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # whatever another package's code does
-        if isinstance(error, ModuleNotFoundError) and _holds(module_name, error.name):
-            raise PluginError(
-                f"module {module_name!r} cannot be imported ({error}); install its package "
-                "or put its folder on PYTHONPATH"
-            ) from error
-        raise PluginError(
-            f"module {module_name!r} cannot be imported: {located(error, path)}"
-        ) from error
+    except Exception as error:  # any of another package's code
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is None or not f"{module_name}.".startswith(f"{missing}."):
+            problem = f"{module_text} cannot be imported: {located(error, path)}"
+            raise PluginError(problem) from error
+        remedy = "install its package or put its folder on PYTHONPATH"
+        raise PluginError(f"{module_text} cannot be imported ({error})", remedy=remedy) from error
     try:
         return cast(object, getattr(module, attribute))
     except AttributeError:
-        place = getattr(module, "__file__", None)  # another than meant, where a name is taken
-        raise PluginError(
-            f"module {module_name!r} ({place}) has no attribute {attribute!r}"
-        ) from None
+        file = getattr(module, "__file__", None)  # perhaps of another module with this name
+        raise PluginError(f"{module_text} ({file}) has no attribute {attribute!r}") from None
+
+
+def call_plugin(function: object, path: str, expected: type[T], *arguments: object) -> T:
+    """Call a function of the package of `path`; PluginError if it fails or returns another type."""
+    if not callable(function):
+        raise PluginError(f"is a {type(function).__name__}, need a function or class")
+    try:
+        result = function(*arguments)
+    except DatasetError:  # its own report
+        raise
+    except Exception as error:  # any of another package's code
+        raise PluginError(f"fails with {located(error, path)}") from error
+    if not isinstance(result, expected):
+        raise PluginError(f"returned a {type(result).__name__}, need a {expected.__name__}")
+    return result
 
 
 def path_of(function: object) -> str:
@@ -55,13 +71,12 @@ def installed_plugins() -> EntryPoints:
 
 
 def load_plugin(point: EntryPoint) -> object:
-    """Load an entry point; raise PluginError, which says where, if that fails."""
+    """Load an entry point; raise PluginError if that fails."""
     try:
         return point.load()
-    except Exception as error:  # whatever another package's code does
-        raise PluginError(
-            f"{point.value} cannot be loaded: {located(error, point.value)}"
-        ) from error
+    except Exception as error:  # any of another package's code
+        problem = f"cannot be loaded: {located(error, point.value)}"
+        raise PluginError(problem, where=point.value) from error
 
 
 def package_of(point: EntryPoint) -> str:
@@ -72,44 +87,40 @@ def package_of(point: EntryPoint) -> str:
 def plugged_in(kind: str, name: str) -> str | None:
     """``module:attribute`` of an installed package's model, dataset or distiller, or None.
 
-    Parameters
-    ----------
-    kind : str
-        ``models``, ``datasets`` or ``distillers``.
-    name : str
-        As the package names it.
-
-    Raises
-    ------
-    PluginError
-        If several packages bring it.
+    `kind` is ``models``, ``datasets`` or ``distillers``. Raises PluginError if several packages
+    have the name.
     """
-    paths = {}
-    for point in installed_plugins():
-        try:
-            table = getattr(load_plugin(point), kind, {})
-        except PluginError:
-            continue  # a broken plug-in must not stop others; its own users get the error
-        if name in table:
-            paths[package_of(point)] = str(table[name])
+    paths = {
+        package_of(point): str(getattr(method, kind, {})[name])
+        for point, method in _loadable()
+        if name in getattr(method, kind, {})
+    }
     if len(set(paths.values())) > 1:
         raise PluginError(
-            f"{kind.removesuffix('s')}={name!r} comes with {' and '.join(sorted(paths))}: only one "
-            "can have the name (uninstall the others, or name it as 'package.module:attribute')"
+            f"comes with {' and '.join(sorted(paths))}: only one can have the name",
+            where=kind.removesuffix("s"),
+            value=name,
+            remedy="uninstall the others, or name it as 'package.module:attribute'",
         )
     return next(iter(paths.values()), None)
 
 
 def plugged_in_readers() -> list[str]:
-    """``module:attribute`` of the readers that installed packages bring, not imported."""
+    """``module:attribute`` of the readers of installed packages; see `task.readers`."""
     return [point.value for point in entry_points(group=READERS)]
 
 
-def located(error: Exception, *paths: str) -> str:
-    """Format an error in a line, with the file and line where it comes from.
+def _loadable() -> Iterator[tuple[EntryPoint, object]]:
+    """Entry points with their declarations; a broken one must not stop others."""
+    for point in installed_plugins():
+        with suppress(PluginError):
+            yield point, load_plugin(point)
 
-    That is where the syntax error is, or the innermost frame of the packages of `paths`
-    (``module:attribute``), or else of all.
+
+def located(error: Exception, *paths: str) -> str:
+    """Format an error in a line, with file and line of its syntax error or innermost frame.
+
+    Frames of the packages of `paths` (``module:attribute``) come before others.
     """
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error.msg} ({error.filename}, line {error.lineno})"
@@ -135,8 +146,3 @@ def _frames(error: Exception, paths: Collection[str] | None = None) -> list[tupl
 def _package(path: str) -> str:
     """Top-level package of ``package.module:attribute``."""
     return path.partition(":")[0].partition(".")[0]
-
-
-def _holds(module: str, missing: str | None) -> bool:
-    """Whether a missing module is this one or a package that it is in."""
-    return missing is not None and f"{module}.".startswith(f"{missing}.")

@@ -1,10 +1,11 @@
-"""The data of a run: its spec, the parts of the nodes, the server's test samples."""
+"""Data of a run: its spec, the parts of the nodes, the server's test samples."""
 
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flwr_distill.base.text import listed
 from flwr_distill.task.columns import Scale
 from flwr_distill.task.datasets import (
     Dataset,
@@ -21,42 +22,31 @@ from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.file_state import read_once
 from flwr_distill.task.labels import LabelMap
 from flwr_distill.task.partition import check_partition, partition_indices
-from flwr_distill.task.settings import (
-    TaskSettings,
-)
-from flwr_distill.task.words import listed
+from flwr_distill.task.settings import TaskSettings
 
 
 def open_columns(settings: TaskSettings) -> tuple[str, ...]:
-    """Columns of nodes' tables that are standardised by what nodes say of them; often none."""
+    """Columns of nodes' tables that the nodes' means and deviations standardise; often none."""
     if settings.dataset != PRIVATE or not (columns := settings.private.table):
         return ()
     return tuple(columns.inputs[place] for place in columns.open_inputs)
 
 
 def check_columns(settings: TaskSettings, *, edge: bool = False) -> None:
-    """Check that nodes may send means and variances of columns, if the run needs them.
+    """Raise SettingsError if the run needs means and variances that nodes must not send.
 
-    Parameters
-    ----------
-    edge : bool (default: False)
-        Whether the run is of the nodes below an edge.
-
-    Raises
-    ------
-    SettingsError
-        If not: names the columns whose scale the run must state.
+    `edge` says that the run is one of the nodes below an edge.
     """
-    names = open_columns(settings)
-    reasons = {
-        "train.dp-noise adds no noise to them": bool(settings.train.dp_noise),
-        "each edge would have other ones": edge,
-    }
-    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    names, reason = open_columns(settings), ""
+    if settings.train.dp_noise:
+        reason = "train.dp-noise adds no noise to them"
+    elif edge:
+        reason = "each edge would have other ones"
     if names and reason:
         raise SettingsError(
-            f"private.columns leaves means and deviations of {listed(names)} to the nodes, and "
-            f"{reason} (state them for each column, private.columns={names[0]}:MEAN+-DEVIATION)"
+            f"leaves means and deviations of {listed(names)} to the nodes, and {reason}",
+            where="private.columns",
+            remedy=f"state them for each column, private.columns={names[0]}:MEAN+-DEVIATION",
         )
 
 
@@ -83,7 +73,7 @@ def data_spec(settings: TaskSettings, data_root: str = "", scale: Scale | None =
 
 
 def server_data(settings: TaskSettings) -> Dataset | None:
-    """The named data set as the server has it, which tests on it; None if nodes have their own.
+    """The server's copy of the named data set, to test on; None if nodes have their own.
 
     It is the same object as long as its files are unchanged.
     """
@@ -101,13 +91,7 @@ def partition_samples(
 
 
 def check_partition_settings(settings: TaskSettings) -> None:
-    """Check what can be known of ``partition.*`` without the number of nodes.
-
-    Raises
-    ------
-    PartitionError
-        If no number of nodes makes the partition possible.
-    """
+    """Raise PartitionError if no number of nodes makes the partition possible."""
     if settings.dataset != PRIVATE:
         dataset = _dataset(settings.dataset, settings.data_root, settings.download)
         check_partition(
@@ -121,7 +105,7 @@ def check_partition_settings(settings: TaskSettings) -> None:
 def domain(
     settings: TaskSettings, name: str, partition: tuple[int, int] | None, data_root: str = ""
 ) -> Dataset:
-    """Load the dataset `name`, which a node has instead of the run's, in the run's image format.
+    """Load a dataset that a node has instead of the run's, in the run's image format.
 
     Its labels must be among the run's. `partition` is the partition id and the number of partitions
     of its training samples; None means all. Test samples are those of the whole dataset. Raises
@@ -135,8 +119,9 @@ def domain(
     kinds = dataset.spec.kind, spec.kind
     if kinds != ("image", "image"):
         raise DatasetError(
-            f"dataset={name!r} of this node is of kind {kinds[0]}, the run's of kind {kinds[1]}; "
-            "both need images"
+            f"is of kind {kinds[0]}, the run's of kind {kinds[1]}; both need images",
+            where="dataset of this node",
+            value=name,
         )
     train = partition_samples(own, *partition) if partition else dataset.train
     train, test = (
@@ -147,7 +132,7 @@ def domain(
 
 
 def source_files(settings: TaskSettings, data_root: str = "") -> list[Path]:
-    """Files and folders of the run's data set and its partition, there or not."""
+    """Files and folders of the run's data set and its partition, existing or not."""
     if settings.dataset == PRIVATE:
         return []
     return _partition_files(settings, 0, data_root)

@@ -1,9 +1,8 @@
-"""What a node's own data hold, and what of it cannot be used.
+"""Surveys a node's own data: counts, and what is unusable.
 
-Of headers of images it imports neither torch nor NumPy: a node's supervisor looks at its data too.
+For headers of images it imports neither torch nor NumPy: a node's supervisor inspects its data too.
 """
 
-import csv
 import hashlib
 from collections import Counter
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from flwr_distill.base.text import counted
 from flwr_distill.task.errors import DatasetError
 from flwr_distill.task.image_files import (
     Finding,
@@ -25,14 +25,14 @@ from flwr_distill.task.image_files import (
 )
 from flwr_distill.task.labels import in_order
 from flwr_distill.task.readers import DataReader, data_reader
-from flwr_distill.task.words import counted
+from flwr_distill.task.text_files import open_rows
 
-CLASSES_IN_A_LINE = 10
+MAX_CLASSES_IN_A_LINE = 10
 STATE_COLUMNS = (
     'state the columns of the run, as in -c \'private.columns="age,sex:f|m" private.label="ill" '
     'private.classes="no,yes"\''
 )
-"""How to have a table checked as a run with nodes' tables reads it."""
+"""How to check a table as a run reads it."""
 
 Watch = Callable[[int, str, Image.Image | None], None]
 """Called for each sample with the number of all (0 if unknown), its class, and its image if any."""
@@ -40,12 +40,10 @@ Watch = Callable[[int, str, Image.Image | None], None]
 
 @dataclass
 class Survey:
-    """What was found in a node's data.
+    """Findings in a node's data.
 
     Parameters
     ----------
-    path : Path
-        Images by class, ``.npz`` or ``.csv`` file.
     counts : dict[str, int]
         Usable samples of each class, by its name or label.
     sizes : Counter[tuple[int, int]]
@@ -57,7 +55,7 @@ class Survey:
     pixel_range : tuple[float, float]
         Darkest and brightest pixel of all decoded images, from 0 to 1; ``(1, 0)`` if there is none.
     findings : list[Finding]
-        All that is wrong, in the order of the data.
+        All problems, in the order of the data.
     """
 
     path: Path
@@ -90,8 +88,10 @@ class Survey:
     def in_a_line(self) -> str:
         """Counts, sizes, modes and what is skipped, for a log."""
         classes = [f"{name}: {count}" for name, count in self.counts.items()]
-        more = len(classes) - CLASSES_IN_A_LINE
-        listed = ", ".join(classes[:CLASSES_IN_A_LINE]) + (f" and {more} more" if more > 0 else "")
+        more = len(classes) - MAX_CLASSES_IN_A_LINE
+        listed = ", ".join(classes[:MAX_CLASSES_IN_A_LINE]) + (
+            f" and {more} more" if more > 0 else ""
+        )
         noun = "class" if len(classes) == 1 else "classes"
         line = f"{counted(self.usable, 'sample')} of {len(classes)} {noun} ({listed})"
         if self.sizes:
@@ -133,13 +133,13 @@ class Survey:
 
 
 def survey(path: Path, watch: Watch | None = None, *, decode: bool = True) -> Survey:
-    """Look through a node's data: images by class of any kind that has a reader, npz or CSV.
+    """Survey a node's data: images by class of any kind that has a reader, npz or CSV.
 
     All images are decoded and compared with each other, in one pass. One sample at a time is in
     memory, with a few hundred bytes about each earlier one; an npz is read whole. With
     ``decode=False`` only the headers of image files are read: damage behind a header and duplicates
-    are not found. All rows of a table then count, by the column ``label`` if a CSV file has one; a
-    run may name another: `task.table_survey` reads tables as such a run does.
+    are not found. All rows of a table then count, by the column ``label`` if a CSV file has one.
+    `task.table_survey` reads a table by the columns of a run.
 
     Raises
     ------
@@ -155,10 +155,13 @@ def survey(path: Path, watch: Watch | None = None, *, decode: bool = True) -> Su
     if path.suffix == ".csv" and path.is_file():
         return _survey_csv(path, watch)
     if path.suffix == ".parquet" and path.is_file():
-        raise DatasetError(f"{path}: a table in Parquet is read by its columns; {STATE_COLUMNS}")
+        raise DatasetError(
+            "a table in Parquet is read by its columns", where=path, remedy=STATE_COLUMNS
+        )
     raise DatasetError(
-        f"{str(path)!r} is neither a folder nor a file of images by class, nor an existing .npz, "
-        ".csv or .parquet file"
+        "is neither a folder nor a file of images by class, nor an existing .npz, .csv or "
+        ".parquet file",
+        where=path,
     )
 
 
@@ -166,45 +169,41 @@ def _survey_images(
     path: Path, reader: DataReader, *, decode: bool, watch: Watch | None = None
 ) -> Survey:
     total = reader.number(path)
-    found = Survey(path, counts={printable(name): 0 for name in reader.classes(path)})
+    result = Survey(path, counts={printable(name): 0 for name in reader.classes(path)})
     for sample in reader.images(path):
         if isinstance(sample, Finding):
-            found.findings.append(sample)
+            result.findings.append(sample)
             continue
         label, shown = printable(sample.label), None
         try:
             if decode:
                 picture = open_image(sample.image)
                 shown = picture.in_8_bits()
-                found.add_picture(sample.place, label, picture)
+                result.add_picture(sample.place, label, picture)
             else:
-                found.add_image(sample.place, label, inspect_image(sample.image))
+                result.add_image(sample.place, label, inspect_image(sample.image))
         except UnusableFileError as error:
-            found.findings.append(replace(error.finding, place=sample.place))
+            result.findings.append(replace(error.finding, place=sample.place))
         if watch:
             watch(total, label, shown)
-    return found
+    return result
 
 
 def _rows_by_label(path: Path) -> dict[str, int]:
-    """Rows of a table, whatever they hold, by the column ``label`` of a CSV file if it has one."""
+    """Rows of a table, good or bad, by the column ``label`` of a CSV file if it has one."""
     if path.suffix == ".parquet":
         from flwr_distill.task.readers.arrow import opened
 
         with opened(path) as table:
             return {"": int(table.metadata.num_rows)}
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = filter(None, csv.reader(file, skipinitialspace=True))
-            header = [name.strip().lower() for name in next(rows, [])]
-            place = header.index("label") if "label" in header else len(header)
-            return Counter("".join(row[place : place + 1]).strip() for row in rows)
-    except (OSError, ValueError, csv.Error) as error:
-        raise DatasetError(f"{path}: not a readable CSV file ({error})") from error
+    with open_rows(path, "CSV file", skipinitialspace=True) as rows:
+        header = [name.strip().lower() for name in next(rows, (1, []))[1]]
+        place = header.index("label") if "label" in header else len(header)
+        return Counter("".join(row[place : place + 1]).strip() for _, row in rows)
 
 
 def skipped_in_a_line(findings: list[Finding]) -> str:
-    """``; skipped 2 files, first ...``, or nothing if all files can be used."""
+    """``; skipped 2 files, first ...``, or nothing if all files are usable."""
     skipped = [finding for finding in findings if finding.kind in ("unreadable", "stray")]
     if not skipped:
         return ""
@@ -222,19 +221,19 @@ def _survey_npz(path: Path, watch: Watch | None) -> Survey:
     raw = RawSamples(as_pixels(images, path), read_npz_labels(path))
     channels, height, width = raw.images.shape[1:]
     if channels not in (1, 3):
-        raise DatasetError(f"{path}: images have {channels} channels, need 1 or 3")
+        raise DatasetError(f"images have {channels} channels, need 1 or 3", where=path)
     any_label = DataSpec(path.name, (channels, height, width), np.iinfo(np.int64).max, (), ())
     check_raw_samples(raw, any_label, str(path))
-    found = Survey(path, counts={str(label): 0 for label in np.unique(raw.labels)})
+    result = Survey(path, counts={str(label): 0 for label in np.unique(raw.labels)})
     is_scaled = raw.images.dtype != np.uint8
     mode = str(images.dtype) if images.dtype != np.uint8 else {1: "L", 3: "RGB"}[channels]
     stored = Stored((height, width), mode, ("scaled",) if is_scaled else (), channels == 1)
     for number, (pixels, label) in enumerate(zip(raw.images, raw.labels, strict=True)):
         picture = Picture(pixels, stored)
-        found.add_picture(f"image {number}", str(label), picture)
+        result.add_picture(f"image {number}", str(label), picture)
         if watch:
             watch(len(raw), str(label), picture.in_8_bits())
-    return found
+    return result
 
 
 def _survey_csv(path: Path, watch: Watch | None) -> Survey:
@@ -242,28 +241,31 @@ def _survey_csv(path: Path, watch: Watch | None) -> Survey:
 
     from flwr_distill.task.datasets.tables import column_problem, feature_names, read_rows
 
-    found = Survey(path)
+    result = Survey(path)
     try:
         names = feature_names(path)
     except DatasetError as error:
-        raise DatasetError(f"{error}; or {STATE_COLUMNS}") from None
+        remedies = filter(None, (error.remedy, STATE_COLUMNS))
+        raise DatasetError(
+            error.problem, where=error.where, remedy="; or ".join(remedies)
+        ) from None
     lowest, highest = np.full(len(names), np.inf), np.full(len(names), -np.inf)
     for row in read_rows(path):
         label = printable(row.label)
         if row.problem:
-            found.findings.append(Finding("unreadable", f"line {row.line}", row.problem))
+            result.findings.append(Finding("unreadable", f"line {row.line}", row.problem))
         else:
             values = np.array(row.values)
             lowest, highest = np.minimum(lowest, values), np.maximum(highest, values)
-            found.add(f"line {row.line}", label, values.tobytes())
+            result.add(f"line {row.line}", label, values.tobytes())
         if watch:
             watch(0, label, None)
-    found.counts = {label: found.counts[label] for label in in_order(found.counts)}
+    result.counts = {label: result.counts[label] for label in in_order(result.counts)}
     for name, low, high in zip(names, lowest.tolist(), highest.tolist(), strict=True):
         place = printable(f"column {name}")
         if problem := column_problem(low, high):
-            found.findings.append(Finding("overflow", place, problem))
-        elif low == high and found.usable > 1:
+            result.findings.append(Finding("overflow", place, problem))
+        elif low == high and result.usable > 1:
             reason = f"is {low:g} in all rows and says nothing; drop it, here and on all nodes"
-            found.findings.append(Finding("constant", place, reason))
-    return found
+            result.findings.append(Finding("constant", place, reason))
+    return result

@@ -1,4 +1,4 @@
-"""What a node's own table has in the columns that a run reads, and what of it a run refuses."""
+"""Surveys the columns of a node's own table that a run reads, and what a run refuses of them."""
 
 from array import array
 from collections import Counter
@@ -9,28 +9,32 @@ from pathlib import Path
 import numpy as np
 
 from flwr_distill.task.columns import Column, Columns
-from flwr_distill.task.datasets.own_tables import REMEDY, inputs_of, read_records, unit_problem
+from flwr_distill.task.datasets.own_tables import (
+    REMEDY,
+    UNIT_REMEDY,
+    inputs_of,
+    read_records,
+    unit_problem,
+)
 from flwr_distill.task.image_files import Finding, printable
 from flwr_distill.task.survey import Survey, Watch
 
 MAX_EXAMPLES = 3
-"""Wrong values of a column that are kept."""
+"""Maximum wrong values of a column in a survey."""
 
 
 @dataclass
 class ColumnSurvey:
-    """What a column has in the rows of a table.
+    """The values of a column, by the run's statement of it; the label's categories are classes.
 
     Parameters
     ----------
-    column : Column
-        As the run states it; the label's categories are the classes.
     missing, wrong : int
         Rows without a value, and with one that is no number, too large, or another category.
     examples : list of str
         The first wrong values, distinct. For the data's owner alone: they may name persons.
     categories : Counter[str]
-        Rows of each category, also of those that have none; empty for numbers.
+        Rows of each category, perhaps 0; empty for numbers.
     numbers : array
         All numbers, as in the table; empty for categories.
     """
@@ -78,7 +82,7 @@ class ColumnSurvey:
         numbers = np.array(self.numbers)
         scale = self.column.scale
         if scale and len(numbers) and (problem := unit_problem(numbers, *scale)):
-            return Finding("unit", place, problem)
+            return Finding("unit", place, f"{problem} ({UNIT_REMEDY})")
         values = [name for name, count in self.categories.items() if count]
         if len(numbers) and numbers.min() == numbers.max():
             values = [f"{numbers[0]:g}"]
@@ -90,10 +94,7 @@ class ColumnSurvey:
 
 @dataclass
 class TableSurvey(Survey):
-    """What was found in a table, also by column: `columns` has those that a run reads.
-
-    The label's is the last.
-    """
+    """Findings in a table, also by the columns that a run reads, the label's last."""
 
     columns: list[ColumnSurvey] = field(default_factory=list)
 
@@ -101,44 +102,33 @@ class TableSurvey(Survey):
 def survey_table(
     path: Path, columns: Columns, classes: Sequence[str], watch: Watch | None = None
 ) -> TableSurvey:
-    """Look through a node's table as a run reads it, without stopping at the first wrong value.
-
-    Parameters
-    ----------
-    path : Path
-        A ``.csv`` or ``.parquet`` file.
-    columns : Columns
-        Those that the run states, with a label.
-    classes : Sequence[str]
-        What the label may be.
-    watch : Watch, optional (default: None)
-        Called for each row.
+    """Survey a node's ``.csv`` or ``.parquet`` table by the columns and classes of a run.
 
     Raises
     ------
     DatasetError
-        If the table cannot be read at all, or has not each of the columns once.
+        If the table cannot be read at all, or does not have each of the columns once.
     """
-    found = TableSurvey(path, counts=dict.fromkeys(classes, 0))
+    result = TableSurvey(path, counts=dict.fromkeys(classes, 0))
     features = [ColumnSurvey(column) for column in columns.features]
     label = ColumnSurvey(Column(columns.label, tuple(classes)))
-    found.columns = [*features, label]
+    result.columns = [*features, label]
     for record in read_records(path, columns):
         problems = [record.problem] if record.problem else []
         inputs = array("d")
-        for column, text in zip(found.columns, record.values, strict=False):
+        for column, text in zip(result.columns, record.values, strict=False):
             try:
                 inputs.extend(column.add(text))
             except ValueError as error:
                 problems.append(str(error))
         if problems:
             reason = f"{', '.join(problems)}; {REMEDY}"
-            found.findings.append(Finding("unreadable", record.place, reason))
+            result.findings.append(Finding("unreadable", record.place, reason))
         else:
             without_label = inputs[: len(columns.inputs)]
-            found.add(record.place, record.values[-1], without_label.tobytes())
+            result.add(record.place, record.values[-1], without_label.tobytes())
         if watch:
             watch(0, "", None)
     of_columns = (column.finding() for column in features)
-    found.findings += [finding for finding in of_columns if finding]
-    return found
+    result.findings += [finding for finding in of_columns if finding]
+    return result

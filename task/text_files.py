@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from flwr_distill.task.errors import DatasetError
+from flwr_distill.task.errors import DatasetError, ReportedError
 
 _UTF_16 = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
 
 
-class EncodingError(ValueError):
-    """A text file has another encoding; says where in it, with the remedy, but not which file."""
+class EncodingError(ReportedError, ValueError):
+    """A text file has another encoding; says where in it, but not which file."""
 
 
 @contextmanager
@@ -42,8 +42,8 @@ def open_text(path: Path, errors: Literal["strict", "replace"] = "strict") -> It
             with io.TextIOWrapper(content, encoding, errors, newline="") as text:
                 yield text
         except UnicodeDecodeError as error:
-            place = "its UTF-16 is damaged" if is_utf_16 else f"{_bad_line(path)} is not UTF-8"
-            raise EncodingError(f"{place}; save it as UTF-8") from error
+            problem = "its UTF-16 is damaged" if is_utf_16 else f"{_bad_line(path)} is not UTF-8"
+            raise EncodingError(problem, remedy="save it as UTF-8") from error
 
 
 def read_text(path: Path) -> str:
@@ -53,8 +53,8 @@ def read_text(path: Path) -> str:
 
 
 @contextmanager
-def open_rows(path: Path, what: str, **dialect: Any) -> Iterator[Any]:
-    """Open a file of values as a `csv.reader`, whose ``line_num`` is that of the last row.
+def open_rows(path: Path, what: str, **dialect: Any) -> Iterator[Iterator[tuple[int, list[str]]]]:
+    """Open a file of values: header and rows with their line numbers, without blank rows.
 
     Raises
     ------
@@ -66,15 +66,23 @@ def open_rows(path: Path, what: str, **dialect: Any) -> Iterator[Any]:
         with open_text(path) as text:
             rows = csv.reader(text, **dialect)
             try:
-                yield rows
+                yield _not_blank(rows)
             finally:
                 line = rows.line_num
     except DatasetError:
         raise
     except csv.Error as error:
-        raise DatasetError(f"{path}, line {line}: {error}; repair the line") from error
+        raise DatasetError(
+            str(error), where=f"{path}, line {line}", remedy="repair the line"
+        ) from error
     except (OSError, ValueError) as error:
-        raise DatasetError(f"{path}: not a readable {what} ({error})") from error
+        raise DatasetError(f"not a readable {what} ({error})", where=path) from error
+
+
+def _not_blank(rows: Any) -> Iterator[tuple[int, list[str]]]:
+    for number, row in enumerate(rows):
+        if number == 0 or any(value.strip() for value in row):
+            yield rows.line_num, row
 
 
 def composed(text: str) -> str:

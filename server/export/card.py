@@ -3,6 +3,7 @@
 import hashlib
 import re
 
+from flwr_distill.base.text import counted
 from flwr_distill.server.export.description import Description
 from flwr_distill.server.page.method import disclosed, private_by_method
 from flwr_distill.server.page.numbers import accuracy_of, best
@@ -12,7 +13,6 @@ from flwr_distill.server.page.words import percent
 from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.datasets.types import PRIVATE
 from flwr_distill.task.labels import positions
-from flwr_distill.task.words import counted
 
 _MARKS = re.compile(r"[\\`*\[\]<>|]")
 VALUES = {"image": "pixels in [0, 1]", "text": "token ids", "table": "values in float64"}

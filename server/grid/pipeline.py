@@ -9,6 +9,7 @@ from logging import WARNING
 from flwr.app import Error, Message
 from flwr.common import log
 
+from flwr_distill.base.text import counted, listed
 from flwr_distill.protocol.meeting import one_line
 from flwr_distill.protocol.method import Phase
 from flwr_distill.protocol.replies import SET_ASIDE, UNREADABLE, Stage, set_aside
@@ -18,7 +19,6 @@ from flwr_distill.server.grid.screening import Screening
 from flwr_distill.server.grid.transport import Received, Transport
 from flwr_distill.server.hooks import Hook, PhaseEnd
 from flwr_distill.task.errors import ReportedError
-from flwr_distill.task.words import counted, listed
 
 Check = Callable[[Message, Message], str]
 """Why a reply to a message is rejected; empty if it is not."""

@@ -6,7 +6,7 @@ from logging import INFO
 
 from flwr.common import log
 
-from flwr_distill.task.words import counted, listed
+from flwr_distill.base.text import counted, listed
 
 EVERY = 4.0
 """Seconds between lines; a tenth of what the phase has taken, where that is more."""

@@ -17,6 +17,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common import log
 
+from flwr_distill.base.text import counted, listed
 from flwr_distill.links.credentials import name_of
 from flwr_distill.links.masks import FEWEST, MOST, Masked, opened, threshold
 from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record
@@ -58,7 +59,6 @@ from flwr_distill.server.grid.sums import (
     unusable_keys,
 )
 from flwr_distill.task.settings import Block
-from flwr_distill.task.words import counted, listed
 
 _ONE_AUTHORITY = "give each node a --peer-certificate of one authority, and a name of its own"
 

@@ -11,6 +11,7 @@ from flwr.app import RecordDict
 from flwr.common import log
 from numpy.typing import NDArray
 
+from flwr_distill.base.text import counted
 from flwr_distill.links.masks import (
     LARGEST_VALUE,
     MOST_WEIGHT,
@@ -32,7 +33,6 @@ from flwr_distill.protocol.secure_sums import (
     Shares,
 )
 from flwr_distill.strategies.common.retries import Retries
-from flwr_distill.task.words import counted
 
 
 class Blame:

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from flwr_distill.base.text import counted
 from flwr_distill.server.page.drawings import Point, Series, colour_beside_main, finite
 from flwr_distill.server.page.layout import chart
 from flwr_distill.server.page.numbers import best
 from flwr_distill.server.page.run_files import RunFiles
 from flwr_distill.server.page.words import percent
 from flwr_distill.strategies.common.sections import Figure, Section
-from flwr_distill.task.words import counted
 
 PERCENT = 100
 

@@ -1,9 +1,9 @@
 """Differential privacy: the epsilon that nodes have spent."""
 
+from flwr_distill.base.text import counted
 from flwr_distill.server.page.method import private_by_method
 from flwr_distill.server.page.run_files import RunFiles
 from flwr_distill.strategies.common.sections import Section, Table
-from flwr_distill.task.words import counted
 
 MAX_OPEN = 12
 """With more nodes, the table is folded."""

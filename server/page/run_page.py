@@ -7,6 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from flwr_distill.base.text import counted
 from flwr_distill.protocol.registry import phase_titles
 from flwr_distill.server.page.drawings import cluster_nodes, cluster_star, dot_plot, leader_grid
 from flwr_distill.server.page.layout import page
@@ -17,7 +18,6 @@ from flwr_distill.server.page.privacy import privacy
 from flwr_distill.server.page.run_files import REPORT, RunFiles, flat, read_run
 from flwr_distill.server.page.words import between, data_size, seconds, spans
 from flwr_distill.strategies.common.sections import Figure, Section, Table
-from flwr_distill.task.words import counted
 
 MAX_ERRORS = 20
 MAX_WARNINGS = 100

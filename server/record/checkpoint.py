@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from flwr_distill.base.files import replacing
 from flwr_distill.server.hooks import Hook
 from flwr_distill.server.record.packing import Arrays, pack, unpack
-from flwr_distill.task.durable import replacing
 from flwr_distill.task.errors import ReportedError
 
 FORMAT = 4

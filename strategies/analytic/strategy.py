@@ -13,6 +13,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from torch import nn
 
+from flwr_distill.base.text import counted, listed
 from flwr_distill.distill.analytic import (
     Head,
     Sums,
@@ -46,7 +47,6 @@ from flwr_distill.strategies.common.run import Run
 from flwr_distill.task.backbones import fingerprint
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import last_dense, last_dense_layer
-from flwr_distill.task.words import counted, listed
 
 _SCALED = (UNIT, BY_CLASS, COUNTS)
 

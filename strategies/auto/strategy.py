@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor, nn
 
+from flwr_distill.base.text import counted
 from flwr_distill.protocol.arrays import as_arrays, as_tensors
 from flwr_distill.protocol.replies import NothingUsableError
 from flwr_distill.strategies.auto.method import CANDIDATES, CHOICE
@@ -28,7 +29,6 @@ from flwr_distill.strategies.common.topology import Topology
 from flwr_distill.strategies.hfldd import HFLDD
 from flwr_distill.task.backbones import Frozen
 from flwr_distill.task.plugin import import_object
-from flwr_distill.task.words import counted
 
 MOST_ASKED = 100
 """Nodes whose labels are looked at; how these differ says enough of a thousand."""

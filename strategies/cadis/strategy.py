@@ -11,6 +11,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from flwr_distill.base.text import counted, listed
 from flwr_distill.protocol.arrays import Arrays, as_arrays
 from flwr_distill.protocol.outliers import room
 from flwr_distill.strategies.cadis.method import CADISSettings
@@ -35,7 +36,6 @@ from flwr_distill.strategies.common.robust import (
 from flwr_distill.strategies.common.run import Run
 from flwr_distill.strategies.common.topology import FlatClusters
 from flwr_distill.task.errors import SettingsError
-from flwr_distill.task.words import counted, listed
 
 
 class CADIS(CheckedFedAvg):

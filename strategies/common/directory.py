@@ -10,6 +10,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from flwr_distill.base.text import listed
 from flwr_distill.links.credentials import key_of
 from flwr_distill.links.records import Introduction
 from flwr_distill.protocol.meeting import (
@@ -24,7 +25,6 @@ from flwr_distill.protocol.outliers import capped
 from flwr_distill.protocol.replies import handlers_remedy, has_no_handler
 from flwr_distill.task.columns import Scale
 from flwr_distill.task.errors import SettingsError
-from flwr_distill.task.words import listed
 
 OPTIONAL = ("frozen", "resumes", "classes", "columns", "column_means", "column_deviations")
 """Fields of the requirement that are left out of the message if they are empty."""

@@ -4,8 +4,8 @@ import base64
 
 from markupsafe import Markup
 
+from flwr_distill.base.text import counted
 from flwr_distill.strategies.common.sections import Figure, RunFiles, Section, Table
-from flwr_distill.task.words import counted
 
 MOST_OPEN = 12
 """More cards than these wait to be opened."""

@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from torch import Tensor, nn
 from torch.nn import functional
 
+from flwr_distill.base.text import counted
 from flwr_distill.distill.errors import VirtualDataError
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.distill.virtual_header import Bounds
@@ -25,7 +26,6 @@ from flwr_distill.strategies.common.checked import CheckedFedAvg
 from flwr_distill.strategies.common.draws import round_generator
 from flwr_distill.strategies.common.images import require_images
 from flwr_distill.task.datasets import DataSpec
-from flwr_distill.task.words import counted
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Of logits (n, classes) and labels (n,)."""

@@ -6,7 +6,7 @@ from logging import INFO
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from flwr_distill.task.words import counted
+from flwr_distill.base.text import counted
 
 POLL = 0.2
 """Seconds; there is one server, so polls need no jitter."""

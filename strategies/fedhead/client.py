@@ -20,6 +20,7 @@ from safetensors import safe_open
 from safetensors.numpy import load, save
 from torch import nn
 
+from flwr_distill.base.text import counted
 from flwr_distill.client.dp_sgd import require_no_privacy
 from flwr_distill.client.local_round import LocalRound, build_model, received_arrays
 from flwr_distill.client.session import Session, deadline_of
@@ -51,7 +52,6 @@ from flwr_distill.strategies.fedhead.method import (
     SECTOR_MODEL,
     UPDATE_NORM,
 )
-from flwr_distill.task.words import counted
 
 LONGER = 1.001
 """Times the norm that a member told which its model may have."""

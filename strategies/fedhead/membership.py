@@ -8,6 +8,7 @@ import numpy as np
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from flwr_distill.base.text import counted
 from flwr_distill.links.records import LinkMode
 from flwr_distill.links.routes import Links
 from flwr_distill.protocol.replies import NothingUsableError
@@ -16,7 +17,6 @@ from flwr_distill.strategies.common.robust import limited
 from flwr_distill.strategies.common.topology import Cluster
 from flwr_distill.strategies.common.waiting import connected_nodes
 from flwr_distill.strategies.fedhead.sectors import assign_sectors, draw_leader
-from flwr_distill.task.words import counted
 
 
 class Membership:

@@ -11,6 +11,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
+from flwr_distill.base.text import listed
 from flwr_distill.links.records import LinkMode
 from flwr_distill.links.routes import Links
 from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record, model_arrays, sent_arrays
@@ -61,7 +62,6 @@ from flwr_distill.strategies.fedhead.screening import (
     points_away,
 )
 from flwr_distill.task.errors import SettingsError
-from flwr_distill.task.words import listed
 
 Weighted = tuple[float, Arrays]
 """A sector's samples and model."""

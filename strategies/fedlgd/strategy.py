@@ -14,6 +14,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from torch import nn
 
+from flwr_distill.base.text import counted
 from flwr_distill.distill.errors import DistillError
 from flwr_distill.distill.gradient_matching import match_gradient
 from flwr_distill.distill.virtual_data import VirtualData
@@ -45,7 +46,6 @@ from flwr_distill.strategies.fedlgd.method import (
 )
 from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.errors import SettingsError
-from flwr_distill.task.words import counted
 
 
 class FedLGD(RobustFedAvg):

@@ -11,6 +11,7 @@ import numpy as np
 from flwr.common import log
 from numpy.typing import NDArray
 
+from flwr_distill.base.text import counted, listed
 from flwr_distill.strategies.common.leaders import successor
 from flwr_distill.strategies.common.topology import Cluster, Topology
 from flwr_distill.strategies.hfldd.clustering import (
@@ -20,7 +21,6 @@ from flwr_distill.strategies.hfldd.clustering import (
     kl_matrix,
     nearest_group,
 )
-from flwr_distill.task.words import counted, listed
 
 GOLDEN_RATIO = (5**0.5 - 1) / 2
 

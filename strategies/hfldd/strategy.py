@@ -12,6 +12,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from flwr_distill.base.text import counted, listed
 from flwr_distill.links.records import VIRTUAL_DATA, LinkMode
 from flwr_distill.links.routes import Links
 from flwr_distill.protocol.arrays import Arrays, as_arrays, sent_arrays
@@ -50,7 +51,6 @@ from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.settings import (
     Block,
 )
-from flwr_distill.task.words import counted, listed
 
 MOST_CLUSTERS_NAMED = 3
 FEW_HEADS = 0.25

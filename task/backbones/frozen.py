@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flwr_distill.task.augmentation import chosen_changes
-from flwr_distill.task.backbones.fourier import RandomFourier
 from flwr_distill.task.datasets.types import DataSpec
 from flwr_distill.task.errors import ModelError
 from flwr_distill.task.settings import TrainSettings
@@ -23,18 +22,42 @@ from flwr_distill.task.settings import TrainSettings
 STRIDE = 32
 REACH = math.sqrt(0.5)
 """Of random Fourier features of features with norm 1, of which most are about 1 apart."""
-SMALLEST = 128
-"""Side to which small images are enlarged."""
+MIN_SIDE = 128
+"""Side of small images after enlargement."""
+
+
+class RandomFourier(nn.Module):
+    """``cos(W x + b)`` with random W and b (Rahimi and Recht 2007).
+
+    Products of features approximate ``exp(-|x - y|^2 / 2 reach^2)``, times half their number.
+
+    Parameters
+    ----------
+    inputs, width : int
+        Numbers of an input, and features.
+    reach : float, optional (default: None)
+        Distance at which inputs count as far apart; None for the root of `inputs`, which suits
+        numbers of variance 1.
+    """
+
+    def __init__(self, inputs: int, width: int, reach: float | None = None) -> None:
+        super().__init__()
+        self.waves = nn.Parameter(torch.randn(width, inputs) / (reach or math.sqrt(inputs)))
+        self.phases = nn.Parameter(2 * math.pi * torch.rand(width))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Features (n, width) of inputs (n, ...)."""
+        return torch.cos(nn.functional.linear(inputs.flatten(1), self.waves, self.phases))
 
 
 class Frozen(nn.Module):
     """A frozen network and a linear head on its features, which have norm 1.
 
-    Only the head trains, unless `thaw` says otherwise. The network stays in evaluation mode, and
-    sees images with the channels, size and normalisation that it was trained with.
+    Only the head trains, but for `thaw`. The network stays in evaluation mode, and sees images with
+    the channels, size and normalisation of its training.
 
-    The state (`state_dict`) is what trains, and so what a run sends; what is frozen comes with the
-    model's settings, and loading leaves it alone unless it is given too.
+    The state (`state_dict`) has only what trains, so a run sends no more. The frozen part comes
+    with the model's settings; loading changes it only if it is in the loaded state.
 
     Parameters
     ----------
@@ -45,13 +68,12 @@ class Frozen(nn.Module):
     spec : DataSpec
         Of the run's images; grey ones are shown in all channels.
     size : int, optional (default: None)
-        Side to which images are scaled; None leaves them as they are.
+        Side to which images are scaled; None leaves them unchanged.
     mean, std : tuple of float, optional (default: None)
-        By channel, of the pixels in [0, 1] that the network was trained on; None leaves them as the
-        run normalises them.
+        By channel, of the pixels in [0, 1] that the network was trained on; None for the run's.
     tail : str (default: "")
-        Name of the module in `network` with which its last block begins; empty for the last part
-        with parameters.
+        Name of the module in `network` that begins its last block; empty for the last part with
+        parameters.
     """
 
     def __init__(
@@ -123,7 +145,7 @@ class Frozen(nn.Module):
 
     @property
     def shown(self) -> dict[str, Tensor]:
-        """What images become before the network sees them: their side (0 as it is), and pixels."""
+        """How images are prepared for the network: side (0 for unchanged), scale and shift."""
         return {"side": torch.tensor(self._size or 0), "scale": self.scale, "shift": self.shift}
 
     @property
@@ -132,7 +154,7 @@ class Frozen(nn.Module):
         return any(weight.requires_grad for weight in self.network.parameters())
 
     def frozen_state(self) -> dict[str, Tensor]:
-        """What training leaves as it is: weights, and statistics of batch normalisation."""
+        """State that training leaves unchanged: weights, and statistics of batch normalisation."""
         trained = {name for name, weight in self.named_parameters() if weight.requires_grad}
         state = self.network.state_dict(prefix="network.")
         if self.fourier is not None:
@@ -140,9 +162,9 @@ class Frozen(nn.Module):
         return {name: value for name, value in state.items() if name not in trained}
 
     def widen(self, count: int) -> None:
-        """Put so many random Fourier features of the network's features in their place.
+        """Replace the features by `count` random Fourier features of them, which stay frozen.
 
-        They are drawn from torch's global generator, and stay frozen.
+        They are drawn from torch's global generator.
         """
         self._check_width(count)
         self.fourier = RandomFourier(self.head.in_features, count, REACH).requires_grad_(False)
@@ -153,43 +175,38 @@ class Frozen(nn.Module):
         if self._shape == (width, 1, 1):
             raise ModelError(
                 f"a frozen network of {width} features cannot tell them from samples of {width} "
-                "numbers (take another number of features)"
+                "numbers",
+                remedy="use another number of features",
             )
 
     def thaw(self, part: str) -> None:
-        """Have ``last-block`` or ``all`` of the network train, too; ``head`` has none of it."""
+        """Let ``last-block`` or ``all`` of the network train, too; ``head`` is neither."""
         chosen, tail = part == "all", f"{self._tail}." if self._tail else ""
         for name, weight in self.network.named_parameters():
             chosen = chosen or (part == "last-block" and name.startswith(tail))
             weight.requires_grad_(chosen)
 
     def load_network(self, file: Path) -> None:
-        """Load the network's weights; those of a head of its own, in the file, are not used.
-
-        Raises
-        ------
-        ModelError
-            If the file cannot be read, or misses weights of the network.
-        """
+        """Load the network's weights from a safetensors file; a head in the file is not used."""
         try:
             state = load_file(file)
             own = {name: state[name] for name in self.network.state_dict()}
             self.network.load_state_dict(own)
         except (OSError, SafetensorError) as error:
-            reason = f"cannot be read ({error}); give a safetensors file on this machine"
+            problem, remedy = f"cannot be read ({error})", "use a safetensors file on this machine"
         except KeyError as error:
-            reason = f"is missing {error} (take the file that belongs to the network)"
+            problem, remedy = f"is missing {error}", "use the file that belongs to the network"
         except RuntimeError as error:
-            reason = f"does not fit the network: {' '.join(str(error).split())}"
+            problem, remedy = f"does not fit the network: {' '.join(str(error).split())}", ""
         else:
             return
-        raise ModelError(f"backbone.weights = {str(file)!r} {reason}")
+        raise ModelError(problem, where="backbone.weights", value=str(file), remedy=remedy)
 
 
 def seen_spec(model: nn.Module, spec: DataSpec, train: TrainSettings) -> DataSpec:
-    """What training sees of a run's samples: `spec`, or that of a frozen network's `vectors`.
+    """Spec of the samples that training sees: `spec`, or that of a frozen network's `vectors`.
 
-    Those where nothing but its head trains, and images are not changed at random.
+    It is the latter where only its head trains, and images are not changed at random.
     """
     if not isinstance(model, Frozen) or model.trained or chosen_changes(train.augment, spec):
         return spec
@@ -199,10 +216,10 @@ def seen_spec(model: nn.Module, spec: DataSpec, train: TrainSettings) -> DataSpe
 
 
 def fingerprint(model: nn.Module) -> str:
-    """SHA-256 of the state that a model begins with and nobody sends; empty if there is none.
+    """SHA-256 of the initial state that nobody sends; empty if there is none.
 
-    That is the network of a `Frozen` model, trained or not, and how it is shown images; of others
-    what has no gradient.
+    For a `Frozen` model it is the network, trained or not, and its preparation of images; for
+    others the state without gradients.
     """
     trained = {name for name, value in model.named_parameters() if value.requires_grad}
     state = whole_state(model)
@@ -220,12 +237,12 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def copy_to_train(model: nn.Module) -> nn.Module:
-    """A copy of a model, which shares what nobody trains."""
+    """A copy of a model, which shares its frozen part."""
     known: dict[int, object] = {}
     if isinstance(model, Frozen) and not model.trained:
         known[id(model.network)] = model.network
-    # A module has a dozen dictionaries for hooks, nearly always empty, which take `deepcopy` half
-    # of its time: it is told their copies.
+    # A module has a dozen dictionaries for hooks, nearly always empty. They take half of the time
+    # of `deepcopy` unless it knows their copies.
     for module in model.modules():
         for value in vars(module).values():
             if type(value) in (dict, OrderedDict) and not value:
@@ -234,7 +251,7 @@ def copy_to_train(model: nn.Module) -> nn.Module:
 
 
 def whole_state(model: nn.Module) -> dict[str, Tensor]:
-    """A model's state with what is frozen, for files that stand alone."""
+    """A model's state with its frozen part, for files that stand alone."""
     frozen = model.frozen_state() if isinstance(model, Frozen) else {}
     return {**frozen, **model.state_dict()}
 
@@ -250,15 +267,12 @@ def _fill_in_frozen(model: Frozen, state: dict[str, Tensor], prefix: str, *_: An
 
 
 def side_for(spec: DataSpec, largest: int) -> int:
-    """Side of the images that a network sees: the run's, in steps of 32, from 128 to `largest`."""
-    return min(max(STRIDE * round(max(spec.shape[1:]) / STRIDE), SMALLEST), largest)
+    """Side of the network's images: the run's, in steps of 32, from 128 to `largest`."""
+    return min(max(STRIDE * round(max(spec.shape[1:]) / STRIDE), MIN_SIDE), largest)
 
 
 def _last_part(network: nn.Module) -> str:
-    """Name of the last child with parameters; of its last one, where it is the only child.
-
-    Empty, for the whole network, if it has none.
-    """
+    """Name of the last child with parameters, within an only child; empty if there is none."""
     path, parts = "", [n for n, m in network.named_children() if list(m.parameters())]
     while parts:
         path = f"{path}.{parts[-1]}".removeprefix(".")

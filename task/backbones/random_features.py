@@ -4,8 +4,8 @@ import math
 
 from torch import nn
 
-from flwr_distill.task.backbones.fourier import RandomFourier
 from flwr_distill.task.backbones.frozen import Frozen
+from flwr_distill.task.backbones.frozen import RandomFourier as RandomFourier  # re-exported
 from flwr_distill.task.datasets.types import DataSpec
 from flwr_distill.task.models.registry import register
 

@@ -13,21 +13,18 @@ from flwr_distill.task.models.registry import ModelFactory, register_family
 def factory_of(name: str) -> ModelFactory:
     """Factory of a classifier of torchvision's without its last layer, and a linear head.
 
-    It sees images of the mean and deviation of its published weights, and of their size, or of 128
-    pixels a side where the run's are small. Without a file its weights are random.
-
-    Raises
-    ------
-    ModelError
-        If torchvision has no such classifier, or its last layer is not dense.
+    Its images have the mean, deviation and size of its published weights, or 128 pixels a side
+    where the run's are small. Without a file its weights are random.
     """
     import torchvision.models
     from torchvision.models import get_model, get_model_weights, list_models  # slow
 
     if name not in list_models(torchvision.models):
         raise ModelError(
-            f"model='torchvision:{name}': torchvision has no such classifier (take resnet18, "
-            "mobilenet_v2 or efficientnet_b0)"
+            "torchvision has no such classifier",
+            where="model",
+            value=f"torchvision:{name}",
+            remedy="use resnet18, mobilenet_v2 or efficientnet_b0",
         )
 
     def build(spec: DataSpec) -> nn.Module:

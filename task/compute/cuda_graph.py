@@ -21,20 +21,13 @@ def graphed(step: Callable[P, R], device: torch.device) -> Callable[P, R]:
     """Return a function that does what `step` does, with fewer calls to a GPU's driver.
 
     Without a GPU this is `step` itself. On one, the first call with arguments of some form runs
-    `step` as it is, the second records its kernels, and from then on these are started together.
-    The form is the shapes and types of tensors (also in tuples, lists and dataclasses), and
-    everything else by its value. Where `step` cannot be recorded, it always runs as it is.
+    `step` itself, the second records its kernels, and from then on these are started at once. The
+    form is the shapes and types of tensors (also in tuples, lists and dataclasses), and the values
+    of other arguments. A `step` that cannot be recorded always runs itself.
 
     Results of a recorded step are overwritten by its next call, so use them before. Python code in
     `step` runs in the first two calls only: it must neither draw random numbers nor wait for the
-    GPU, and tensors that are not arguments must stay where they are.
-
-    Parameters
-    ----------
-    step : callable
-        Takes positional arguments, and tensors among them.
-    device : torch.device
-        Where its tensors are.
+    GPU, and tensors that are not arguments must keep their memory. Arguments are positional.
     """
     if device.type != "cuda":
         return step

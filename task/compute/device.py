@@ -14,19 +14,14 @@ SHARE_FOR_DATA = 0.5
 
 
 def choose_device(name: str, setting: str) -> torch.device:
-    """Device of a name, which has computed something here.
+    """Device of a name, after a trial computation; SettingsError if it fails.
 
     Parameters
     ----------
     name : str
-        ``cpu``, ``cuda``, ``cuda:N``, or ``auto``: the first GPU if it can be used, else the CPU.
+        ``cpu``, ``cuda``, ``cuda:N``, or ``auto``: the first GPU if it is usable, else the CPU.
     setting : str
-        What the user calls the setting, for errors: ``server-device``.
-
-    Raises
-    ------
-    SettingsError
-        If there is no such device, or it cannot be used.
+        The setting with the name, for errors: ``server-device``.
     """
     if name == "auto":
         if not torch.cuda.is_available():
@@ -38,9 +33,11 @@ def choose_device(name: str, setting: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise SettingsError(f"{setting} = {name!r}: take auto, cpu, cuda or cuda:N") from None
+        raise SettingsError(
+            "is no device", where=setting, value=name, remedy="use auto, cpu, cuda or cuda:N"
+        ) from None
     if reason := _unusable(device):
-        raise SettingsError(f"{setting} = {name!r}: {reason} (try auto or cpu)")
+        raise SettingsError(reason, where=setting, value=name, remedy="try auto or cpu")
     return device
 
 
@@ -55,7 +52,7 @@ def describe_device(device: torch.device) -> str:
 def place(samples: Samples, device: torch.device) -> Samples:
     """The samples on a device; in main memory if they would fill over half of a GPU's free one.
 
-    From there minibatches are copied as they are needed; see `Samples.minibatch`.
+    From there minibatches are copied when needed; see `Samples.minibatch`.
     """
     if device.type == "cuda":
         size = samples.inputs.nbytes + samples.labels.nbytes

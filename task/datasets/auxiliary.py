@@ -16,7 +16,7 @@ from flwr_distill.task.datasets.registry import (
     folder_names,
     load_dataset,
 )
-from flwr_distill.task.datasets.types import DatasetError, DataSpec, Pixels, normalise
+from flwr_distill.task.datasets.types import DatasetError, DataSpec, Pixels, normalise, not_found
 from flwr_distill.task.large_arrays import stacked
 
 
@@ -32,10 +32,6 @@ def auxiliary_images(
     name : str
         ``noise`` (smooth random patterns), ``fashion-mnist``, ``tiny-imagenet``, or the path of a
         folder of images or an ``.npz`` file with ``images``.
-    spec : DataSpec
-        Format that images are converted to.
-    size : int
-        Number of images.
     seed : int
         Seed of the patterns, or of the choice of images (without replacement).
     root : str or Path, optional (default: None)
@@ -48,22 +44,24 @@ def auxiliary_images(
         If there are no images, or too few.
     """
     if size < 1:
-        raise DatasetError(f"auxiliary size must be >= 1, got {size} (try 1000)")
+        raise DatasetError("must be >= 1", where="auxiliary size", value=size, remedy="try 1000")
     rng = np.random.default_rng(seed)
     if name == NOISE:
         return _smooth_noise(spec, size, rng)
     stored = _stored_images(name, data_root() if root is None else Path(root))
     if len(stored) < size:
         raise DatasetError(
-            f"auxiliary={name!r} has {len(stored)} images, not {size}; lower the auxiliary "
-            "size or use noise"
+            f"has {len(stored)} images, not {size}",
+            where="auxiliary",
+            value=name,
+            remedy="lower the auxiliary size or use noise",
         )
     chosen = rng.choice(len(stored), size, replace=False)
     return normalise(stacked(_fit(stored[index], spec) for index in chosen), spec)
 
 
 def auxiliary_files(name: str, root: str | Path | None = None) -> list[Path]:
-    """Files and folders that `auxiliary_images` may read, there or not."""
+    """Files and folders that `auxiliary_images` may read, existing or not."""
     if name == NOISE:
         return []
     if name not in NAMED:
@@ -92,8 +90,10 @@ def _stored_images(name: str, root: Path) -> Pixels | list[Path]:
     if path.suffix == ".npz" and path.exists():
         return read_npz_images(path)
     raise DatasetError(
-        f"auxiliary={name!r} is unknown; choose noise, {', '.join(NAMED)}, or an existing folder "
-        "of images or .npz file"
+        "is unknown",
+        where="auxiliary",
+        value=name,
+        remedy=f"choose noise, {', '.join(NAMED)}, or an existing folder of images or .npz file",
     )
 
 
@@ -104,10 +104,7 @@ def _named_images(name: str, root: Path) -> Pixels:
             return read_npz_images(file)
     if name in dataset_names():
         return load_dataset(name, root).train.images
-    raise DatasetError(
-        f"auxiliary={name!r} was not found; tried {', '.join(map(str, files))}. Remedy: set "
-        "data-root=... (or $FLWR_DISTILL_DATA_ROOT) to its folder, or use noise"
-    )
+    raise not_found(name, ", ".join(map(str, files)), ", or use noise", where="auxiliary")
 
 
 def _named_files(name: str, root: Path) -> list[Path]:

@@ -1,9 +1,9 @@
-"""Corrupted copies of CIFAR-10, each a domain of its own, after Hendrycks and Dietterich 2019.
+"""Corrupted copies of CIFAR-10, each a separate domain, after Hendrycks and Dietterich 2019.
 
 Degrees are those of CIFAR-10-C's published code, and so are the pixels, but for edges of a blur and
-the zoom's interpolation. Of its 19 corruptions ten are here, which torchvision, Pillow or a line of
-NumPy makes: none of glass, defocus and motion blur, fog, frost, snow, spatter, elastic changes and
-saturation.
+the zoom's interpolation. Ten of its 19 corruptions are here, which torchvision, Pillow or a line of
+NumPy can do. Missing are glass, defocus and motion blur, fog, frost, snow, spatter, elastic changes
+and saturation.
 """
 
 import zlib
@@ -112,25 +112,18 @@ _CORRUPTIONS: Mapping[str, tuple[Corruption, tuple[float, ...]]] = {
 
 
 def corrupted(clean: Dataset, name: str) -> Dataset:
-    """The same samples with a corruption; equal on every machine.
+    """The same colour images with a corruption, equal on every machine.
 
-    Parameters
-    ----------
-    clean : Dataset
-        Colour images.
-    name : str
-        ``cifar10-c/<corruption>-<severity>``, severity 1 to 5; seeds the noise.
-
-    Raises
-    ------
-    DatasetError
-        If there is no such corruption.
+    Its `name`, ``cifar10-c/<corruption>-<severity>`` with a severity of 1 to 5, seeds the noise.
     """
     corruption, _, severity = name.removeprefix(PREFIX).rpartition("-")
     if corruption not in _CORRUPTIONS or severity not in map(str, range(1, SEVERITIES + 1)):
         raise DatasetError(
-            f"dataset={name!r} is unknown; write {PREFIX}NAME-SEVERITY with a severity of 1 to "
-            f"{SEVERITIES} and one of {', '.join(_CORRUPTIONS)}"
+            "is unknown",
+            where="dataset",
+            value=name,
+            remedy=f"use {PREFIX}NAME-SEVERITY with a severity of 1 to {SEVERITIES} and one of "
+            + ", ".join(_CORRUPTIONS),
         )
     change, degrees = _CORRUPTIONS[corruption]
     parts = []

@@ -53,7 +53,8 @@ def _convertible(spec: DataSpec) -> tuple[int, int, int]:
     """Shape of a spec; DatasetError if images cannot be converted to its channels."""
     if spec.shape[0] not in _MODES:
         raise DatasetError(
-            f"{spec.name!r} has {spec.shape[0]} channels; images can only be converted to 1 or 3"
+            f"has {spec.shape[0]} channels; images can only be converted to 1 or 3",
+            where=repr(spec.name),
         )
     return spec.shape
 

@@ -13,7 +13,7 @@ from flwr_distill.task.datasets.types import (
     RawSamples,
     check_raw_samples,
 )
-from flwr_distill.task.image_files import float_problem, printable
+from flwr_distill.task.image_files import SCALE_FLOATS, float_problem, printable
 
 
 def read_npz(path: Path, spec: DataSpec) -> RawSamples:
@@ -30,7 +30,7 @@ def read_npz_labels(path: Path) -> NDArray[np.int64]:
     """Read the array ``labels`` of an ``.npz`` file."""
     labels = read_array(path, "labels")
     if not np.issubdtype(labels.dtype, np.integer):
-        raise DatasetError(f"{path}: labels are {labels.dtype}, need integers")
+        raise DatasetError(f"labels are {labels.dtype}, need integers", where=path)
     return labels.astype(np.int64)
 
 
@@ -43,12 +43,12 @@ def as_pixels(stored: NDArray[np.generic], path: Path) -> Pixels:
     """Convert stored images, (n, H, W) or (n, H, W, C), to pixels (n, C, H, W).
 
     uint8 and floats from 0 to 1 are kept, uint16 is divided by 65,535, and booleans are black and
-    white. Other types and ranges are refused, because what is black and white in them is unknown;
-    and so is uint16 up to 255, which is probably uint8 in a wider type.
+    white. Other types and ranges are refused, because their black and white are unknown. So is
+    uint16 up to 255, which is probably uint8 in a wider type.
     """
     if stored.ndim not in (3, 4) or 0 in stored.shape[1:]:
         raise DatasetError(
-            f"{path}: images have the shape {stored.shape}, need (n, H, W) or (n, H, W, C)"
+            f"images have the shape {stored.shape}, need (n, H, W) or (n, H, W, C)", where=path
         )
     values: Pixels
     match stored.dtype.kind, stored.dtype.itemsize:
@@ -62,9 +62,9 @@ def as_pixels(stored: NDArray[np.generic], path: Path) -> Pixels:
             with np.errstate(over="ignore"):  # infinite ones are refused
                 values = stored.astype(np.float32, copy=False)
             if values.size and (problem := float_problem(values.min(), values.max())):
-                raise DatasetError(f"{path}: {problem}")
+                raise DatasetError(problem, where=path, remedy=SCALE_FLOATS)
         case _:
-            raise DatasetError(f"{path}: images are {stored.dtype}; {_remedy(stored)}")
+            raise DatasetError(f"images are {stored.dtype}", where=path, remedy=_remedy(stored))
     with_channels = values[..., None] if values.ndim == 3 else values
     return np.ascontiguousarray(with_channels.transpose(0, 3, 1, 2))
 
@@ -91,8 +91,9 @@ def read_array(path: Path, key: str) -> NDArray[np.generic]:
                 raise ValueError(f"it has several arrays {key!r}")
         with np.load(path, allow_pickle=False) as arrays:
             if key not in arrays:
-                found = printable(str(sorted(arrays)))
-                raise DatasetError(f"{path}: has the arrays {found}, need 'images' and 'labels'")
+                names = printable(str(sorted(arrays)))
+                problem = f"has the arrays {names}, need 'images' and 'labels'"
+                raise DatasetError(problem, where=path)
             array: object = arrays[key]
             if not isinstance(array, np.ndarray):  # another file, under this name
                 raise ValueError(f"{key!r} in it is no array")
@@ -102,6 +103,7 @@ def read_array(path: Path, key: str) -> NDArray[np.generic]:
     except Exception as error:  # damaged files make zipfile and NumPy raise errors of many kinds
         why = printable(str(error) or type(error).__name__)
         raise DatasetError(
-            f"{path}: not a readable .npz file ({why}); write it with "
-            "numpy.savez_compressed(path, images=..., labels=...)"
+            f"not a readable .npz file ({why})",
+            where=path,
+            remedy="write it with numpy.savez_compressed(path, images=..., labels=...)",
         ) from error

@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flwr_distill.base.text import listed
 from flwr_distill.task.columns import FAR, LARGEST, Column, Columns, Moments
 from flwr_distill.task.datasets.tables import open_csv, parsed_number
 from flwr_distill.task.datasets.types import PRIVATE, DatasetError, DataSpec, RawSamples
 from flwr_distill.task.labels import names_problem
 from flwr_distill.task.readers.arrow import opened
 from flwr_distill.task.text_files import composed
-from flwr_distill.task.words import listed
 
 REMEDY = "correct it or drop the row"
+UNIT_REMEDY = "check its unit, which must be that of other nodes"
 
 
 @dataclass(frozen=True)
@@ -32,24 +33,24 @@ class Record:
 def load_own_table(
     path: str | Path, spec: DataSpec, columns: Columns, *, is_scaled: bool
 ) -> RawSamples:
-    """Load the columns of a node's table that a run reads; others are not looked at.
+    """Load the columns of a node's table that a run reads; the others are ignored.
 
     Parameters
     ----------
     path : str or Path
         A ``.csv`` or ``.parquet`` file, with a header that has each of `columns` once.
     spec : DataSpec
-        Of the run's data; its classes are what labels may be.
+        Of the run's data; labels must be among its classes.
     columns : Columns
         The run's.
     is_scaled : bool
-        Whether `spec` has the run's means and deviations; else these are not compared.
+        Whether `spec` has the run's means and deviations, so that values are compared with them.
 
     Raises
     ------
     DatasetError
-        If a column is missing, or a value is: it is no number, category or class of the run's.
-        Names file and line, but shows no value, since the server reads why a node is left out.
+        If a column or value is missing, or a value does not fit the run's columns. Names file and
+        line, but shows no value, because the server reads it.
     """
     inputs, labels = _read(Path(path), columns, spec)
     if is_scaled:
@@ -93,17 +94,14 @@ def _read(path: Path, columns: Columns, spec: DataSpec) -> tuple[NDArray[np.floa
             if columns.label:
                 labels.append(inputs_of(label, record.values[-1]).index(1.0))
         except ValueError as error:
-            raise DatasetError(f"{path}, {record.place}: {error}; {REMEDY}") from None
+            raise DatasetError(str(error), where=f"{path}, {record.place}", remedy=REMEDY) from None
     return np.array(values)[:, :, None, None], labels
 
 
 def inputs_of(column: Column, text: str) -> list[float]:
     """The model's inputs of a column's value, not yet standardised.
 
-    Raises
-    ------
-    ValueError
-        If it is no number or none of the categories. Does not show the value.
+    Raises ValueError, which does not show the value, if it is neither a number nor a category.
     """
     if not text:
         raise ValueError(f"{column.name} is missing")
@@ -125,7 +123,7 @@ def _check_scaled(path: Path, inputs: NDArray[np.float64], spec: DataSpec) -> No
     columns = zip(spec.labels.columns, inputs[:, :, 0, 0].T, spec.mean, spec.std, strict=True)
     for name, values, mean, deviation in columns:
         if problem := unit_problem(values, mean, deviation):
-            raise DatasetError(f"{path}: column {name!r} {problem}")
+            raise DatasetError(problem, where=f"{path}, column {name!r}", remedy=UNIT_REMEDY)
 
 
 def unit_problem(values: NDArray[np.float64], mean: float, deviation: float) -> str:
@@ -135,26 +133,20 @@ def unit_problem(values: NDArray[np.float64], mean: float, deviation: float) -> 
         usual, largest = scaled.mean(), scaled.max()
     if usual <= FAR and largest <= np.finfo(np.float32).max:
         return ""
-    return (
-        f"is {usual:.3g} deviations from the run's mean, on average over its rows (check its unit, "
-        "which must be that of other nodes)"
-    )
+    return f"is {usual:.3g} deviations from the run's mean, on average over its rows"
 
 
 def read_records(path: Path, columns: Columns) -> Iterator[Record]:
     """Read a table row by row, with the values of the columns alone, in their order.
 
-    Raises
-    ------
-    DatasetError
-        If it cannot be read, or has no rows, or not each of the columns once.
+    Raises DatasetError if it cannot be read, or has no rows, or not each of the columns once.
     """
     record = None
     with _opened(path, columns) as records:
         for record in records:
             yield record
     if record is None:
-        raise DatasetError(f"{path}: has a header but no rows; need at least one")
+        raise DatasetError("has a header but no rows; need at least one", where=path)
 
 
 @contextmanager
@@ -168,8 +160,9 @@ def _opened(path: Path, columns: Columns) -> Iterator[Iterator[Record]]:
             yield _parquet_rows(table, columns.names)
     else:
         raise DatasetError(
-            f"{str(path)!r} is no existing .csv or .parquet file (a run with private.columns reads "
-            "tables: start the node with --data TABLE.csv)"
+            "is no existing .csv or .parquet file, and a run with private.columns reads tables",
+            where=path,
+            remedy="start the node with --data TABLE.csv",
         )
 
 
@@ -177,23 +170,24 @@ def _places(path: Path, header: Sequence[str], columns: Columns) -> list[int]:
     """Places of the columns in a header."""
     if missing := [name for name in columns.names if name not in header]:
         raise DatasetError(
-            f"{path}: columns differ, missing {listed(missing)}: here {listed(header)}, in the run "
-            f"{listed(columns.names)} (rename them, or have the run state others: private.columns)"
+            f"columns differ, missing {listed(missing)}: here {listed(header)}, in the run "
+            f"{listed(columns.names)}",
+            where=path,
+            remedy="rename them, or have the run state others: private.columns",
         )
     if problem := names_problem([name for name in header if name in columns.names]):
-        raise DatasetError(f"{path}: columns: {problem}")
+        raise DatasetError(problem, where=f"{path}, columns")
     return [header.index(name) for name in columns.names]
 
 
-def _csv_rows(places: Sequence[int], width: int, rows: Any) -> Iterator[Record]:
-    for row in rows:
-        line = f"line {rows.line_num}"
-        if not any(value.strip() for value in row):
-            continue
+def _csv_rows(
+    places: Sequence[int], width: int, rows: Iterator[tuple[int, list[str]]]
+) -> Iterator[Record]:
+    for line, row in rows:
         if len(row) == width:
-            yield Record(line, [composed(row[place].strip()) for place in places])
+            yield Record(f"line {line}", [composed(row[place].strip()) for place in places])
         else:
-            yield Record(line, (), f"has {len(row)} values, the header {width}")
+            yield Record(f"line {line}", (), f"has {len(row)} values, the header {width}")
 
 
 def _parquet_rows(table: Any, names: Sequence[str]) -> Iterator[Record]:

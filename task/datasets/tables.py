@@ -5,13 +5,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flwr_distill.task.columns import LARGEST
-from flwr_distill.task.datasets.types import Dataset, DatasetError, DataSpec, RawSamples
+from flwr_distill.task.datasets.types import Dataset, DatasetError, DataSpec, RawSamples, not_found
 from flwr_distill.task.image_files import printable
 from flwr_distill.task.labels import LabelError, LabelMap, in_order, names_problem
 from flwr_distill.task.text_files import composed, open_rows
@@ -22,32 +21,30 @@ LABEL = "label"
 def load_tables(spec: DataSpec, root: Path, download: bool) -> Dataset:
     """Load ``train.csv`` and ``test.csv`` with equal columns, one of them ``label``.
 
-    Looks in ``<root>/<name>``, then in ``<root>``. All other columns are features, one channel
-    each, standardised by mean and deviation over the training rows, in float64. They are matched by
-    name: their order, and that of the classes, which are the labels of the training rows, depends
-    on their names alone (`task.labels.in_order`). Only the name of ``spec`` is used.
+    They are in ``<root>/<name>`` or ``<root>``. All other columns are features, one channel each,
+    standardised by mean and deviation over the training rows, in float64. Columns are matched by
+    name. Their order, and that of the classes, depends on the names alone
+    (`task.labels.in_order`). Only the name of ``spec`` is used.
     """
     folder = next((f for f in (root / spec.name, root) if (f / "train.csv").exists()), None)
     if folder is None or not (folder / "test.csv").exists():
-        raise DatasetError(
-            f"dataset={spec.name!r} was not found; tried train.csv and test.csv in "
-            f"{root / spec.name} and {root}. Remedy: set data-root=... to their folder"
-        )
-    columns, features, names = _read_csv(folder / "train.csv")
-    test_columns, test_features, test_names = _read_csv(folder / "test.csv")
+        raise not_found(spec.name, f"train.csv and test.csv in {root / spec.name} and {root}")
+    train, test = folder / "train.csv", folder / "test.csv"
+    columns, features, names = _read_csv(train)
+    test_columns, test_features, test_names = _read_csv(test)
     if test_columns != columns:
         odd = sorted(set(columns) ^ set(test_columns))
-        raise DatasetError(f"{folder / 'test.csv'}: columns differ from train.csv's: {odd}")
+        raise DatasetError(f"columns differ from train.csv's: {odd}", where=test)
     classes = in_order(names)
     try:
         labels = LabelMap(classes, columns)
     except LabelError as error:
-        raise LabelError(f"{folder / 'train.csv'}: {error}") from None
+        raise LabelError(str(error), where=train) from None
     if unknown := sorted(set(test_names) - set(classes)):
-        raise DatasetError(f"{folder / 'test.csv'}: labels {unknown[:5]} are not in train.csv")
-    mean, deviation = _scale(folder / "train.csv", columns, features)
+        raise DatasetError(f"labels {unknown[:5]} are not in train.csv", where=test)
+    mean, deviation = _scale(train, columns, features)
     with np.errstate(over="ignore"):  # infinite ones are refused
-        _check_scaled(folder / "test.csv", columns, (test_features - mean) / deviation)
+        _check_scaled(test, columns, (test_features - mean) / deviation)
     table = DataSpec(
         name=spec.name,
         shape=(len(columns), 1, 1),
@@ -82,7 +79,7 @@ def _scale(
     lowest, highest = features.min(axis=0), features.max(axis=0)
     for name, low, high in zip(columns, lowest.tolist(), highest.tolist(), strict=True):
         if problem := column_problem(low, high):
-            raise DatasetError(f"{path}: column {name!r} {problem}")
+            raise DatasetError(problem, where=f"{path}, column {name!r}")
     deviation = features.std(axis=0)
     varies = (lowest < highest) & (deviation > 0)
     return np.where(varies, features.mean(axis=0), lowest), np.where(varies, deviation, 1.0)
@@ -94,8 +91,10 @@ def _check_scaled(path: Path, columns: Sequence[str], scaled: NDArray[np.float64
     for name, values in zip(columns, np.abs(scaled).T, strict=True):
         if values.max() > largest:
             raise DatasetError(
-                f"{path}: row {1 + int(values.argmax())} of column {name!r} is {values.max():g} "
-                "deviations from train.csv's mean; check its unit"
+                f"row {1 + int(values.argmax())} is {values.max():g} deviations from train.csv's "
+                "mean",
+                where=f"{path}, column {name!r}",
+                remedy="check its unit",
             )
 
 
@@ -119,11 +118,9 @@ def read_rows(path: Path) -> Iterator[Row]:
     """
     with open_csv(path) as (header, rows):
         place = _label_column(path, header)
-        for row in rows:
-            if not any(value.strip() for value in row):
-                continue
+        for line, row in rows:
             label = composed(row[place].strip()) if place < len(row) else ""
-            yield Row(rows.line_num, label, *_features(row, header, place))
+            yield Row(line, label, *_features(row, header, place))
 
 
 def feature_names(path: Path) -> list[str]:
@@ -138,7 +135,7 @@ def feature_names(path: Path) -> list[str]:
         place = _label_column(path, header)
     names = header[:place] + header[place + 1 :]
     if problem := names_problem(names):
-        raise DatasetError(f"{path}: columns: {printable(problem)}")
+        raise DatasetError(printable(problem), where=f"{path}, columns")
     return names
 
 
@@ -148,11 +145,13 @@ def _read_csv(path: Path) -> tuple[tuple[str, ...], NDArray[np.float64], list[st
     columns = in_order(names)
     rows = list(read_rows(path))
     if not rows:
-        raise DatasetError(f"{path}: has a header but no rows; need at least one")
+        raise DatasetError("has a header but no rows; need at least one", where=path)
     if broken := [row for row in rows if row.problem]:
-        others = f" ({len(broken)} such rows: flwr-distill data check {path})"
+        others = f"for all {len(broken)} such rows: flwr-distill data check {path}"
         raise DatasetError(
-            f"{path}, line {broken[0].line}: {broken[0].problem}{others if broken[1:] else ''}"
+            broken[0].problem,
+            where=f"{path}, line {broken[0].line}",
+            remedy=others if broken[1:] else "",
         )
     features = np.array([row.values for row in rows])
     by_name = features[:, [names.index(name) for name in columns]]
@@ -192,14 +191,16 @@ def _label_column(path: Path, header: list[str]) -> int:
     lowered = [name.lower() for name in header]
     if lowered.count(LABEL) != 1 or len(header) < 2:
         raise DatasetError(
-            f"{path}: need one column {LABEL!r} and features, with commas between them, got "
-            f"{printable(str(header))}"
+            f"need one column {LABEL!r} and features, with commas between them, got "
+            f"{printable(str(header))}",
+            where=path,
         )
     return lowered.index(LABEL)
 
 
 @contextmanager
-def open_csv(path: Path) -> Iterator[tuple[list[str], Any]]:
-    """Header and reader of a CSV file."""
+def open_csv(path: Path) -> Iterator[tuple[list[str], Iterator[tuple[int, list[str]]]]]:
+    """Header of a CSV file, and its rows with their line numbers."""
     with open_rows(path, "CSV file", skipinitialspace=True) as rows:
-        yield [composed(name.strip()) for name in next(rows, [])], rows
+        _, names = next(rows, (1, []))
+        yield [composed(name.strip()) for name in names], rows

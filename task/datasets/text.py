@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_distill.task.datasets.types import Dataset, DatasetError, DataSpec, RawSamples
+from flwr_distill.task.datasets.types import Dataset, DatasetError, DataSpec, RawSamples, not_found
 from flwr_distill.task.image_files import printable
 from flwr_distill.task.text_files import composed, open_rows
 
@@ -31,7 +31,7 @@ def text_spec(name: str, num_classes: int) -> DataSpec:
 def load_texts(spec: DataSpec, root: Path, download: bool) -> Dataset:
     """Load ``train.tsv`` and ``test.tsv`` (or ``dev.tsv``, as in SST-2).
 
-    Looks in ``<root>/<name>`` (also with ``_`` for ``-``), then in ``<root>``. The header has
+    They are in ``<root>/<name>`` (also with ``_`` for ``-``) or ``<root>``. The header has
     ``label`` (numbers from 0) and ``text`` or ``sentence``.
     """
     folders = [root / spec.name, root / spec.name.replace("-", "_"), root]
@@ -40,10 +40,8 @@ def load_texts(spec: DataSpec, root: Path, download: bool) -> Dataset:
         test = next((path for path in tests if path.exists()), None)
         if test is not None and (folder / "train.tsv").exists():
             return Dataset(spec, _read_tsv(folder / "train.tsv", spec), _read_tsv(test, spec))
-    raise DatasetError(
-        f"dataset={spec.name!r} was not found; tried train.tsv with test.tsv or dev.tsv in "
-        f"{', '.join(map(str, folders))}. Remedy: set data-root=... to its folder"
-    )
+    places = ", ".join(map(str, folders))
+    raise not_found(spec.name, f"train.tsv with test.tsv or dev.tsv in {places}")
 
 
 def token_ids(texts: list[str]) -> NDArray[np.float32]:
@@ -62,24 +60,25 @@ def token_ids(texts: list[str]) -> NDArray[np.float32]:
 def _read_tsv(path: Path, spec: DataSpec) -> RawSamples:
     texts, labels = [], []
     with open_rows(path, "TSV file", delimiter="\t", quoting=csv.QUOTE_NONE) as rows:
-        header = [name.strip() for name in next(rows, [])]
+        _, names = next(rows, (1, []))
+        header = [name.strip() for name in names]
         text = next((header.index(name) for name in _TEXT_COLUMNS if name in header), None)
         if text is None or "label" not in header:
             raise DatasetError(
-                f"{path}: has the columns {printable(str(header))}, need 'label' and 'text' "
-                "(or 'sentence'), with tabs between them"
+                f"has the columns {printable(str(header))}, need 'label' and 'text' (or "
+                "'sentence'), with tabs between them",
+                where=path,
             )
-        for row in rows:
-            if not any(value.strip() for value in row):
-                continue
+        for line, row in rows:
             label = row[header.index("label")].strip() if len(row) == len(header) else ""
             if not label.isdecimal() or int(label) >= spec.num_classes:
                 raise DatasetError(
-                    f"{path}, line {rows.line_num}: need {len(header)} fields and a label of 0 "
-                    f"to {spec.num_classes - 1}, got {printable(str(row))}"
+                    f"need {len(header)} fields and a label of 0 to {spec.num_classes - 1}, got "
+                    f"{printable(str(row))}",
+                    where=f"{path}, line {line}",
                 )
             texts.append(row[text])
             labels.append(int(label))
     if not labels:
-        raise DatasetError(f"{path}: has no texts; need at least one")
+        raise DatasetError("has no texts; need at least one", where=path)
     return RawSamples(token_ids(texts), np.array(labels, np.int64))

@@ -19,9 +19,8 @@ from flwr_distill.task.datasets.types import DatasetError, DataSpec, RawSamples,
 class TorchvisionFiles:
     """A dataset read by a class (`dataset`) of ``torchvision.datasets``.
 
-    All `files` (or folders) exist below the root if the data is there; `labels` is the attribute
-    with the labels; with `split_by_name` the class takes ``split="train"`` instead of
-    ``train=True``.
+    Below the root are all of its `files` (or folders). Its attribute `labels` has the labels. With
+    `split_by_name` the class takes ``split="train"`` instead of ``train=True``.
     """
 
     dataset: str
@@ -29,7 +28,7 @@ class TorchvisionFiles:
     labels: str = "targets"
     split_by_name: bool = False
 
-    def found(self, root: Path) -> bool:
+    def exists(self, root: Path) -> bool:
         """Whether ``root`` has all files."""
         return all((root / name).exists() for name in self.files)
 
@@ -53,8 +52,9 @@ class TorchvisionFiles:
                     _move(Path(own) / name, root / name)
         except (RuntimeError, OSError) as error:
             raise DatasetError(
-                f"{self.dataset} could not be downloaded to {root} ({error}); check the "
-                "connection, or put the files there by hand and set download=false"
+                f"{self.dataset} could not be downloaded ({error})",
+                where=root,
+                remedy="check the connection, or put the files there and set download=false",
             ) from error
 
     def read(self, root: Path, train: bool, spec: DataSpec) -> RawSamples:
@@ -63,8 +63,9 @@ class TorchvisionFiles:
             images, labels = self._read_arrays(root, train)
         except (RuntimeError, OSError, ValueError, EOFError, zlib.error) as error:
             raise DatasetError(
-                f"{root}: torchvision's {self.dataset} files cannot be read ({error}); remove "
-                "them and run again with download=true"
+                f"torchvision's {self.dataset} files cannot be read ({error})",
+                where=root,
+                remedy="remove them and run again with download=true",
             ) from error
         raw = RawSamples(np.ascontiguousarray(images), labels)
         return check_raw_samples(raw, spec, f"{root / self.files[0]}")
@@ -107,7 +108,7 @@ class IdxFiles(TorchvisionFiles):
         parts = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
         super().__init__(dataset, tuple(f"{dataset}/raw/{part}-ubyte" for part in parts))
 
-    def found(self, root: Path) -> bool:
+    def exists(self, root: Path) -> bool:
         """Whether ``root`` has all four files, unpacked or gzipped."""
         return all((root / name).exists() or (root / f"{name}.gz").exists() for name in self.files)
 

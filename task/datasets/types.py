@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from flwr_distill.task.errors import DatasetError as DatasetError  # passed on
-from flwr_distill.task.image_files import float_problem
+from flwr_distill.task.image_files import SCALE_FLOATS, float_problem
 from flwr_distill.task.labels import LabelMap, positions
 from flwr_distill.task.large_arrays import empty, joined
 from flwr_distill.task.settings import Change
@@ -29,8 +29,6 @@ class DataSpec:
 
     Parameters
     ----------
-    name : str
-        Name of the dataset.
     shape : tuple[int, int, int]
         Channels, height, width of one image.
     num_classes : int
@@ -46,12 +44,7 @@ class DataSpec:
         Changes that leave an image in its class, for ``train.augment="auto"``; see
         :func:`task.augmentation.augmented`. Texts and tables are not changed.
     labels : LabelMap (default: LabelMap())
-        Names of the classes by label, and of a table's columns by channel.
-
-    Raises
-    ------
-    DatasetError
-        If there are names, but not one for each class or channel.
+        Names of the classes by label, and of a table's columns by channel; for each or for none.
     """
 
     name: str
@@ -68,7 +61,8 @@ class DataSpec:
         named = (self.labels.classes, self.num_classes), (self.labels.columns, self.shape[0])
         for names, expected in named:
             if names and len(names) != expected:
-                raise DatasetError(f"{self.name!r} has {len(names)} names, need {expected}")
+                problem = f"has {len(names)} names, need {expected}"
+                raise DatasetError(problem, where=repr(self.name))
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -109,8 +103,7 @@ class Samples:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and labels at ``indices``, on ``device``.
 
-        From main memory to a GPU they go through pinned memory, so that they are copied while it
-        still computes the minibatch before.
+        They go to a GPU through pinned memory, so that it computes while they are copied.
         """
         pairs = (self.inputs[indices], self.labels[indices])
         if device.type == "cuda" and not self.inputs.is_cuda:
@@ -171,7 +164,7 @@ class Dataset:
 
 
 def fingerprint_of(spec: DataSpec, *parts: RawSamples) -> bytes:
-    """Hash of what was read, 16 bytes: pixels, labels and their order, scale, classes and columns.
+    """Hash of the samples in their order, and of their spec, 16 bytes.
 
     Unlike `task.file_state.state_of` it is the same for a copy. It reveals what can be guessed.
     """
@@ -184,11 +177,17 @@ def fingerprint_of(spec: DataSpec, *parts: RawSamples) -> bytes:
     return digest.digest()
 
 
+def not_found(name: str, places: str, hint: str = "", where: str = "dataset") -> DatasetError:
+    """Error for a named data set whose files are at none of these places."""
+    remedy = f"set data-root (or $FLWR_DISTILL_DATA_ROOT) to its folder{hint}"
+    return DatasetError(f"was not found; tried {places}", where=where, value=name, remedy=remedy)
+
+
 def normalise(images: Pixels, spec: DataSpec) -> torch.Tensor:
     """Convert stored pixels (n, C, H, W) to model inputs, float32 ``(pixel / 255 - mean) / std``.
 
-    Only uint8 is divided by 255: floats are from 0 to 1, or other values. A table's float64 become
-    float32 at the end: times in milliseconds, say, differ in digits that float32 does not have.
+    Only uint8 is divided by 255. A table's float64 become float32 at the end, because values such
+    as times in milliseconds differ in digits that float32 does not have.
     """
     dtype = torch.float64 if images.dtype == np.float64 else torch.float32
     mean, std = (torch.tensor(x, dtype=dtype).reshape(-1, 1, 1) for x in (spec.mean, spec.std))
@@ -202,22 +201,24 @@ def check_raw_samples(raw: RawSamples, spec: DataSpec, where: str) -> RawSamples
     pixel_types = (np.uint8, np.float32)
     if images.dtype not in pixel_types or images.ndim != 4 or images.shape[1:] != spec.shape:
         raise DatasetError(
-            f"{where}: images are {images.dtype} {images.shape}, but {spec.name!r} needs pixels, "
-            "uint8 or float32 from 0 to 1, of shape "
-            f"(n, C, H, W) = (n, {', '.join(map(str, spec.shape))})"
+            f"images are {images.dtype} {images.shape}, but {spec.name!r} needs pixels, uint8 or "
+            f"float32 from 0 to 1, of shape (n, C, H, W) = (n, {', '.join(map(str, spec.shape))})",
+            where=where,
         )
     if labels.dtype != np.int64 or labels.shape != (len(images),):
         raise DatasetError(
-            f"{where}: labels are {labels.dtype} {labels.shape}, need one int64 label for each "
-            f"of the {len(images)} images"
+            f"labels are {labels.dtype} {labels.shape}, need one int64 label for each of the "
+            f"{len(images)} images",
+            where=where,
         )
     if not len(labels):
-        raise DatasetError(f"{where}: has no images; need at least one")
+        raise DatasetError("has no images; need at least one", where=where)
     if images.dtype == np.float32 and (problem := float_problem(images.min(), images.max())):
-        raise DatasetError(f"{where}: {problem}")
+        raise DatasetError(problem, where=where, remedy=SCALE_FLOATS)
     if labels.min() < 0 or labels.max() >= spec.num_classes:
         raise DatasetError(
-            f"{where}: labels run from {labels.min()} to {labels.max()}, but {spec.name!r} has "
-            f"labels 0 to {spec.num_classes - 1}"
+            f"labels run from {labels.min()} to {labels.max()}, but {spec.name!r} has labels 0 to "
+            f"{spec.num_classes - 1}",
+            where=where,
         )
     return raw

@@ -1,13 +1,7 @@
 """Models by name."""
 
 from flwr_distill.task.backbones import efficientnet, random_features, torchvision_networks
-from flwr_distill.task.models import (
-    papers,
-    papers_cadis,
-    papers_fedhead,
-    papers_fedlgd,
-    torchvision_models,
-)
+from flwr_distill.task.models import papers, papers_fedhead, torchvision_models
 from flwr_distill.task.models.checks import why_not_private, why_private_step_fails
 from flwr_distill.task.models.last_layer import last_dense, last_dense_layer
 from flwr_distill.task.models.registry import (
@@ -33,9 +27,7 @@ __all__ = [
     "model_names",
     "model_of",
     "papers",
-    "papers_cadis",
     "papers_fedhead",
-    "papers_fedlgd",
     "random_features",
     "register",
     "torchvision_models",

@@ -1,4 +1,4 @@
-"""Checks of a model before a run: what would fail later, or learn something else, is refused.
+"""Checks of a model before a run, which would fail later or learn something else.
 
 A model is sent as NumPy arrays, averaged, exported, and used on single samples.
 """
@@ -34,32 +34,22 @@ _NOT_PRIVATE = (
 def initialise_lazy_layers(model: nn.Module, spec: DataSpec) -> None:
     """Give lazy layers their shapes and weights, drawn from torch's global generator.
 
-    Raises
-    ------
-    ModelError
-        If a forward pass does not reach one of them.
-    Exception
-        Any of the model's own.
+    Raises ModelError if a forward pass does not reach one of them, or any error of the model.
     """
     if not _lazy(model):
         return
     _output(model, spec, 2)
     if unreached := _lazy(model):
         raise ModelError(
-            f"{unreached[0]!r} is lazy, and no forward pass reaches its layer to give it a shape "
-            "(remove the layer, or use one with a size, such as nn.Linear)"
+            f"{unreached[0]!r} is lazy, and no forward pass reaches its layer to give it a shape",
+            remedy="remove the layer, or use one with a size, such as nn.Linear",
         )
 
 
 def check_model(model: nn.Module, spec: DataSpec) -> None:
     """Check that a model maps any number of samples to logits, and can be sent and exported.
 
-    Raises
-    ------
-    ModelError
-        If not; the text names the layer, if one is to blame, and the remedy.
-    Exception
-        Any of the model's own.
+    Raises ModelError if not, which names the layer, or any error of the model.
     """
     _check_types(model)
     _check_statistics(model)
@@ -75,9 +65,9 @@ def check_model(model: nn.Module, spec: DataSpec) -> None:
 
 
 def why_not_private(model: nn.Module) -> str:
-    """Which layer of a model DP-SGD cannot train, by its type; empty if there is none.
+    """Which layer of a model DP-SGD cannot train, by its type, or nothing.
 
-    DP-SGD takes a gradient of each sample. Leaves the model in training mode.
+    DP-SGD needs a gradient of each sample. Leaves the model in training mode.
     """
     with root_logger_unchanged():  # here: importing Opacus takes a second
         from opacus.validators import ModuleValidator
@@ -123,9 +113,9 @@ def _lazy(model: nn.Module) -> list[str]:
 
 
 def _output(model: nn.Module, spec: DataSpec, num_samples: int) -> Tensor:
-    """The output for empty samples, in evaluation mode; training mode again thereafter."""
+    """The output for zeros, in evaluation mode; afterwards the model is in training mode."""
     model.eval()
-    with torch.no_grad():  # not inference mode: what a model caches then could not be trained on
+    with torch.no_grad():  # not inference mode: tensors that a model caches in it cannot train
         output: Tensor = model(torch.zeros(num_samples, *spec.shape))
     model.train()
     return output
@@ -141,7 +131,7 @@ def _check_types(model: nn.Module) -> None:
                 else 'convert it to float32; train.precision="bf16" computes in bfloat16'
             )
             raise ModelError(
-                f"{name!r} has type {kind}, which cannot be averaged and exported ({remedy})"
+                f"{name!r} has type {kind}, which cannot be averaged and exported", remedy=remedy
             )
 
 
@@ -150,8 +140,8 @@ def _check_statistics(model: nn.Module) -> None:
         if isinstance(module, _BatchNorm) and module.running_mean is None:
             raise ModelError(
                 f"layer {name!r}, a {type(module).__name__}, has no running statistics, so that a "
-                "prediction would depend on the other samples of its batch (set "
-                "track_running_stats=True, or use nn.GroupNorm)"
+                "prediction would depend on the other samples of its batch",
+                remedy="set track_running_stats=True, or use nn.GroupNorm",
             )
 
 
@@ -163,8 +153,9 @@ def _check_logits(model: nn.Module, output: Tensor) -> None:
     layers = [name for name, module in model.named_modules() if isinstance(module, nn.Softmax)]
     where = f"layer {layers[-1]!r}" if layers else f"{type(model).__name__}.forward"
     raise ModelError(
-        f"its outputs are probabilities (none is negative, they sum to 1), need logits: training "
-        f"and predictions apply softmax themselves (remove the softmax in {where})"
+        "its outputs are probabilities (none is negative, they sum to 1), need logits: training "
+        "and predictions apply softmax themselves",
+        remedy=f"remove the softmax in {where}",
     )
 
 
@@ -192,8 +183,8 @@ def _check_single_sample(model: nn.Module, spec: DataSpec) -> None:
             break
     raise ModelError(
         "it takes a batch of 2 samples, and not of 1, as in predictions: "
-        f"{reason or f'its output has shape {shape}'} (in place of squeeze() use flatten(1), or "
-        "name the dimension: squeeze(-1))"
+        f"{reason or f'its output has shape {shape}'}",
+        remedy="in place of squeeze() use flatten(1), or name the dimension: squeeze(-1)",
     )
 
 

@@ -10,12 +10,11 @@ from flwr_distill.task.models.registry import ModelError
 def last_dense(model: nn.Module, name: str = "") -> str:
     """Name of a model's last dense layer, as in ``model.get_submodule(name)``; checks a given name.
 
-    By default the ``nn.Linear`` registered last, which models built in order also call last. Raises
-    ModelError if there is no such layer.
+    By default the ``nn.Linear`` registered last, which models built in order also call last.
     """
     dense = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not dense:
-        raise ModelError(f"{type(model).__name__} has no dense layer (torch.nn.Linear)")
+        raise ModelError("has no dense layer (torch.nn.Linear)", where=type(model).__name__)
     if name and name not in dense:
         raise ModelError(
             f"{name!r} is not a dense layer of {type(model).__name__}; it has {', '.join(dense)}"

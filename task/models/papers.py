@@ -1,4 +1,6 @@
-"""The papers' convolutional networks, and a small one for the embedded digits."""
+"""Convolutional networks of HFLDD, CADIS and FedLGD, and a small one for the embedded digits."""
+
+from itertools import pairwise
 
 from torch import nn
 
@@ -18,11 +20,21 @@ def digits_cnn(spec: DataSpec) -> nn.Module:
         nn.Conv2d(8, 16, 3, padding=1),
         nn.ReLU(),
         nn.AdaptiveMaxPool2d(4),
-        nn.Flatten(),
-        nn.Linear(16 * 4 * 4, 64),
-        nn.ReLU(),
-        nn.Linear(64, spec.num_classes),
+        *dense(16 * 4 * 4, 64, spec.num_classes),
     )
+
+
+def _pooled(before: int, width: int, padding: int = 0) -> tuple[nn.Module, ...]:
+    """A 5x5 convolution with ReLU and 2x2 max pooling."""
+    return nn.Conv2d(before, width, 5, padding=padding), nn.ReLU(), nn.MaxPool2d(2)
+
+
+def dense(first: int, *widths: int) -> list[nn.Module]:
+    """Dense layers with ReLU between them."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, width in pairwise((first, *widths)):
+        layers += [nn.Linear(before, width), nn.ReLU()]
+    return layers[:-1]
 
 
 @register("hfldd-mnist", fits=lambda spec: spec.shape == (1, 28, 28))
@@ -33,18 +45,9 @@ def hfldd_mnist(spec: DataSpec) -> nn.Module:
     120, 84 and the classes. 44,426 parameters with ten classes, as in the paper.
     """
     return nn.Sequential(
-        nn.Conv2d(1, 6, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(6, 16, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(16 * 4 * 4, 120),
-        nn.ReLU(),
-        nn.Linear(120, 84),
-        nn.ReLU(),
-        nn.Linear(84, spec.num_classes),
+        *_pooled(1, 6),
+        *_pooled(6, 16),
+        *dense(16 * 4 * 4, 120, 84, spec.num_classes),
     )
 
 
@@ -56,10 +59,7 @@ def hfldd_cifar10(spec: DataSpec) -> nn.Module:
     1,020,160 parameters but no widths; ours are 32, 64, 128 and 224.
     """
     widths = (32, 64, 128, 224)
-    blocks = [
-        _double_convolution(before, width)
-        for before, width in zip((spec.shape[0], *widths), widths, strict=False)
-    ]
+    blocks = [_double_convolution(*pair) for pair in pairwise((spec.shape[0], *widths))]
     height, width = (side // 16 for side in spec.shape[1:])
     dense = nn.Linear(widths[-1] * height * width, spec.num_classes)
     return nn.Sequential(*blocks, nn.Flatten(), dense)
@@ -77,6 +77,21 @@ def _double_convolution(before: int, width: int) -> nn.Module:
     )
 
 
+@register("cadis-mnist", fits=lambda spec: min(spec.shape[1:]) >= 4)
+def cadis_mnist(spec: DataSpec) -> nn.Module:
+    """CADIS's network for MNIST: 5x5 convolutions (32, 64), a hidden layer of 512.
+
+    The network of McMahan et al. (2017), with padded convolutions, ReLU and 2x2 max pooling:
+    1,663,370 parameters on 1x28x28 with ten classes.
+    """
+    height, width = (side // 4 for side in spec.shape[1:])
+    return nn.Sequential(
+        *_pooled(spec.shape[0], 32, padding=2),
+        *_pooled(32, 64, padding=2),
+        *dense(64 * height * width, 512, spec.num_classes),
+    )
+
+
 @register("convnet3", fits=lambda spec: min(spec.shape[1:]) >= 8)
 def convnet3(spec: DataSpec) -> nn.Module:
     """ConvNet-3 of the dataset distillation papers (HFLDD on CINIC-10, FedLGD).
@@ -85,6 +100,21 @@ def convnet3(spec: DataSpec) -> nn.Module:
     dense layer. 320,010 parameters on 3x32x32 with ten classes, as in HFLDD.
     """
     return convnet(spec, filters=128, groups=128)
+
+
+@register("convnet3-gn", fits=lambda spec: spec.kind == "image" and min(spec.shape[1:]) >= 8)
+def convnet3_gn(spec: DataSpec) -> nn.Module:
+    """FedLGD's ConvNet-3 with group norm of 4 groups, 128 filters; 320,010 parameters.
+
+    They are counted on 3x32x32. FedLGD's other network, ResNet-18, is torchvision's.
+    """
+    return convnet(spec, filters=128, groups=4)
+
+
+@register("convnet3-gn32", fits=lambda spec: spec.kind == "image" and min(spec.shape[1:]) >= 8)
+def convnet3_gn32(spec: DataSpec) -> nn.Module:
+    """The same with 32 filters, for machines without a GPU."""
+    return convnet(spec, filters=32, groups=4)
 
 
 def convnet(spec: DataSpec, filters: int, groups: int) -> nn.Module:

@@ -1,10 +1,13 @@
 """FedHEAD's models: small residual networks, a bidirectional LSTM for text, an MLP for flows."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from flwr_distill.task.datasets.types import DataSpec
+from flwr_distill.task.models.papers import dense
 from flwr_distill.task.models.registry import register
 
 
@@ -117,10 +120,4 @@ def bilstm(spec: DataSpec) -> nn.Module:
 @register("mlp", fits=lambda spec: spec.kind != "text")
 def mlp(spec: DataSpec) -> nn.Module:
     """Four hidden layers of 200 with ReLU, FedHEAD's network for traffic flows."""
-    channels, height, width = spec.shape
-    layers: list[nn.Module] = [nn.Flatten()]
-    before = channels * height * width
-    for _ in range(4):
-        layers += [nn.Linear(before, 200), nn.ReLU()]
-        before = 200
-    return nn.Sequential(*layers, nn.Linear(before, spec.num_classes))
+    return nn.Sequential(*dense(math.prod(spec.shape), 200, 200, 200, 200, spec.num_classes))

@@ -11,7 +11,14 @@ from flwr_distill.task.backbones.frozen import Frozen
 from flwr_distill.task.datasets.types import DataSpec
 from flwr_distill.task.errors import ModelError as ModelError  # passed on
 from flwr_distill.task.models.checks import check_model, initialise_lazy_layers
-from flwr_distill.task.plugin import PluginError, import_object, located, path_of, plugged_in
+from flwr_distill.task.plugin import (
+    PluginError,
+    call_plugin,
+    import_object,
+    located,
+    path_of,
+    plugged_in,
+)
 from flwr_distill.task.settings import BackboneSettings, TaskSettings
 
 ModelFactory = Callable[[DataSpec], nn.Module]
@@ -54,11 +61,8 @@ def create_model(name: str, spec: DataSpec, seed: int | None = None) -> nn.Modul
     Parameters
     ----------
     name : str
-        A registered name (see `model_names`); ``auto`` for ``digits-cnn`` on images up to 16x16,
-        ``hfldd-mnist`` on 1x28x28, ``convnet3`` on other images, ``bilstm`` on texts, ``mlp`` on
-        tables; ``torchvision:NAME``; or ``"my_pkg.mod:Cls"``, called as ``Cls(spec)``.
-    spec : DataSpec
-        Shape and classes that the model must fit.
+        A registered name (see `model_names`); ``auto`` (see `architecture`); ``torchvision:NAME``;
+        or ``"my_pkg.mod:Cls"``, called as ``Cls(spec)``.
     seed : int, optional (default: None)
         Seed of the initial weights. None draws from torch's global generator, which a seed leaves
         unchanged.
@@ -77,14 +81,37 @@ def create_own_model(
 ) -> nn.Module:
     """Build a model by a function of someone's app, and check it; see `create_model`."""
     path = path_of(factory)
-    return _create(path, _guarded(path, lambda spec: factory(), path), spec, seed)
+    return _create(path, lambda spec: call_plugin(factory, path, nn.Module), spec, seed)
 
 
 def _create(name: str, factory: ModelFactory, spec: DataSpec, seed: int | None) -> nn.Module:
     with nullcontext() if seed is None else _seeded(seed):
-        model = factory(spec)
-        _check(name, model, spec)
+        try:
+            model = factory(spec)
+            _check(model, spec)
+        except (PluginError, ModelError) as error:
+            if error.where == "model":
+                raise
+            raise _refused(name, error.problem, error.remedy) from error
     return model
+
+
+def _check(model: nn.Module, spec: DataSpec) -> None:
+    try:
+        initialise_lazy_layers(model, spec)
+        check_model(model, spec)
+    except ModelError:
+        raise
+    except Exception as error:  # any of another package's code
+        raise ModelError(
+            f"cannot take images of {_dimensions(spec)} from {spec.name!r}: "
+            + located(error, type(model).__module__),
+            remedy=f"choose one of {', '.join(model_names(spec))}",
+        ) from error
+
+
+def _refused(name: str, problem: str, remedy: str) -> ModelError:
+    return ModelError(problem, where="model", value=name, remedy=remedy)
 
 
 def is_code(name: str) -> bool:
@@ -93,23 +120,19 @@ def is_code(name: str) -> bool:
 
 
 def model_of(task: TaskSettings, spec: DataSpec, seed: int | None = None) -> nn.Module:
-    """Build a run's model, with the weights and the trained part that ``backbone.*`` say.
+    """Build a run's model, with weights and trained part by ``backbone.*``; ModelError if it fails.
 
     Without a `seed` it has that of the run, by which all build the same frozen network.
-
-    Raises
-    ------
-    ModelError
-        If it cannot be built (see `create_model`), or ``backbone.*`` are set and it has none.
     """
     seed = task.seed if seed is None else seed
     model, own = create_model(task.model, spec, seed), task.backbone
     if own == BackboneSettings():
         return model
     if not isinstance(model, Frozen):
-        raise ModelError(
-            f"model={task.model!r} is no frozen network, and backbone.* are for those (leave them "
-            "out, or take efficientnet-lite0 or torchvision:NAME)"
+        raise _refused(
+            task.model,
+            "is no frozen network, and backbone.* are for those",
+            "drop them, or use efficientnet-lite0 or torchvision:NAME",
         )
     if own.weights:
         model.load_network(Path(own.weights))
@@ -122,14 +145,14 @@ def model_of(task: TaskSettings, spec: DataSpec, seed: int | None = None) -> nn.
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Have torch's global generator, which layers draw from, begin anew meanwhile."""
+    """Seed torch's global generator, which layers draw from, within the block."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
 
 
 def architecture(name: str, spec: DataSpec) -> str:
-    """The model that ``auto`` is for such data; any other name as it is."""
+    """The model that ``auto`` stands for with such data; any other name unchanged."""
     if name != "auto":
         return name
     if spec.kind != "image":
@@ -143,67 +166,28 @@ def _find_factory(name: str, spec: DataSpec) -> ModelFactory:
     family, _, member = name.partition(":")
     if family in _FAMILIES:
         return _FAMILIES[family](member)
-    if name not in _MODELS and (path := _path(name)):
-        return _import_factory(name, path)
-    if name not in _MODELS:
-        raise ModelError(
-            f"model={name!r} is unknown here; choose auto, {', '.join(_MODELS)}, name your own as "
-            "'package.module:Class', or install the package that brings it"
-        )
-    factory, fits = _MODELS[name]
-    if not fits(spec):
-        raise ModelError(
-            f"model={name!r} does not fit {spec.name!r} with images of "
-            f"{_dimensions(spec)}; choose one of {', '.join(model_names(spec))}"
-        )
-    return factory
-
-
-def _path(name: str) -> str | None:
+    if name in _MODELS:
+        factory, fits = _MODELS[name]
+        if not fits(spec):
+            raise _refused(
+                name,
+                f"does not fit {spec.name!r} with images of {_dimensions(spec)}",
+                f"choose one of {', '.join(model_names(spec))}",
+            )
+        return factory
     try:
-        return name if ":" in name else plugged_in("models", name)
+        path = name if ":" in name else plugged_in("models", name)
+        own = import_object(path) if path else None
     except PluginError as error:
-        raise ModelError(str(error)) from error
-
-
-def _import_factory(name: str, path: str) -> ModelFactory:
-    try:
-        factory = import_object(path)
-    except PluginError as error:
-        raise ModelError(f"model={name!r}: {error}") from error
-    if not callable(factory):
-        raise ModelError(f"model={name!r} is a {type(factory).__name__}, need a class or function")
-    return _guarded(name, factory, path)
-
-
-def _guarded(name: str, factory: Callable[[DataSpec], object], path: str) -> ModelFactory:
-    """The factory, whose errors name the model and the place in the code of `path`."""
-
-    def build(spec: DataSpec) -> nn.Module:
-        try:
-            model = factory(spec)
-        except Exception as error:  # whatever another package's code does
-            raise ModelError(f"model={name!r} cannot be made: {located(error, path)}") from error
-        if not isinstance(model, nn.Module):
-            raise ModelError(f"model={name!r} is a {type(model).__name__}, need a torch.nn.Module")
-        return model
-
-    return build
-
-
-def _check(name: str, model: nn.Module, spec: DataSpec) -> None:
-    """Give lazy layers their shapes, and check the model; see `task.models.checks`."""
-    try:
-        initialise_lazy_layers(model, spec)
-        check_model(model, spec)
-    except ModelError as error:
-        raise ModelError(f"model={name!r}: {error}") from error
-    except Exception as error:  # the model may be another package's
-        raise ModelError(
-            f"model={name!r} cannot take images of {_dimensions(spec)} from {spec.name!r} "
-            f"({located(error, type(model).__module__)}); choose one of "
-            f"{', '.join(model_names(spec))}"
-        ) from error
+        raise _refused(name, error.problem, error.remedy) from error
+    if path is None:
+        raise _refused(
+            name,
+            "is unknown here",
+            f"choose auto, {', '.join(_MODELS)}, name your own as 'package.module:Class', or "
+            "install its package",
+        )
+    return lambda spec: call_plugin(own, path, nn.Module, spec)
 
 
 def _dimensions(spec: DataSpec) -> str:

@@ -1,7 +1,8 @@
 """Readers of images: of formats that Pillow does not read, and of ways to store images by class.
 
-Ours are the ``READER`` of each module in this package; an installed package has entry points in the
-group ``flwr_distill.readers``. It imports no NumPy and no torch: a node's supervisor uses it too.
+Ours are the ``READERS`` of each module in this package; an installed package has entry points in
+the group ``flwr_distill.readers``. Nothing here imports NumPy or torch: a node's supervisor
+inspects its data too.
 """
 
 import importlib
@@ -13,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO
 
-from flwr_distill.task.errors import DatasetError
+from flwr_distill.task.errors import DatasetError, ReportedError
 from flwr_distill.task.plugin import PluginError, import_object, plugged_in_readers
 from flwr_distill.task.text_files import composed
 
@@ -25,15 +26,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger("task")
 
 
-class UnreadableImageError(ValueError):
-    """An image file cannot be read or must not be; says why, with the remedy, but not where."""
+class UnreadableImageError(ReportedError, ValueError):
+    """An image file cannot be read or must not be; its caller adds which."""
 
 
 class MissingPackageError(DatasetError):
     """A reader's package is not installed here."""
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"needs the package {package} (pip install 'flwr-distill[{extra}]')")
+        super().__init__(
+            f"needs the package {package}", remedy=f"pip install 'flwr-distill[{extra}]'"
+        )
 
 
 class ImageReader(ABC):
@@ -44,11 +47,11 @@ class ImageReader(ABC):
 
     @abstractmethod
     def recognises(self, file: BinaryIO) -> bool:
-        """Whether a file is of this format; read a few bytes of it at most."""
+        """Whether a file is of this format, by a few bytes of it."""
 
     @abstractmethod
     def inspect(self, file: BinaryIO) -> "Stored":
-        """Describe the image by the file's header alone."""
+        """Describe the image by the file's header."""
 
     @abstractmethod
     def read(self, file: BinaryIO) -> "Picture":
@@ -57,31 +60,23 @@ class ImageReader(ABC):
 
 @dataclass(frozen=True)
 class StoredImage:
-    """An image of a node's data, and its class.
-
-    Parameters
-    ----------
-    place : str
-        Where it is in the data, for findings.
-    label : str
-        Name of its class, or its number in decimal digits.
-    image : Path or Encoded
-        For `task.image_files.open_image`.
-    """
+    """An image of a node's data, and its class."""
 
     place: str
+    """Where it is in the data, for findings."""
     label: str
+    """Name of its class, or its number in decimal digits."""
     image: "Path | Encoded"
+    """For `task.image_files.open_image`."""
 
 
 class DataReader(ABC):
-    """Reads images by class from a file or folder of one kind.
+    """Reads images by class from a file or folder; raises `DatasetError` if it cannot at all."""
 
-    Methods raise `DatasetError` if the data cannot be read at all.
-    """
-
+    is_fallback = False
+    """Whether it is for data that no other reader recognises."""
     title: str
-    """What it reads, for errors: "a folder of Parquet files"."""
+    """Its kind of data, for errors: "a folder of Parquet files"."""
 
     @abstractmethod
     def recognises(self, path: Path) -> bool:
@@ -129,8 +124,7 @@ class _Composed(DataReader):
 
 def image_reader(file: BinaryIO) -> ImageReader | None:
     """Reader of an open file's format; None if there is none, so that Pillow reads it."""
-    readers = [reader for reader in _readers() if isinstance(reader, ImageReader)]
-    for reader in readers:
+    for reader in (reader for reader in _readers() if isinstance(reader, ImageReader)):
         recognised = reader.recognises(file)
         file.seek(0)
         if recognised:
@@ -139,27 +133,20 @@ def image_reader(file: BinaryIO) -> ImageReader | None:
 
 
 def data_reader(path: Path) -> DataReader | None:
-    """Reader of images at a path; None if they are of no kind with a reader.
+    """Reader of images at a path; None if there is none. DatasetError if there are several.
 
     A folder that no other reader knows is one of class folders. Names of classes that differ only
     in Unicode's form are one name.
-
-    Raises
-    ------
-    DatasetError
-        If several readers recognise it.
     """
     readers = [r for r in _readers() if isinstance(r, DataReader) and r.recognises(path)]
-    if len(readers) > 1:
-        titles = " and ".join(reader.title for reader in readers)
-        raise DatasetError(f"{path}: is {titles} at once; keep one of them there")
-    if not readers and path.is_dir():
-        readers.append(_class_folders())
-    return _Composed(readers[0]) if readers else None
+    others = [reader for reader in readers if not reader.is_fallback] or readers
+    if len(others) > 1:
+        titles = " and ".join(reader.title for reader in others)
+        raise DatasetError(f"is {titles} at once", where=path, remedy="keep one of them there")
+    return _Composed(others[0]) if others else None
 
 
 def _readers() -> list[object]:
-    """All readers, ours first."""
     return [*_built_in(), *_plugged_in(tuple(sys.path))]
 
 
@@ -167,7 +154,7 @@ def _readers() -> list[object]:
 def _built_in() -> list[object]:
     names = (f"{__name__}.{module.name}" for module in pkgutil.iter_modules(__path__))
     modules = map(importlib.import_module, names)
-    return [module.READER for module in modules if hasattr(module, "READER")]
+    return [reader for module in modules for reader in getattr(module, "READERS", ())]
 
 
 @cache
@@ -180,8 +167,3 @@ def _plugged_in(path: tuple[str, ...]) -> list[object]:
         except PluginError as error:
             logger.warning("the reader %s is not used: %s", name, error)
     return readers
-
-
-def _class_folders() -> DataReader:
-    module = importlib.import_module(f"{__name__}.class_folders")
-    return cast(DataReader, module.CLASS_FOLDERS)

@@ -24,6 +24,7 @@ BUFFER = 1 << 20
 """Bytes of a Parquet file that are read at once; else whole groups of rows are."""
 ARROW_FILE = b"ARROW1"
 """Start of an Arrow file that is no stream."""
+SAVE_AGAIN = "save the data set again"
 SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}")
 
 
@@ -76,27 +77,25 @@ class _Columns:
         if label is None or label == -1:  # what unlabelled test sets have
             return None
         if not isinstance(label, int) or label < 0 or (self.names and label >= len(self.names)):
-            raise DatasetError(f"{file}: column {self.label!r} has {printable(str(label))}")
+            raise DatasetError(
+                "is no label", where=f"{file}, column {self.label!r}", value=printable(str(label))
+            )
         return self.names[label] if self.names else str(int(label))
 
 
-def _files(path: Path) -> list[Path]:
-    return [path]
-
-
-@read_once(_files, maxsize=4)
+@read_once(lambda path: [path], maxsize=4)
 def _classes(path: Path) -> list[str]:
-    found: set[str] = set()
+    names: set[str] = set()
     for file in _shards(path):
         columns = _columns(file)
         if columns.names:
-            found.update(columns.names)
+            names.update(columns.names)
             continue
         for (labels,) in _batches(file, [columns.label]):
             distinct = labels.unique().to_pylist()
             labelled = (columns.name_of(label, file) for label in distinct)
-            found.update(name for name in labelled if name is not None)
-    return sorted(found)
+            names.update(name for name in labelled if name is not None)
+    return sorted(names)
 
 
 def _shards(folder: Path) -> list[Path]:
@@ -104,8 +103,8 @@ def _shards(folder: Path) -> list[Path]:
     if (folder / SPLITS).is_file():
         splits = [str(name) for name in _json(folder / SPLITS).get("splits", [])]
         if len(splits) != 1 or "/" in splits[0] or splits[0].startswith("."):
-            found = printable(", ".join(splits))
-            raise DatasetError(f"{folder}: has the splits {found}; give the folder of one of them")
+            problem = f"has the splits {printable(', '.join(splits))}"
+            raise DatasetError(problem, where=folder, remedy="give the folder of one of them")
         folder = folder / splits[0]
     if (folder / STATE).is_file():
         listed = _json(folder / STATE).get("_data_files", [])
@@ -115,9 +114,11 @@ def _shards(folder: Path) -> list[Path]:
         files = [file for file in visible(folder) if file.suffix in ENDINGS]
     shards = [SHARD.fullmatch(file.stem) for file in files]
     if len({match[1] for match in shards if match}) > 1:
-        raise DatasetError(f"{folder}: has several splits; put the files of one into a folder")
+        raise DatasetError(
+            "has several splits", where=folder, remedy="put the files of one into a folder"
+        )
     if not files:
-        raise DatasetError(f"{folder}: has no files {' or '.join(ENDINGS)}")
+        raise DatasetError(f"has no files {' or '.join(ENDINGS)}", where=folder)
     return files
 
 
@@ -125,7 +126,7 @@ def _json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise DatasetError(f"{file}: not readable; save the data set again") from error
+        raise DatasetError("not readable", where=file, remedy=SAVE_AGAIN) from error
     return content if isinstance(content, dict) else {}
 
 
@@ -149,12 +150,12 @@ def _column(file: Path, names: list[str], name: str, of_type: list[str]) -> str:
         return name
     if len(of_type) == 1 and of_type[0] in names:
         return of_type[0]
-    found = printable(", ".join(names))
-    raise DatasetError(f"{file}: need a column {name!r}, got {found}; rename it")
+    others = printable(", ".join(names))
+    raise DatasetError(f"need a column {name!r}, got {others}", where=file, remedy="rename it")
 
 
 def _content(value: object) -> bytes | None:
-    """Bytes of an image file: a value of its own, or with a path, which is not followed."""
+    """Bytes of an image file: the value itself, or beside a path, which is ignored."""
     content = value.get("bytes") if isinstance(value, dict) else value
     return content if isinstance(content, bytes) and content else None
 
@@ -167,7 +168,7 @@ def opened(file: Path) -> Iterator[Any]:
         from pyarrow import ipc, parquet
     except ImportError as error:
         missing = MissingPackageError("pyarrow", "parquet")
-        raise DatasetError(f"{file}: {missing}") from error
+        raise DatasetError(missing.problem, where=file, remedy=missing.remedy) from error
     try:
         if file.suffix == ".parquet":
             with parquet.ParquetFile(file, buffer_size=BUFFER) as table:
@@ -179,7 +180,7 @@ def opened(file: Path) -> Iterator[Any]:
                 yield ipc.open_file(content) if is_file else ipc.open_stream(content)
     except (pyarrow.ArrowException, OSError, MemoryError) as error:
         reason = printable(str(error).partition("\n")[0])
-        raise DatasetError(f"{file}: not readable ({reason}); save the data set again") from error
+        raise DatasetError(f"not readable ({reason})", where=file, remedy=SAVE_AGAIN) from error
 
 
 def _batches(file: Path, names: list[str]) -> Iterator[list[Any]]:
@@ -200,4 +201,4 @@ def _schema(file: Path) -> Any:
         return source.schema_arrow if hasattr(source, "schema_arrow") else source.schema
 
 
-READER = ArrowFolder()
+READERS = (ArrowFolder(),)

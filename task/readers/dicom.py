@@ -1,7 +1,7 @@
 """DICOM images with one frame, shown as the file says: rescaled, windowed, MONOCHROME1 inverted.
 
-Only elements that say how pixels are shown are read. Nothing of what the file says of a person is
-in memory, and no text of the file is repeated in an error.
+Only elements that say how pixels are shown are read. What the file says of a person never gets into
+memory, and errors repeat no text of the file.
 """
 
 import logging
@@ -75,7 +75,7 @@ def _without_texts() -> Iterator[None]:
     except UnreadableImageError:
         raise
     except Exception:  # a damaged file raises errors of many kinds
-        raise UnreadableImageError("is a damaged DICOM file; export it again") from None
+        raise UnreadableImageError("is a damaged DICOM file", remedy="export it again") from None
     finally:
         log.disabled = disabled
 
@@ -85,10 +85,10 @@ def _dataset(file: BinaryIO, *, stop_before_pixels: bool) -> Any:
     from pydicom.filereader import read_dataset
 
     file.seek(PREAMBLE + len(PREFIX))
-    # pydicom inflates a deflated file whole, whatever becomes of it.
+    # pydicom would inflate a deflated file to any size.
     meta = read_dataset(file, False, True, stop_when=lambda tag, vr, length: tag >> 16 != 2)
     if meta.get("TransferSyntaxUID") == DEFLATED:
-        raise UnreadableImageError("is a deflated DICOM file; convert it (dcmconv +te)")
+        raise UnreadableImageError("is a deflated DICOM file", remedy="convert it: dcmconv +te")
     file.seek(0)
     return dcmread(file, stop_before_pixels=stop_before_pixels, specific_tags=list(ELEMENTS))
 
@@ -96,22 +96,28 @@ def _dataset(file: BinaryIO, *, stop_before_pixels: bool) -> Any:
 def _stored(dataset: Any) -> Stored:
     """Describe an image, or raise UnreadableImageError if it cannot be shown."""
     if "BitsStored" not in dataset:
-        raise UnreadableImageError("is a DICOM file without an image of integers; remove it")
+        raise UnreadableImageError(
+            "is a DICOM file without an image of integers", remedy="remove it"
+        )
     photometric = str(dataset.PhotometricInterpretation)
     height, width = int(dataset.Rows), int(dataset.Columns)
     bits, frames = int(dataset.BitsStored), int(dataset.get("NumberOfFrames") or 1)
     samples = int(dataset.SamplesPerPixel)
     if photometric not in (*GREY, *COLOURS):
-        raise UnreadableImageError("has an unknown photometric interpretation; save it as RGB")
+        raise UnreadableImageError(
+            "has an unknown photometric interpretation", remedy="save it as RGB"
+        )
     if frames != 1:
         raise UnreadableImageError(
-            f"has {frames} frames; save those that show the class as files of their own "
-            "(dcm2img --all-frames, or emf2sf of dcm4che)"
+            f"has {frames} frames",
+            remedy="save those that show the class as separate files: dcm2img --all-frames, or "
+            "emf2sf of dcm4che",
         )
     is_grey = photometric in GREY
     if samples != (1 if is_grey or photometric == "PALETTE COLOR" else 3) or not 1 <= bits <= 16:
         raise UnreadableImageError(
-            f"has {samples} samples of {bits} bits a pixel; save it with up to 16 bits a sample"
+            f"has {samples} samples of {bits} bits a pixel",
+            remedy="save it with up to 16 bits a sample",
         )
     check_size(height, width)
     treatments: list[Treatment] = []
@@ -128,7 +134,7 @@ def _stored(dataset: Any) -> Stored:
 
 
 def _parts(dataset: Any) -> Iterator[Any]:
-    """The data set, and where enhanced images keep rescaling and window of their frame."""
+    """The data set, and the parts of enhanced images with rescaling and window of their frame."""
     yield dataset
     for groups in ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"):
         for group in list(dataset.get(groups) or ())[:1]:
@@ -164,8 +170,9 @@ def _check_values(dataset: Any) -> None:
         return
     if _rescaling(dataset) != (1, 0) or dataset.get("PixelRepresentation", 0):
         raise UnreadableImageError(
-            "has values of a scale of its own and no window that says what is black and white; "
-            "write WindowCenter and WindowWidth into it, the same in all files and on all nodes"
+            "has values of its own scale, and no window that says what is black and white",
+            remedy="write WindowCenter and WindowWidth into it, the same in all files and on all "
+            "nodes",
         )
 
 
@@ -174,9 +181,11 @@ def _window(part: Any) -> tuple[float, float, str]:
     centre, width = (_number(part.get(name)) for name in ("WindowCenter", "WindowWidth"))
     function = str(part.get("VOILUTFunction") or "LINEAR")
     if function not in ("LINEAR", "LINEAR_EXACT", "SIGMOID"):
-        raise UnreadableImageError("has a window of an unknown function; save it with a linear one")
+        raise UnreadableImageError(
+            "has a window of an unknown function", remedy="save it with a linear one"
+        )
     if width < 1 and (function == "LINEAR" or width <= 0):
-        raise UnreadableImageError(f"has a window of width {width:g}; need at least 1")
+        raise UnreadableImageError(f"has a window of width {width:g}, need at least 1")
     return centre, width, function
 
 
@@ -187,7 +196,9 @@ def _number(value: Any) -> float:
     except (TypeError, ValueError):
         number = float("nan")
     if not isfinite(number):
-        raise UnreadableImageError("has a window or rescaling that is no number; export it again")
+        raise UnreadableImageError(
+            "has a window or rescaling that is no number", remedy="export it again"
+        )
     return number
 
 
@@ -200,9 +211,11 @@ def _stored_values(dataset: Any) -> "NDArray[Any]":
         remedy = "export it again"
         if dataset.file_meta.TransferSyntaxUID.is_compressed:
             remedy = "decompress it (gdcmconv --raw, dcmdjpeg), or export it again"
-        raise UnreadableImageError(f"has pixels that cannot be decoded; {remedy}") from None
+        raise UnreadableImageError("has pixels that cannot be decoded", remedy=remedy) from None
     if values.shape[:2] != (dataset.Rows, dataset.Columns):
-        raise UnreadableImageError("has other pixels than its header says; export it again")
+        raise UnreadableImageError(
+            "has other pixels than its header says", remedy="export it again"
+        )
     return values
 
 
@@ -264,4 +277,4 @@ def _colours(dataset: Any) -> "NDArray[np.uint8 | np.float32]":
     return np.asarray(np.clip(pixels / (2**bits - 1), 0, 1), np.float32)
 
 
-READER = Dicom()
+READERS = (Dicom(),)

@@ -38,11 +38,7 @@ class WebDataset(DataReader):
             yield from _samples(shard, with_images=True)
 
 
-def _files(path: Path) -> list[Path]:
-    return [path]
-
-
-@read_once(_files, maxsize=4)
+@read_once(lambda path: [path], maxsize=4)
 def _classes(path: Path) -> list[str]:
     samples = (s for shard in _shards(path) for s in _samples(shard, with_images=False))
     return sorted({sample.label for sample in samples if isinstance(sample, StoredImage)})
@@ -73,8 +69,9 @@ def _samples(shard: Path, *, with_images: bool) -> Iterator[StoredImage | Findin
         raise
     except Exception as error:  # damaged files make tarfile raise errors of many kinds
         raise DatasetError(
-            f"{shard}: not a readable tar file ({type(error).__name__}); copy it again, "
-            "uncompressed (.tar)"
+            f"not a readable tar file ({type(error).__name__})",
+            where=shard,
+            remedy="copy it again, uncompressed (.tar)",
         ) from error
 
 
@@ -134,8 +131,11 @@ def _sample(
             try:
                 label = _content(archive, member).decode("utf-8-sig").strip()
             except UnicodeDecodeError as error:
-                reason = "its label is not text; save it as UTF-8"
-                raise DatasetError(f"{shard}: {printable(member.name)}: {reason}") from error
+                raise DatasetError(
+                    "its label is not text",
+                    where=f"{shard}, {printable(member.name)}",
+                    remedy="save it as UTF-8",
+                ) from error
         else:
             number += 1
             content = _content(archive, member) if with_images and number == 1 else b""
@@ -153,9 +153,9 @@ def _unusable(member: tarfile.TarInfo, ending: str) -> str:
         return "is a link or a device; store the file itself"
     if member.name.startswith("/") or ".." in Path(member.name).parts or not ending:
         return "has a name that is no KEY.ENDING within the archive; rename it"
-    most = MAX_LABEL if ending == LABEL else MAX_BYTES
-    if member.size > most:
-        return f"has {member.size:,} bytes, need at most {most:,}"
+    limit = MAX_LABEL if ending == LABEL else MAX_BYTES
+    if member.size > limit:
+        return f"has {member.size:,} bytes, need at most {limit:,}"
     return ""
 
 
@@ -166,4 +166,4 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
         return file.read()
 
 
-READER = WebDataset()
+READERS = (WebDataset(),)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.flower_federation import FlowerFederation
-from flwr_distill.task.words import counted
+from flwr_distill.base.text import counted
 
 ROOT = Path(__file__).resolve().parents[2]
 

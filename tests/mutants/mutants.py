@@ -53,7 +53,7 @@ from rich.console import Console
 APP_DIR = Path(__file__).resolve().parents[2]
 FOLDERS = (
     *("distill", "strategies", "links", "storage", "protocol"),
-    *("client", "server", "flower", "task"),
+    *("client", "server", "flower", "task", "base"),
 )
 FAST = "not slow and not faults and not docker and not matrix and not wheel"
 APPROVED = ("tests/golden/", "tests/server/test_settings_catalogue.py")

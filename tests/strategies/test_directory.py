@@ -5,10 +5,10 @@ import logging
 import pytest
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
+from flwr_distill.base.text import listed
 from flwr_distill.links.records import Introduction
 from flwr_distill.protocol.meeting import DESCRIBE, Requirement
 from flwr_distill.strategies.common.directory import Description, Directory, by_reason
-from flwr_distill.task.words import listed
 
 
 class Node:

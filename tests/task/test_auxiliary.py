@@ -6,6 +6,7 @@ import torch
 from PIL import Image
 
 from flwr_distill.task.datasets import DatasetError, DataSpec, auxiliary_images
+from tests.errors import at
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 GREY = DataSpec("grey", (1, 6, 8), 3, (0.25,), (0.5,))
@@ -73,23 +74,19 @@ def test_a_thousand_real_images_are_there(name):
     assert images.shape == (1000, *GREY.shape)
 
 
-def test_too_few_images_are_refused_with_the_number_there(root):
-    with pytest.raises(DatasetError, match="'tiny-imagenet' has 20 images, not 21"):
-        auxiliary_images("tiny-imagenet", GREY, 21, 0, root)
+@pytest.mark.parametrize(
+    ("name", "size", "folder", "said"),
+    [
+        ("tiny-imagenet", 21, ".", "has 20 images, not 21"),
+        ("tiny-imagenet", 1, "none", r"tiny_imagenet_aux/train\.npz.*data-root"),
+        ("odd", 1, ".", "noise, fashion-mnist"),
+    ],
+)
+def test_a_set_that_is_too_small_missing_or_unknown_is_an_error(root, name, size, folder, said):
+    with pytest.raises(DatasetError, match=said, check=at("auxiliary", value=name)):
+        auxiliary_images(name, GREY, size, 0, root / folder)
 
 
-def test_a_size_below_one_is_refused():
-    with pytest.raises(DatasetError, match="must be >= 1, got 0"):
+def test_a_size_below_one_is_an_error():
+    with pytest.raises(DatasetError, check=at("auxiliary size", value=0)):
         auxiliary_images("noise", GREY, 0, 0)
-
-
-def test_missing_files_are_refused_with_the_places_sought(tmp_path):
-    with pytest.raises(DatasetError) as error:
-        auxiliary_images("tiny-imagenet", GREY, 1, 0, tmp_path)
-    assert str(tmp_path / "tiny_imagenet_aux" / "train.npz") in str(error.value)
-    assert "data-root=" in str(error.value)
-
-
-def test_an_unknown_source_is_refused_with_what_is_allowed(tmp_path):
-    with pytest.raises(DatasetError, match="'odd' is unknown; choose noise, fashion-mnist"):
-        auxiliary_images("odd", GREY, 1, 0, tmp_path)

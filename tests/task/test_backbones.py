@@ -13,6 +13,7 @@ from flwr_distill.task.backbones import Frozen, copy_to_train, fingerprint, seen
 from flwr_distill.task.datasets import DataSpec, load_dataset
 from flwr_distill.task.models import ModelError, create_model, model_of
 from flwr_distill.task.settings import TaskSettings
+from tests.errors import at
 
 SPEC = load_dataset("digits").spec
 COLOUR = DataSpec("some", (3, 32, 32), 10, (0.4, 0.5, 0.6), (0.2, 0.2, 0.25))
@@ -49,13 +50,6 @@ def test_training_leaves_the_network_as_it_is():
     optimizer.step()
     assert fingerprint(model) == before
     assert model.head.weight.grad is not None
-
-
-def test_features_have_norm_one():
-    model = create_model("random-features", SPEC, seed=0).eval()
-    model.head = nn.Identity()
-    norms = model(torch.randn(5, *SPEC.shape)).norm(dim=1)
-    torch.testing.assert_close(norms, torch.ones(5))
 
 
 def test_the_fingerprint_is_of_the_weights_that_are_not_trained():
@@ -109,35 +103,30 @@ def trained(model):
     return {name for name, weight in model.named_parameters() if weight.requires_grad}
 
 
-def test_what_trains_is_what_was_asked_for_and_the_rest_keeps_its_fingerprint():
+def test_a_chosen_part_trains_and_the_fingerprint_stays():
     model = Frozen(Parts(), 6, SPEC)
     first, head = fingerprint(model), {"head.weight", "head.bias"}
     block = {"network.body.second.weight", "network.body.second.bias"}
-    assert trained(model) == head
-    assert not model.trained
-    model.thaw("last-block")
-    assert trained(model) == head | block
-    model.thaw("all")
-    assert trained(model) == {name for name, _ in model.named_parameters()}
-    assert fingerprint(model) == first  # nodes begin with the same network, whatever trains
-    model.thaw("head")
-    assert trained(model) == head
-
-
-def test_a_tail_that_is_named_trains_with_all_that_follows():
-    model = Frozen(Parts(), 6, SPEC, tail="body.first")
-    model.thaw("last-block")
-    assert trained(model) == {name for name, _ in model.named_parameters()}
+    everything = {name for name, _ in model.named_parameters()}
+    for part, expected in (("last-block", head | block), ("all", everything), ("head", head)):
+        model.thaw(part)
+        assert trained(model) == expected
+        assert model.trained == (part != "head")
+        assert fingerprint(model) == first  # nodes begin with the same network, whatever trains
+    tailed = Frozen(Parts(), 6, SPEC, tail="body.first")
+    tailed.thaw("last-block")
+    assert trained(tailed) == everything  # the tail and all that follows
 
 
 def test_the_head_takes_vectors_of_features_in_place_of_images():
     model = Frozen(Parts(), 6, SPEC).eval()
     images = torch.randn(5, *SPEC.shape)
+    torch.testing.assert_close(model.features(images).norm(dim=1), torch.ones(5))
     vectors = model.vectors(images)
     assert vectors.shape == (5, 6, 1, 1)
     torch.testing.assert_close(vectors.square().mean((1, 2, 3)), torch.ones(5))  # as of pixels
     torch.testing.assert_close(model(vectors), model(images))
-    with pytest.raises(ModelError, match=r"of 64 features cannot tell .* another number"):
+    with pytest.raises(ModelError, match="of 64 features cannot tell"):
         Frozen(Parts(), 64, replace(SPEC, shape=(64, 1, 1)))
 
 
@@ -238,7 +227,7 @@ def parts(spec):
     return Frozen(Parts(), 6, spec)
 
 
-def test_a_file_that_does_not_fit_is_refused_by_name(tmp_path):
+def test_a_file_that_does_not_fit_is_an_error(tmp_path):
     model = Frozen(Parts(), 6, SPEC)
     state = model.network.state_dict()
     narrow = {**state, "body.first.weight": torch.ones(1, 1, 3, 3)}
@@ -253,7 +242,8 @@ def test_a_file_that_does_not_fit_is_refused_by_name(tmp_path):
     ):
         if content:
             save_file(content, tmp_path / name)
-        with pytest.raises(ModelError, match=rf"backbone.weights = .*{name}.* {said}"):
+        where = at("backbone.weights", value=str(tmp_path / name))
+        with pytest.raises(ModelError, match=said, check=where):
             model.load_network(tmp_path / name)
 
 
@@ -276,8 +266,8 @@ def test_a_network_of_torchvisions_sees_what_its_weights_were_trained_on_and_has
 
 
 @pytest.mark.parametrize("name", ["no_such_net", "squeezenet1_0"])
-def test_a_network_that_torchvision_lacks_or_that_has_no_dense_layer_is_refused(name):
-    with pytest.raises(ModelError, match=r"torchvision has no such|has no dense layer"):
+def test_a_network_unknown_to_torchvision_or_without_a_dense_layer_is_an_error(name):
+    with pytest.raises(ModelError, match=r"no such classifier|no dense layer"):
         create_model(f"torchvision:{name}", COLOUR)
 
 

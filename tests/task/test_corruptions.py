@@ -12,6 +12,7 @@ from torch.nn.functional import interpolate
 
 from flwr_distill.task.datasets import DatasetError, load_dataset
 from flwr_distill.task.datasets.corruptions import _CORRUPTIONS, corrupted
+from tests.errors import at
 
 KINDS = sorted(_CORRUPTIONS)
 
@@ -85,11 +86,12 @@ def packed(image, quality):
 
 
 @pytest.mark.parametrize("name", ["fog-3", "jpeg-6", "jpeg-0", "jpeg", ""])
-def test_a_corruption_that_is_not_there_is_named_with_the_list(root, name):
-    with pytest.raises(DatasetError, match=r"write cifar10-c/NAME-SEVERITY .*zoom-blur"):
-        corrupted(load_dataset("cifar10", root), f"cifar10-c/{name}")
+def test_an_unknown_corruption_is_an_error_with_the_list(root, name):
+    name = f"cifar10-c/{name}"
+    with pytest.raises(DatasetError, match="zoom-blur", check=at("dataset", value=name)):
+        corrupted(load_dataset("cifar10", root), name)
 
 
-def test_without_cifar10_the_error_says_where_it_was_looked_for(tmp_path):
-    with pytest.raises(DatasetError, match="dataset='cifar10' was not found"):
+def test_without_cifar10_the_error_names_it(tmp_path):
+    with pytest.raises(DatasetError, check=at("dataset", value="cifar10")):
         load_dataset("cifar10-c/jpeg-3", tmp_path)

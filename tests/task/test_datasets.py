@@ -1,12 +1,20 @@
+"""Data sets by name: files, downloads, plug-ins."""
+
 import bz2
 import gzip
+import hashlib
 import pickle
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torchvision
 
 from flwr_distill.task.datasets import (
     Dataset,
@@ -16,11 +24,11 @@ from flwr_distill.task.datasets import (
     load_dataset,
     load_private_data,
 )
+from tests.errors import at
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 GREY = DataSpec("grey", (1, 6, 8), 3, (0.25,), (0.5,))
 COLOUR = DataSpec("colour", (3, 6, 8), 3, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
-needs_shared = pytest.mark.skipif(not SHARED.exists(), reason=f"no real data in {SHARED}")
 
 
 def _raw(spec, size, seed=0):
@@ -42,27 +50,17 @@ def _save_idx(path, array):
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
 
 
-# Samples
-
-
 @pytest.mark.parametrize("spec", [GREY, COLOUR], ids=["grey", "colour"])
 def test_inputs_are_normalised_channel_by_channel(spec):
     raw = _raw(spec, 5)
+    raw.images[0], raw.images[1] = 0, 255
     samples = raw.to_samples(spec)
-    assert samples.inputs.dtype == torch.float32
-    assert samples.labels.dtype == torch.int64
+    assert (samples.inputs.dtype, samples.labels.dtype) == (torch.float32, torch.int64)
     for channel in range(spec.shape[0]):
         expected = (raw.images[:, channel] / 255 - spec.mean[channel]) / spec.std[channel]
         np.testing.assert_allclose(samples.inputs[:, channel].numpy(), expected, atol=1e-6)
-
-
-@pytest.mark.parametrize("spec", [GREY, COLOUR], ids=["grey", "colour"])
-def test_the_values_that_pixels_can_have_are_those_of_black_and_of_full_ones(spec):
-    raw = np.stack([np.full(spec.shape, value, dtype=np.uint8) for value in (0, 255)])
-    black, full = RawSamples(raw, np.zeros(2, dtype=np.int64)).to_samples(spec).inputs
-    least, most = spec.pixels
-    torch.testing.assert_close(least.expand(spec.shape), black)
-    torch.testing.assert_close(most.expand(spec.shape), full)
+    for limit, inputs in zip(spec.pixels, samples.inputs, strict=False):  # of black and of full
+        torch.testing.assert_close(limit.expand(spec.shape), inputs)
 
 
 def test_a_subset_holds_the_chosen_samples_in_order():
@@ -76,9 +74,6 @@ def test_a_subset_holds_the_chosen_samples_in_order():
     assert samples.to("cpu").labels.tolist() == raw.labels[[4, 1]].tolist()
 
 
-# Named data sets
-
-
 def test_digits_are_scikit_learns_split_for_good():
     from sklearn.datasets import load_digits
 
@@ -89,14 +84,12 @@ def test_digits_are_scikit_learns_split_for_good():
     expected = np.rint(stored.images * 255 / 16).astype(np.uint8)
     assert sorted(i.tobytes() for i in ours) == sorted(i.tobytes() for i in expected)
     assert np.bincount(dataset.test.labels).min() >= 34
-    again = load_dataset("digits")
-    assert (again.train.images == dataset.train.images).all()
     inputs = dataset.train.to_samples(dataset.spec).inputs
     assert abs(inputs.mean()) < 1e-3
     assert abs(inputs.std() - 1) < 1e-3
 
 
-@needs_shared
+@pytest.mark.skipif(not SHARED.exists(), reason=f"no real data in {SHARED}")
 @pytest.mark.parametrize(
     ("name", "sizes", "first_labels"),
     [
@@ -118,31 +111,19 @@ def test_real_sets_are_read_whole_and_normalised(name, sizes, first_labels):
 
 
 @pytest.mark.parametrize("end", ["", ".gz"], ids=["unpacked", "gzipped"])
-def test_mnist_is_read_from_idx_files(tmp_path, end):
+def test_idx_files_are_read_as_by_torchvision(tmp_path, end):
     rng = np.random.default_rng(0)
-    parts = {}
     for part, size in (("train", 5), ("t10k", 3)):
         images = rng.integers(0, 256, (size, 28, 28), dtype=np.uint8)
-        parts[part] = images
-        _save_idx(tmp_path / f"MNIST/raw/{part}-images-idx3-ubyte{end}", images)
-        _save_idx(tmp_path / f"MNIST/raw/{part}-labels-idx1-ubyte{end}", np.arange(size))
-    dataset = load_dataset("mnist", tmp_path)
-    assert (dataset.train.images[:, 0] == parts["train"]).all()
-    assert (dataset.test.images[:, 0] == parts["t10k"]).all()
-    assert dataset.train.labels.tolist() == [0, 1, 2, 3, 4]
-
-
-def test_torchvision_reads_the_same_idx_files(tmp_path):
-    import torchvision
-
-    for part in ("train", "t10k"):
-        images = np.random.default_rng(1).integers(0, 256, (4, 28, 28), dtype=np.uint8)
-        _save_idx(tmp_path / f"FashionMNIST/raw/{part}-images-idx3-ubyte", images)
-        _save_idx(tmp_path / f"FashionMNIST/raw/{part}-labels-idx1-ubyte", np.arange(4))
-    theirs = torchvision.datasets.FashionMNIST(tmp_path, train=False)
-    ours = load_dataset("fashion-mnist", tmp_path).test
-    assert (ours.images[:, 0] == theirs.data.numpy()).all()
-    assert (ours.labels == theirs.targets.numpy()).all()
+        for own in {"", end}:  # torchvision needs the unpacked ones
+            name = "FashionMNIST" if own == end else "theirs/FashionMNIST"
+            _save_idx(tmp_path / f"{name}/raw/{part}-images-idx3-ubyte{own}", images)
+            _save_idx(tmp_path / f"{name}/raw/{part}-labels-idx1-ubyte{own}", np.arange(size))
+    dataset = load_dataset("fashion-mnist", tmp_path)
+    for part, ours in ((True, dataset.train), (False, dataset.test)):
+        theirs = torchvision.datasets.FashionMNIST(tmp_path / ("theirs" if end else "."), part)
+        assert (ours.images[:, 0] == theirs.data.numpy()).all()
+        assert (ours.labels == theirs.targets.numpy()).all()
 
 
 def test_usps_is_read_from_torchvisions_files(tmp_path):
@@ -158,7 +139,6 @@ def test_usps_is_read_from_torchvisions_files(tmp_path):
 
 
 def test_svhn_is_read_from_torchvisions_files(tmp_path, monkeypatch):
-    import torchvision
     from scipy.io import savemat
 
     monkeypatch.setattr(torchvision.datasets.SVHN, "_check_integrity", lambda self: True)
@@ -186,51 +166,44 @@ def test_cifar_is_read_from_torchvisions_files(tmp_path, monkeypatch):
     assert train.labels.tolist() == [99, 0]
 
 
-def test_damaged_torchvision_files_are_named(tmp_path):
-    for name in ("usps.bz2", "usps.t.bz2"):
-        (tmp_path / name).write_bytes(b"not bz2")
-    with pytest.raises(DatasetError, match=r"USPS files cannot be read.*download=true"):
-        load_dataset("usps", tmp_path)
-
-
 FLOATS = b"\0\0\x0d\x01\0\0\0\x02\0\0"  # another type of values than the uint8 of idx1-ubyte
 
 
 @pytest.mark.parametrize("labels", [b"\0\0", b"\0\0\x08", FLOATS])
-def test_damaged_idx_files_are_named(tmp_path, labels):
+def test_damaged_files_of_torchvisions_are_named(tmp_path, labels):
+    for name in ("usps.bz2", "usps.t.bz2"):
+        (tmp_path / name).write_bytes(b"not bz2")
     for part in ("train", "t10k"):
         _save_idx(tmp_path / f"MNIST/raw/{part}-images-idx3-ubyte.gz", np.zeros((2, 28, 28)))
         (tmp_path / f"MNIST/raw/{part}-labels-idx1-ubyte").write_bytes(labels)
-    with pytest.raises(DatasetError, match="MNIST files cannot be read"):
-        load_dataset("mnist", tmp_path)
+    for name in ("usps", "mnist"):
+        with pytest.raises(DatasetError, match=f"(?i){name}.*download=true", check=at(tmp_path)):
+            load_dataset(name, tmp_path)
 
 
 def test_download_is_left_to_torchvision_and_only_when_asked(tmp_path, monkeypatch):
-    import torchvision
-
-    asked = []
+    downloads = []
 
     def refuse(root, *, train, download):
-        asked.append((Path(root).parent, train, download))
+        downloads.append((Path(root).parent, train, download))
         raise RuntimeError("no network")
 
     monkeypatch.setattr(torchvision.datasets, "MNIST", refuse)
     with pytest.raises(DatasetError, match="was not found"):
         load_dataset("mnist", tmp_path)
-    assert asked == []
+    assert downloads == []
     with pytest.raises(DatasetError, match=r"could not be downloaded.*no network"):
         load_dataset("mnist", tmp_path, download=True)
-    assert asked == [(tmp_path, True, True)]
+    assert downloads == [(tmp_path, True, True)]
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("folder", ["mnist-m", "mnist_m", "."])
-@pytest.mark.parametrize("name", ["mnist-m"])
-def test_npz_files_are_found_under_the_name_or_in_the_root(tmp_path, folder, name):
+def test_npz_files_are_found_under_the_name_or_in_the_root(tmp_path, folder):
     images = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
     _save_npz(tmp_path / folder / "train.npz", images, np.arange(4, dtype=np.int32))
     _save_npz(tmp_path / folder / "test.npz", images[:2], np.arange(2))
-    dataset = load_dataset(name, tmp_path)
+    dataset = load_dataset("mnist-m", tmp_path)
     assert (dataset.train.images == images.transpose(0, 3, 1, 2)).all()
     assert dataset.train.labels.dtype == np.int64
     assert len(dataset.test) == 2
@@ -246,65 +219,38 @@ def test_the_default_root_is_the_environments_else_data(tmp_path, monkeypatch):
         load_dataset("mnist-m")
 
 
-def test_a_missing_set_is_refused_with_every_place_sought_and_the_remedy(tmp_path):
-    with pytest.raises(DatasetError) as error:
+def test_a_missing_set_is_an_error_with_every_place_and_the_remedy(tmp_path):
+    with pytest.raises(DatasetError, check=at("dataset", value="fashion-mnist")) as error:
         load_dataset("fashion-mnist", tmp_path)
-    message = str(error.value)
     for place in (
-        "fashion-mnist/train.npz",
-        "fashion_mnist/train.npz",
-        "train.npz",
+        *("fashion-mnist/train.npz", "fashion_mnist/train.npz", "train.npz"),
         "FashionMNIST/raw/train-images-idx3-ubyte",
     ):
-        assert str(tmp_path / place) in message
-    assert "data-root=" in message
-    assert "download=true" in message
+        assert str(tmp_path / place) in error.value.problem
+    assert "data-root" in error.value.remedy
+    assert "download=true" in error.value.remedy
 
 
-def test_an_unknown_name_is_refused_with_all_names():
-    with pytest.raises(
-        DatasetError, match="'imagenet' is unknown here; choose one of digits, mnist"
-    ):
-        load_dataset("imagenet")
+IMAGES = np.zeros((2, 6, 8), np.uint8)
 
 
 @pytest.mark.parametrize(
-    ("arrays", "complaint"),
+    ("arrays", "need"),
     [
-        ({"images": np.zeros((2, 6, 8), np.uint8)}, r"has the arrays \['images'\]"),
-        ({"images": np.full((2, 6, 8), 9.0), "labels": np.zeros(2, int)}, "float pixels from 9"),
-        ({"images": np.zeros(6), "labels": np.zeros(6, int)}, r"shape \(6,\), need \(n, H, W\)"),
-        (
-            {"images": np.zeros((2, 6, 8, 2), np.uint8), "labels": np.zeros(2, int)},
-            r"\(2, 2, 6, 8\).*\(n, 1, 6, 8\)",
-        ),
-        ({"images": np.zeros((2, 6, 8), np.uint8), "labels": np.zeros(3, int)}, "each of the 2"),
-        ({"images": np.zeros((2, 6, 8), np.uint8), "labels": np.zeros(2)}, "need integers"),
-        ({"images": np.zeros((0, 6, 8), np.uint8), "labels": np.zeros(0, int)}, "no images"),
-        (
-            {"images": np.zeros((2, 6, 8), np.uint8), "labels": np.array([0, 3])},
-            "labels run from 0 to 3.*labels 0 to 2",
-        ),
-        (
-            {"images": np.zeros((2, 6, 8), np.uint8), "labels": np.array([0, -1])},
-            "labels run from -1",
-        ),
-        (
-            {"images": np.array([object()]), "labels": np.zeros(1, int)},
-            "not a readable .npz file",
-        ),
+        ({"images": IMAGES}, r"\['images'\], need .*'labels'"),
+        ({"images": IMAGES + 9.0, "labels": [0, 0]}, "float pixels from 9"),
+        ({"images": np.zeros(6), "labels": [0] * 6}, r"need \(n, H, W\)"),
+        ({"images": np.zeros((2, 6, 8, 2), np.uint8), "labels": [0, 0]}, r"\(n, 1, 6, 8\)"),
+        ({"images": IMAGES, "labels": [0, 0, 0]}, "each of the 2"),
+        ({"images": IMAGES, "labels": [0.0, 0.0]}, "need integers"),
+        ({"images": IMAGES[:0], "labels": np.zeros(0, int)}, "no images"),
+        ({"images": IMAGES, "labels": [0, 3]}, "from 0 to 3.*labels 0 to 2"),
+        ({"images": IMAGES, "labels": [0, -1]}, "from -1"),
     ],
 )
-def test_a_bad_npz_is_refused_with_file_and_need(tmp_path, arrays, complaint):
+def test_a_bad_npz_is_an_error_with_file_and_need(tmp_path, arrays, need):
     np.savez(tmp_path / "own.npz", **arrays)
-    with pytest.raises(DatasetError, match=f"own.npz: .*{complaint}"):
-        load_private_data(tmp_path / "own.npz", GREY)
-
-
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 and no more", b"text"])
-def test_a_file_that_is_no_npz_is_refused(tmp_path, content):
-    (tmp_path / "own.npz").write_bytes(content)
-    with pytest.raises(DatasetError, match=r"own.npz: not a readable .npz file"):
+    with pytest.raises(DatasetError, match=need, check=at(tmp_path / "own.npz")):
         load_private_data(tmp_path / "own.npz", GREY)
 
 
@@ -335,19 +281,87 @@ def test_a_function_from_another_package_gives_the_data(plugin):
 
 
 @pytest.mark.parametrize(
-    ("attribute", "complaint"),
+    ("name", "problem"),
     [
-        ("nothing", "returned a tuple, need a task.datasets.Dataset"),
-        ("number", "is a int, need a function"),
-        ("missing", "has no attribute 'missing'"),
-        ("beyond", "labels run from 0 to 2"),
+        ("my_data:nothing", "returned a tuple"),
+        ("my_data:number", "need a function"),
+        ("my_data:missing", "has no attribute 'missing'"),
+        ("no_such_package:load", "cannot be imported"),
+        ("imagenet", "is unknown here .*digits, mnist"),
     ],
 )
-def test_a_bad_plug_in_is_refused_by_name(plugin, attribute, complaint):
-    with pytest.raises(DatasetError, match=f"my_data:{attribute}.*{complaint}"):
-        load_dataset(f"{plugin}:{attribute}")
+def test_a_bad_name_or_plug_in_is_an_error(plugin, name, problem):
+    with pytest.raises(DatasetError, match=problem, check=at("dataset", value=name)):
+        load_dataset(name)
 
 
-def test_a_plug_in_that_cannot_be_imported_is_named():
-    with pytest.raises(DatasetError, match=r"module 'no_such_package' cannot be imported"):
-        load_dataset("no_such_package:load")
+def test_samples_of_a_plug_in_must_fit_its_spec(plugin):
+    with pytest.raises(DatasetError, match="from 0 to 2", check=at("my_data:beyond (train)")):
+        load_dataset("my_data:beyond")
+
+
+NODES = 3
+PARTS = {"train": 200, "t10k": 10}
+PAUSE = 0.2
+"""Seconds between the halves of a file."""
+
+
+def idx(values: np.ndarray) -> bytes:
+    sizes = np.array(values.shape, ">i4").tobytes()
+    return gzip.compress(b"\0\0\x08" + bytes([values.ndim]) + sizes + values.tobytes())
+
+
+@pytest.fixture
+def mirror(monkeypatch):
+    """A slow mirror of a little MNIST on this machine; gives an event, set in its last file."""
+    draws = np.random.default_rng(0)
+    files, in_last_file = {}, threading.Event()
+    for part, number in PARTS.items():
+        images = draws.integers(0, 256, (number, 28, 28), dtype=np.uint8)
+        files[f"{part}-images-idx3-ubyte.gz"] = idx(images)
+        files[f"{part}-labels-idx1-ubyte.gz"] = idx(np.arange(number, dtype=np.uint8) % 10)
+
+    class Slow(BaseHTTPRequestHandler):
+        def do_GET(self):
+            content = files[self.path.strip("/")]
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            half = len(content) // 2
+            self.wfile.write(content[:half])
+            if self.path.strip("/") == list(files)[-1]:
+                in_last_file.set()
+            time.sleep(PAUSE)
+            self.wfile.write(content[half:])
+
+        def log_message(self, *arguments):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Slow)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    mnist = torchvision.datasets.MNIST
+    monkeypatch.setattr(mnist, "mirrors", [f"http://127.0.0.1:{server.server_port}/"])
+    known = [(name, hashlib.md5(data).hexdigest()) for name, data in files.items()]
+    monkeypatch.setattr(mnist, "resources", known)
+    yield in_last_file
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_three_nodes_that_download_into_one_folder_read_whole_files(mirror, tmp_path):
+    def node(number):
+        if number == NODES - 1:  # it comes when the others have part of every file
+            assert mirror.wait(20)
+            time.sleep(PAUSE / 2)
+        return load_dataset("mnist", tmp_path, download=True).train
+
+    with ThreadPoolExecutor(NODES) as nodes:
+        first, *others = nodes.map(node, range(NODES))
+    assert len(first) == PARTS["train"]
+    for other in others:
+        assert np.array_equal(other.images, first.images)
+        assert np.array_equal(other.labels, first.labels)
+    assert [path.name for path in tmp_path.iterdir()] == ["MNIST"]  # nothing is left of downloads

@@ -7,6 +7,7 @@ from flwr_distill.task.compute.device import choose_device, describe_device, pla
 from flwr_distill.task.compute.precision import forward_in, products_in
 from flwr_distill.task.datasets import Samples
 from flwr_distill.task.errors import SettingsError
+from tests.errors import at
 
 CPU = torch.device("cpu")
 
@@ -26,10 +27,12 @@ def broken_gpu(monkeypatch):
     monkeypatch.setattr(torch, "zeros", refuse)
 
 
-def test_auto_takes_the_cpu_where_there_is_no_gpu(monkeypatch):
+def test_without_a_gpu_auto_takes_the_cpu_and_cuda_is_an_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device("auto", "server-device") == CPU
     assert describe_device(CPU) == "cpu"
+    with pytest.raises(SettingsError, match="no CUDA", check=at("device", value="cuda")):
+        choose_device("cuda", "device")
 
 
 def test_auto_takes_the_cpu_if_the_gpu_cannot_be_used_and_warns(broken_gpu, caplog):
@@ -39,23 +42,11 @@ def test_auto_takes_the_cpu_if_the_gpu_cannot_be_used_and_warns(broken_gpu, capl
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [
-        ("cuda:0", "no kernel image is available"),
-        ("cuda:1", "this machine has 1 CUDA devices"),
-        ("gpu", "take auto, cpu, cuda or cuda:N"),
-    ],
+    [("cuda:0", "no kernel image"), ("cuda:1", "1 CUDA devices"), ("gpu", "cpu, cuda or cuda:N")],
 )
-def test_a_device_that_cannot_be_used_is_an_error_that_names_setting_and_reason(
-    broken_gpu, name, reason
-):
-    with pytest.raises(SettingsError, match=f"^server-device = '{name}': .*{reason}"):
+def test_an_unusable_device_is_an_error_with_the_reason(broken_gpu, name, reason):
+    with pytest.raises(SettingsError, match=reason, check=at("server-device", value=name)):
         choose_device(name, "server-device")
-
-
-def test_without_a_gpu_cuda_is_an_error(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SettingsError, match=r"no CUDA device is there \(try auto or cpu\)"):
-        choose_device("cuda", "node config: device")
 
 
 @pytest.mark.parametrize(("free", "stays"), [(799, True), (800, False)])

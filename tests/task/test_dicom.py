@@ -7,7 +7,6 @@ import warnings
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from pydicom import dcmread
 from pydicom.dataset import Dataset, FileDataset, FileMetaDataset
@@ -26,12 +25,10 @@ from pydicom.uid import (
 from typer.testing import CliRunner
 
 from flwr_distill.cli.main import app
-from flwr_distill.cli.source import load_source
-from flwr_distill.server.export.description import Description
-from flwr_distill.server.export.prediction import ExportedModel
-from flwr_distill.task.datasets import DatasetError, DataSpec, auxiliary_images, load_private_data
+from flwr_distill.task.datasets import DatasetError, DataSpec, load_private_data
 from flwr_distill.task.image_files import UnusableFileError, inspect_image, open_image
 from flwr_distill.task.survey import survey
+from tests.errors import at
 
 RNG = np.random.default_rng(0)
 GREY = DataSpec("grey", (1, 6, 8), 2, (0.0,), (1.0,))
@@ -103,14 +100,10 @@ def test_windows_and_rescaling_are_those_of_the_standard(tmp_path, function, cen
     assert picture.stored.treatments == ("scaled", "windowed")
 
 
-def test_a_window_is_as_pydicom_applies_it(tmp_path):
-    file = dicom(tmp_path / "a.dcm", WindowCenter=2000, WindowWidth=1000)
-    shown = apply_windowing(CT.astype(float), dcmread(file)) / 4095
-    np.testing.assert_allclose(open_image(file).pixels[0], shown, atol=1e-6)
-
-
-def test_of_several_windows_the_first_one_is_taken(tmp_path):
+def test_the_first_of_several_windows_is_applied_as_pydicom_does(tmp_path):
     one = dicom(tmp_path / "one.dcm", WindowCenter=2000, WindowWidth=1000)
+    shown = apply_windowing(CT.astype(float), dcmread(one)) / 4095
+    np.testing.assert_allclose(open_image(one).pixels[0], shown, atol=1e-6)
     two = dicom(tmp_path / "two.dcm", WindowCenter=[2000, 40], WindowWidth=[1000, 400])
     np.testing.assert_array_equal(open_image(one).pixels, open_image(two).pixels)
 
@@ -211,7 +204,7 @@ REFUSED = {
     "photometric": ({"PhotometricInterpretation": "Doe^Jane"}, "photometric"),
     "rows": ({"Rows": 60}, "decoded"),
     "huge": ({"Rows": 65535, "Columns": 65535}, "65535 x 65535"),
-    "none": ({"Rows": 0}, ""),
+    "none": ({"Rows": 0}, None),
     "bits": ({"BitsAllocated": 32, "BitsStored": 32, "HighBit": 31}, "32 bits"),
     "samples": ({"SamplesPerPixel": 7}, "7 samples"),
     "lossless": ({"syntax": JPEGLosslessSV1, "encoded": LOSSLESS}, "dcmdjpeg"),
@@ -219,27 +212,25 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("elements", "said"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_shown_is_refused_with_file_and_remedy(tmp_path, elements, said):
+def test_what_cannot_be_shown_is_an_error_of_one_line(tmp_path, elements, said):
     file = dicom(tmp_path / "odd.dcm", **elements)
-    with pytest.raises(UnusableFileError, match=rf"odd\.dcm: .*{said}") as caught:
+    with pytest.raises(UnusableFileError, match=said, check=at(file)) as caught:
         open_image(file)
     assert len(str(caught.value).splitlines()) == 1
 
 
 def test_a_deflated_file_is_refused_before_it_is_inflated(tmp_path, monkeypatch):
-    file = dicom(
-        tmp_path / "bomb.dcm", np.zeros((1000, 1000), np.uint16), DeflatedExplicitVRLittleEndian
-    )
+    file = dicom(tmp_path / "bomb.dcm", CT, DeflatedExplicitVRLittleEndian)
     monkeypatch.setattr("zlib.decompress", lambda *args: pytest.fail("inflated"))
-    with pytest.raises(UnusableFileError, match=r"bomb\.dcm: .*deflated"):
+    with pytest.raises(UnusableFileError, match="deflated", check=at(file)):
         inspect_image(file)
 
 
-def test_a_file_that_is_cut_off_is_refused_wherever_it_ends(tmp_path):
+def test_a_file_that_is_cut_off_is_an_error_wherever_it_ends(tmp_path):
     content = dicom(tmp_path / "whole.dcm", WindowCenter=40, WindowWidth=400).read_bytes()
     for end in range(132, len(content), 7):
         (tmp_path / "cut.dcm").write_bytes(content[:end])
-        with pytest.raises(UnusableFileError, match=r"cut\.dcm: "):
+        with pytest.raises(UnusableFileError, check=at(tmp_path / "cut.dcm")):
             open_image(tmp_path / "cut.dcm")
 
 
@@ -317,21 +308,3 @@ def test_without_pydicom_the_data_are_refused_with_the_extra(tmp_path, monkeypat
     monkeypatch.setitem(sys.modules, "pydicom.config", None)
     with pytest.raises(DatasetError, match=r"flwr-distill\[dicom\]"):
         load_private_data(tmp_path, GREY)
-
-
-def test_every_command_shows_a_dicom_file_alike(tmp_path):
-    for label in "01":
-        for name in "ab":
-            dicom(tmp_path / label / f"{name}.dcm", WindowCenter=2000, WindowWidth=3000)
-    expected = torch.tensor(open_image(tmp_path / "0" / "a.dcm").pixels)
-    inputs = []
-    description = Description("none", GREY)
-    model = ExportedModel(description, lambda x: inputs.append(x[0]) or torch.zeros(1, 2))
-    model.probabilities(tmp_path / "0" / "a.dcm")  # predict
-    source = load_source(str(tmp_path), data_root=None, shape=None, seed=0)  # distill, audit
-    assert source.spec.shape == (1, 6, 8)
-    inputs.append(source.train.inputs[0] / 2 + 0.5)
-    inputs.append(auxiliary_images(str(tmp_path), GREY, 1, 0)[0])
-    inputs.append(load_private_data(tmp_path, GREY).to_samples(GREY).inputs[0])  # a node
-    for read in inputs:
-        torch.testing.assert_close(read, expected)

@@ -5,6 +5,7 @@ import mmap
 import os
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from PIL import Image
 from flwr_distill.task import large_arrays
 from flwr_distill.task.datasets import DatasetError
 from flwr_distill.task.large_arrays import empty, joined, stacked
+from tests.errors import at
 
 
 @pytest.fixture(params=["in memory", "in a file"])
@@ -52,7 +54,7 @@ def test_no_room_on_the_disk_names_the_folder_and_the_remedy(monkeypatch):
 
     monkeypatch.setattr(large_arrays, "memory", lambda: 1000)
     monkeypatch.setattr(large_arrays, "_reserve", full)
-    with pytest.raises(DatasetError, match="TMPDIR"):
+    with pytest.raises(DatasetError, match="TMPDIR", check=at(tempfile.gettempdir())):
         empty((100, 3, 8, 8), np.float32)
 
 

@@ -1,4 +1,7 @@
+"""Partitions of samples among nodes, and their picture."""
+
 import json
+import math
 import sys
 import time
 
@@ -9,7 +12,9 @@ from hypothesis import strategies as st
 
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.partition import SCHEMES, PartitionError, partition_indices
+from flwr_distill.task.partition.picture import partition_picture
 from flwr_distill.task.settings import PartitionSettings
+from tests.errors import at
 
 LIBRARY_SCHEMES = ["iid", "dirichlet", "shards"]
 CLUSTER_SCHEMES = ["cluster-mc", "cluster-bc", "cluster-uc"]
@@ -35,6 +40,11 @@ def _assert_disjoint_sorted_int64(parts, num_samples):
         assert (np.diff(part) > 0).all()
 
 
+def _counts(labels, parts):
+    """Samples of each class (column) on each node (row)."""
+    return np.array([np.bincount(labels[part], minlength=labels.max() + 1) for part in parts])
+
+
 @st.composite
 def _pathological_cases(draw):
     num_classes = draw(st.integers(1, 8))
@@ -46,9 +56,9 @@ def _pathological_cases(draw):
     )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(_pathological_cases())
-def test_pathological_gives_each_node_exactly_its_block_of_classes(case):
+def test_pathological_shares_each_class_equally_among_the_nodes_of_its_blocks(case):
     labels, nodes, per_node, seed = case
     num_classes = labels.max() + 1
     parts = partition_indices(labels, nodes, classes_per_node=per_node, seed=seed)
@@ -56,31 +66,9 @@ def test_pathological_gives_each_node_exactly_its_block_of_classes(case):
     for node, part in enumerate(parts):
         block = {(node * per_node + k) % num_classes for k in range(per_node)}
         assert set(labels[part]) == block
-
-
-@settings(max_examples=50, deadline=None)
-@given(_pathological_cases())
-def test_pathological_uses_every_sample_of_every_class_that_some_node_holds(case):
-    labels, nodes, per_node, seed = case
-    parts = partition_indices(labels, nodes, classes_per_node=per_node, seed=seed)
-    num_held = min(nodes * per_node, labels.max() + 1)
-    assert sum(map(len, parts)) == (labels < num_held).sum()
-
-
-@settings(max_examples=50, deadline=None)
-@given(_pathological_cases())
-def test_pathological_shares_a_class_equally_among_its_holders(case):
-    labels, nodes, per_node, seed = case
-    parts = partition_indices(labels, nodes, classes_per_node=per_node, seed=seed)
-    for label in np.unique(labels):
-        held = [n for part in parts if (n := int((labels[part] == label).sum()))]
-        assert not held or max(held) - min(held) <= 1
-
-
-def test_twenty_nodes_of_one_class_hold_each_class_exactly_twice():
-    labels = _labels(40, 10)
-    parts = partition_indices(labels, 20, classes_per_node=1)
-    assert [labels[part][0] for part in parts] == list(range(10)) * 2
+    assert sum(map(len, parts)) == (labels < min(nodes * per_node, num_classes)).sum()
+    for column in _counts(labels, parts).T:
+        assert not column.any() or np.ptp(column[column > 0]) <= 1
 
 
 @pytest.mark.parametrize("scheme", ["pathological", "pareto", "shards"])
@@ -172,11 +160,6 @@ def test_a_hundred_nodes_of_sixty_thousand_samples_take_seconds(scheme):
     assert len(parts) == 100
 
 
-def _counts(labels, parts):
-    """Samples of each class (column) on each node (row)."""
-    return np.array([np.bincount(labels[part], minlength=labels.max() + 1) for part in parts])
-
-
 def test_twenty_nodes_of_digits_are_clusters_of_12_5_and_3_with_equal_samples():
     labels = load_dataset("digits").train.labels
     parts = partition_indices(labels, 20, scheme="cluster-mc")
@@ -250,8 +233,9 @@ def test_unbalanced_clusters_hold_one_to_five_equal_units_of_each_class(nodes, s
     counts = _counts(labels, parts)
     unit = np.gcd.reduce(counts, axis=None)
     assert set(np.unique(counts // unit)) <= {0, 1, 2, 3, 4, 5}
-    if nodes >= 20:
+    if nodes >= 20:  # the unit is the largest for which every class suffices
         assert len(np.unique(counts // unit)) > 3
+        assert ((unit + 1) * (counts // unit).sum(axis=0) > 300).any()
 
 
 def test_an_unbalanced_node_draws_its_units_evenly_from_one_to_five_for_each_of_its_classes():
@@ -264,18 +248,6 @@ def test_an_unbalanced_node_draws_its_units_evenly_from_one_to_five_for_each_of_
     assert (abs(times / held.size - 1 / 5) < 0.08).all()
     pairs = {tuple(pair) for pair in held}
     assert len(pairs) > 15  # of 25
-
-
-@settings(max_examples=30, deadline=None)
-@given(nodes=st.integers(20, 60), per_class=st.integers(200, 400), seed=st.integers(0, 99))
-def test_the_unit_of_unbalanced_clusters_is_the_largest_for_which_every_class_suffices(
-    nodes, per_class, seed
-):
-    labels = np.concatenate([_labels(per_class, 9), np.full(per_class + 50, 9)])
-    counts = _counts(labels, partition_indices(labels, nodes, scheme="cluster-uc", seed=seed))
-    unit = np.gcd.reduce(counts, axis=None)
-    wanted = (unit + 1) * (counts // unit).sum(axis=0)
-    assert (wanted > np.bincount(labels)).any()
 
 
 @settings(max_examples=30, deadline=None)
@@ -333,70 +305,80 @@ def test_an_index_file_may_hold_a_single_client(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "complaint"),
+    ("content", "client", "problem"),
     [
-        ({"0": [0], "1": [6]}, r"client 1 lists samples \[6\].*0 to 5"),
-        ({"0": [0], "1": [-1]}, r"client 1 lists samples \[-1\]"),
-        ({"0": [0, 1], "1": [1]}, r"listed more than once: \[1\]"),
-        ({"0": [0, 0], "1": [1]}, r"listed more than once: \[0\]"),
-        ({"0": [0]}, r"missing: \['1'\]"),
-        ({"0": [0], "1": [1], "2": [2]}, r"surplus: \['2'\]"),
-        ({"0": [0], "1": [1.5]}, "client 1 needs a list of whole numbers"),
-        ({"0": [0], "1": [True]}, "client 1 needs a list of whole numbers"),
-        ({"0": [0], "1": 1}, "client 1 needs a list of whole numbers"),
-        ({"0": [0], "1": []}, "node 1 of 2 without samples"),
-        ([[0], [1]], "need a JSON object"),
-        ("{", "cannot be read as JSON"),
+        ({"0": [0], "1": [6]}, ", client 1", "[6], but the 6 samples"),
+        ({"0": [0], "1": [-1]}, ", client 1", "[-1]"),
+        ({"0": [0, 1], "1": [1]}, "", "more than once: [1]"),
+        ({"0": [0, 0], "1": [1]}, "", "more than once: [0]"),
+        ({"0": [0]}, "", "missing: ['1']"),
+        ({"0": [0], "1": [1], "2": [2]}, "", "surplus: ['2']"),
+        ({"0": [0], "1": [1.5]}, ", client 1", "whole numbers"),
+        ({"0": [0], "1": [True]}, ", client 1", "whole numbers"),
+        ({"0": [0], "1": 1}, ", client 1", "whole numbers"),
+        ([[0], [1]], "", "JSON object"),
     ],
 )
-def test_a_bad_index_file_is_refused_with_what_is_wrong(tmp_path, content, complaint):
+def test_a_bad_index_file_is_an_error_at_its_place(tmp_path, content, client, problem):
     path = _write(tmp_path, content)
-    with pytest.raises(PartitionError, match=complaint):
+    with pytest.raises(PartitionError, check=at(f"{path}{client}")) as error:
+        partition_indices(_labels(3, 2), 2, scheme="index-file", index_file=path)
+    assert problem in error.value.problem
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"0": [0], "0": [1]}'])
+def test_an_index_file_that_cannot_be_read_is_named(tmp_path, content):
+    path = tmp_path / "split.json"
+    if content:
+        _write(tmp_path, content)
+    with pytest.raises(PartitionError, check=at("partition.index-file", value=str(path))):
         partition_indices(_labels(3, 2), 2, scheme="index-file", index_file=path)
 
 
-def test_a_missing_index_file_is_named(tmp_path):
-    with pytest.raises(PartitionError, match=r"partition.index-file='.*none.json'"):
-        partition_indices(_labels(3, 2), 2, scheme="index-file", index_file=tmp_path / "none.json")
-
-
 @pytest.mark.parametrize(
-    ("options", "complaint"),
+    ("options", "where", "value", "limits"),
     [
-        ({"scheme": "odd"}, "partition.scheme='odd'.*iid.*pathological.*index-file"),
-        ({"scheme": "index-file"}, "needs partition.index-file"),
-        ({"scheme": "dirichlet", "alpha": -1}, "partition.alpha must be > 0, got -1.*try 0.1"),
-        ({"scheme": "dirichlet", "alpha": float("nan")}, "partition.alpha must be > 0, got nan"),
-        ({"scheme": "dirichlet", "alpha": 1e-3}, "raise alpha, use fewer nodes"),
-        ({"classes_per_node": 5}, "partition.classes must be 1 to 4.*got 5"),
-        ({"classes_per_node": -1}, "partition.classes must be 1 to 4.*got -1"),
-        ({"scheme": "shards", "classes_per_node": -1}, "partition.classes must be 1 to 2"),
-        ({"scheme": "shards", "classes_per_node": 3}, "partition.classes must be 1 to 2"),
-        ({"scheme": "pareto", "alpha": 0}, "partition.alpha must be > 0, got 0"),
-        ({"scheme": "pareto", "classes_per_node": 5}, "partition.classes must be 1 to 4"),
-        ({"scheme": "pareto", "classes_per_node": 3}, "class 0 has 10 samples for the 15 nodes"),
-        ({"scheme": "cluster-bc"}, "partition.clusters='6:1:1:1:1' must be 1 to 4 sizes"),
-        ({"scheme": "cluster-mc", "clusters": "1:0"}, "partition.clusters='1:0' must be 1 to 4"),
-        ({"scheme": "cluster-mc", "clusters": "a:b"}, "partition.clusters='a:b' must be 1 to 4"),
-        ({"scheme": "cluster-uc", "clusters": "9:1"}, "40 samples are too few for clusters"),
-        ({"scheme": "cluster-mc", "clusters": "1:1:1:97"}, "are too few.*use fewer nodes"),
+        ({"scheme": "odd"}, "partition.scheme", "odd", "pathological, dirichlet, .*, index-file"),
+        ({"scheme": "index-file"}, "partition.index-file", None, "JSON"),
+        ({"scheme": "dirichlet", "alpha": -1}, "partition.alpha", -1, "> 0.*try 0.1"),
+        ({"scheme": "dirichlet", "alpha": math.nan}, "partition.alpha", math.nan, "> 0"),
+        ({"scheme": "dirichlet", "alpha": 1e-3}, "partition.alpha", 1e-3, "raise it"),
+        ({"classes_per_node": 5}, "partition.classes", 5, "1 to 4"),
+        ({"classes_per_node": -1}, "partition.classes", -1, "1 to 4"),
+        ({"scheme": "shards", "classes_per_node": -1}, "partition.classes", -1, "1 to 2"),
+        ({"scheme": "shards", "classes_per_node": 3}, "partition.classes", 3, "1 to 2"),
+        ({"scheme": "pareto", "alpha": 0}, "partition.alpha", 0, "> 0"),
+        ({"scheme": "pareto", "classes_per_node": 5}, "partition.classes", 5, "1 to 4"),
+        (
+            {"scheme": "pareto", "classes_per_node": 3},
+            "partition.classes",
+            3,
+            "class 0 has 10 .*15",
+        ),
+        ({"scheme": "cluster-bc"}, "partition.clusters", "6:1:1:1:1", "1 to 4"),
+        ({"scheme": "cluster-mc", "clusters": "1:0"}, "partition.clusters", "1:0", "1 to 4"),
+        ({"scheme": "cluster-mc", "clusters": "a:b"}, "partition.clusters", "a:b", "1 to 4"),
+        ({"scheme": "cluster-uc", "clusters": "9:1"}, "partition.scheme", None, "too few"),
+        ({"scheme": "cluster-mc", "clusters": "1:1:1:97"}, "partition.scheme", None, "fewer nodes"),
     ],
 )
-def test_bad_settings_are_refused_with_key_value_and_remedy(options, complaint):
-    with pytest.raises(PartitionError, match=complaint):
+def test_bad_settings_are_errors_with_key_value_and_limits(options, where, value, limits):
+    with pytest.raises(PartitionError, check=at(where, value=value), match=limits):
         partition_indices(_labels(10, 4), 20, **options)
 
 
 @pytest.mark.parametrize("nodes", [0, -1, 41])
 def test_the_number_of_nodes_must_be_between_one_and_the_number_of_samples(nodes):
-    with pytest.raises(PartitionError, match=f"num-partitions must be 1 to 40.*got {nodes}"):
+    with pytest.raises(PartitionError, check=at("num-partitions", value=nodes), match="1 to 40"):
         partition_indices(_labels(10, 4), nodes)
 
 
-def test_a_class_with_fewer_samples_than_holders_is_refused():
-    labels = np.array([0] * 50 + [1])
-    with pytest.raises(PartitionError, match="class 1 has 1 samples for the 2 nodes"):
-        partition_indices(labels, 4, classes_per_node=1)
+def test_no_node_may_be_without_samples_nor_a_class_with_fewer_than_nodes(tmp_path):
+    path = _write(tmp_path, {"0": [0], "1": []})
+    with pytest.raises(PartitionError, check=at("partition.scheme", value="index-file")):
+        partition_indices(_labels(3, 2), 2, scheme="index-file", index_file=path)
+    with pytest.raises(PartitionError, match="class 1 has 1 samples for its 2 nodes"):
+        partition_indices(np.array([0] * 50 + [1]), 4, classes_per_node=1)
 
 
 def test_the_settings_know_every_scheme():
@@ -412,3 +394,48 @@ def test_without_flwr_datasets_its_schemes_name_the_extra_and_the_others_work(sc
         partition_indices(labels, 4, scheme=scheme, classes_per_node=1)
     assert "\n" not in str(caught.value)
     assert len(partition_indices(labels, 4, scheme="pathological", classes_per_node=2)) == 4
+
+
+COUNTS = np.array([[40, 0, 10], [0, 0, 90]])
+
+
+def dots(figure):
+    """Areas of the dots by (node, class), and what the legend says: {label: area}."""
+    (axes,) = figure.axes
+    drawn, *samples_of_sizes = axes.collections
+    found = {
+        (int(x), int(y)): area
+        for (x, y), area in zip(drawn.get_offsets(), drawn.get_sizes(), strict=True)
+    }
+    return found, {dot.get_label(): dot.get_sizes()[0] for dot in samples_of_sizes}
+
+
+def test_every_class_on_every_node_is_a_dot_with_an_area_in_proportion_to_its_samples():
+    found, legend = dots(partition_picture(COUNTS, "a title"))
+    assert found.keys() == {(0, 0), (0, 2), (1, 2)}
+    assert found[1, 2] / found[0, 0] == pytest.approx(90 / 40)
+    assert found[1, 2] / found[0, 2] == pytest.approx(90 / 10)
+    assert legend == {"10": found[0, 2], "40": found[0, 0], "90": found[1, 2]}
+
+
+@pytest.mark.parametrize("num_nodes", [1, 10, 100, 1000])
+@pytest.mark.parametrize("num_classes", [1, 10, 100])
+def test_pictures_stay_of_a_size_to_look_at_and_dots_visible(num_nodes, num_classes):
+    counts = np.ones((num_nodes, num_classes), dtype=np.int64)
+    counts[0, 0] = 5000
+    figure = partition_picture(counts, "a title")
+    width, height = figure.get_size_inches()
+    assert 3 < width < 24
+    assert 2 < height < 12
+    found, _ = dots(figure)
+    assert min(found.values()) >= 1
+    assert max(found.values()) >= 100 * (num_nodes * num_classes > 1)
+    (axes,) = figure.axes
+    assert axes.get_xlim() == (-0.5, num_nodes - 0.5)
+
+
+def test_dots_do_not_touch_where_there_is_room():
+    figure = partition_picture(np.full((20, 10), 7), "a title")
+    (axes,) = figure.axes
+    column = axes.get_position().width * figure.get_size_inches()[0] * 72 / 20
+    assert max(dots(figure)[0].values()) ** 0.5 < column

@@ -9,6 +9,7 @@ from PIL import Image
 from flwr_distill.task.datasets import DatasetError, DataSpec, labels_of, load_private_data
 from flwr_distill.task.image_files import class_names
 from flwr_distill.task.labels import LabelMap
+from tests.errors import at
 
 GREY = DataSpec("grey", (1, 6, 8), 3, (0.25,), (0.5,))
 COLOUR = DataSpec("colour", (3, 6, 8), 3, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
@@ -18,118 +19,112 @@ def named(*classes):
     return replace(GREY, labels=LabelMap(classes))
 
 
-def numbered(folder, kind, *labels):
-    """An image of each of these labels, as class folders or as an npz."""
-    if kind == "folders":
-        for label in labels:
-            _save_image(folder / str(label) / "a.png")
-        return folder
-    images = np.zeros((len(labels), 6, 8), np.uint8)
-    np.savez(folder / "own.npz", images=images, labels=np.array(labels))
-    return folder / "own.npz"
-
-
-def _save_image(path, colour=(200, 100, 0), size=(8, 6), mode="RGB"):
+def save(path, colour=(200, 100, 0), size=(8, 6), mode="RGB"):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, colour).convert(mode).save(path)
 
 
-def test_integer_folder_names_are_the_labels_and_classes_may_be_missing(tmp_path):
-    for name in ("2", "0"):
-        _save_image(tmp_path / name / "a.png")
-    raw = load_private_data(tmp_path, GREY)
-    assert raw.labels.tolist() == [0, 2]
+def folders(root, *names):
+    """A folder for each class, with an image of the brightness of its first letter."""
+    for name in map(str, names):
+        save(root / name / "a.png", colour=(ord(name[0]),) * 3)
+    return root
+
+
+def numbered(folder, kind, *labels):
+    """An image of each of these labels, as class folders or as an npz."""
+    if kind == "folders":
+        return folders(folder, *labels)
+    images = np.zeros((len(labels), 6, 8), np.uint8)
+    np.savez(folder / "own.npz", images=images, labels=np.array(labels, np.uint8))
+    return folder / "own.npz"
+
+
+@pytest.mark.parametrize(
+    ("names", "labels"),
+    [
+        (["2", "0"], [0, 2]),  # positions, of which one is missing
+        (["cat", "ant", "dog"], [0, 1, 2]),
+        (["01", "02", "10"], [0, 1, 2]),  # with leading zeros they are names
+    ],
+)
+def test_folders_are_positions_if_they_are_whole_numbers_and_else_in_order(tmp_path, names, labels):
+    raw = load_private_data(folders(tmp_path, *names), GREY)
+    assert raw.labels.tolist() == labels
     assert raw.labels.dtype == np.int64
+    assert raw.images[:, 0, 0, 0].tolist() == sorted(ord(name[0]) for name in names)
 
 
-def test_numbered_folders_beyond_the_positions_are_named_with_the_setting_that_names_them(tmp_path):
-    for name in ("1", "2", "3"):
-        _save_image(tmp_path / name / "a.png")
-    with pytest.raises(DatasetError) as error:
-        load_private_data(tmp_path, GREY)
-    assert "1, 2 and 3" in str(error.value)
-    assert 'private.classes="1,2,3"' in str(error.value)
-    assert "rename" not in str(error.value)
-
-
-def test_other_folder_names_are_numbered_in_sorted_order(tmp_path):
-    for name in ("cat", "ant", "dog"):
-        _save_image(tmp_path / name / "a.png", colour=(ord(name[0]),) * 3)
-    raw = load_private_data(tmp_path, GREY)
-    assert raw.labels.tolist() == [0, 1, 2]
-    assert raw.images[:, 0, 0, 0].tolist() == [ord(letter) for letter in "acd"]
+def test_an_empty_class_folder_keeps_the_numbering(tmp_path):
+    (tmp_path / "ant").mkdir()
+    assert load_private_data(folders(tmp_path, "cat", "dog"), GREY).labels.tolist() == [1, 2]
 
 
 def test_named_folders_are_the_classes_that_the_run_lists_and_some_may_be_missing(tmp_path):
-    for name in ("dog", "cat"):
-        _save_image(tmp_path / name / "a.png")
-    raw = load_private_data(tmp_path, named("dog", "ant", "cat"))
+    raw = load_private_data(folders(tmp_path, "dog", "cat"), named("dog", "ant", "cat"))
     assert raw.labels.tolist() == [2, 0]
     assert class_names(tmp_path) == ("cat", "dog")
 
 
-def test_folders_that_the_run_does_not_list_are_refused_by_name(tmp_path):
-    for name in ("bird", "cat", "wolf"):
-        _save_image(tmp_path / name / "a.png")
-    with pytest.raises(DatasetError, match=r"bird and wolf: .*ant, cat and dog"):
-        load_private_data(tmp_path, named("ant", "cat", "dog"))
+@pytest.mark.parametrize(
+    ("kind", "own", "classes", "said"),
+    [
+        (
+            "folders",
+            ["bird", "cat", "wolf"],
+            ["ant", "cat", "dog"],
+            "bird and wolf: .*ant, cat",
+        ),
+        ("folders", [1, 2], ["mild", "medium", "severe"], "1 and 2: .*mild, medium and severe"),
+        ("folders", ["01", "02", "10"], ["1", "2", "10"], "01 and 02"),
+        ("folders", [0, 1], ["1", "2", "3"], "0: .*1, 2 and 3"),
+        ("npz", [0, 1], ["1", "2", "3"], "0: .*1, 2 and 3"),
+        # Without names in the run, they are positions, or in order if all are there.
+        ("folders", [1, 2, 3], [], '1, 2 and 3; .*from 0 to 2.*private.classes="1,2,3"'),
+        ("folders", ["ant", "bee"], [], "2 classes.*3 classes"),
+        ("folders", ["ant", "bee", "cat", "dog"], [], "4 classes.*3 classes"),
+    ],
+)
+def test_classes_that_are_not_the_runs_are_an_error_with_both(tmp_path, kind, own, classes, said):
+    path = numbered(tmp_path, kind, *own)
+    with pytest.raises(DatasetError, match=said, check=at(path)):
+        load_private_data(path, named(*classes))
+
+
+@pytest.mark.parametrize("names", [["a,b"], ["a\tb"], ["x" * 61], ["1", "01"]])
+def test_names_of_folders_that_no_setting_can_list_are_an_error(tmp_path, names):
+    folders(tmp_path, *names)
+    with pytest.raises(DatasetError, match=r"needs another name|same number"):
+        load_private_data(tmp_path, GREY)
+
+
+def test_without_an_image_a_folder_or_two_channels_nothing_is_read(tmp_path):
+    with pytest.raises(DatasetError, match="no class folders", check=at(tmp_path)):
+        load_private_data(tmp_path, GREY)
+    (tmp_path / "0").mkdir()
+    with pytest.raises(DatasetError, match=r"no usable image$", check=at(tmp_path)):
+        load_private_data(tmp_path, GREY)
+    (tmp_path / "text.txt").write_text("text")
+    for name in ("none", "none.npz", "text.txt"):
+        with pytest.raises(DatasetError, check=at(tmp_path / name)):
+            load_private_data(tmp_path / name, GREY)
+    folders(tmp_path, "0")
+    with pytest.raises(DatasetError, match="2 channels"):
+        load_private_data(tmp_path, DataSpec("two", (2, 6, 8), 3, (0.5,) * 2, (0.5,) * 2))
 
 
 @pytest.mark.parametrize("kind", ["folders", "npz"])
 def test_numbers_among_the_names_that_the_run_lists_are_names_not_positions(tmp_path, kind):
-    """Grades from 1 on: the first is no position."""
-    data = numbered(tmp_path, kind, 1, 3)
+    data = numbered(tmp_path, kind, 1, 3)  # grades from 1 on: the first is no position
     spec = named("1", "3", "2")
     assert load_private_data(data, spec).labels.tolist() == [0, 1]
     assert labels_of(data, ["3"], spec) == [1]
-
-
-@pytest.mark.parametrize("kind", ["folders", "npz"])
-def test_a_number_that_is_not_among_the_runs_names_is_refused(tmp_path, kind):
-    data = numbered(tmp_path, kind, 0, 1)
-    with pytest.raises(DatasetError, match=r"0: .*1, 2 and 3"):
-        load_private_data(data, named("1", "2", "3"))
-
-
-def test_numbered_folders_are_no_positions_where_the_run_lists_other_names(tmp_path):
-    data = numbered(tmp_path, "folders", 1, 2)
-    with pytest.raises(DatasetError, match=r"1 and 2: .*mild, medium and severe"):
-        load_private_data(data, named("mild", "medium", "severe"))
 
 
 def test_integers_of_a_file_are_positions_where_no_name_is_a_number(tmp_path):
     data = numbered(tmp_path, "npz", 1, 2)
     assert load_private_data(data, named("ant", "cat", "dog")).labels.tolist() == [1, 2]
     assert labels_of(data, ["dog", "0"], named("ant", "cat", "dog")) == [2, 0]
-
-
-def test_one_number_that_is_written_in_two_ways_is_refused(tmp_path):
-    for name in ("1", "01"):
-        _save_image(tmp_path / name / "a.png")
-    with pytest.raises(DatasetError, match=r"01.* same number"):
-        load_private_data(tmp_path, GREY)
-
-
-def test_numbers_with_leading_zeros_are_names_of_their_own(tmp_path):
-    for name in ("01", "02", "10"):
-        _save_image(tmp_path / name / "a.png")
-    assert load_private_data(tmp_path, GREY).labels.tolist() == [0, 1, 2]
-    with pytest.raises(DatasetError, match="01 and 02"):
-        load_private_data(tmp_path, named("1", "2", "10"))
-
-
-@pytest.mark.parametrize("name", ["a,b", "a\tb", "x" * 61])
-def test_a_class_folder_that_no_setting_can_list_is_named(tmp_path, name):
-    (tmp_path / name).mkdir()
-    with pytest.raises(DatasetError, match="needs another name"):
-        load_private_data(tmp_path, GREY)
-
-
-def test_an_empty_class_folder_keeps_the_numbering(tmp_path):
-    (tmp_path / "ant").mkdir()
-    for name in ("cat", "dog"):
-        _save_image(tmp_path / name / "a.png")
-    assert load_private_data(tmp_path, GREY).labels.tolist() == [1, 2]
 
 
 def test_pixels_in_the_right_size_and_channels_are_kept(tmp_path):
@@ -143,32 +138,24 @@ def test_pixels_in_the_right_size_and_channels_are_kept(tmp_path):
 @pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "1"])
 @pytest.mark.parametrize("spec", [GREY, COLOUR], ids=["grey", "colour"])
 def test_images_of_any_mode_and_size_are_brought_to_the_spec(tmp_path, mode, spec):
-    _save_image(tmp_path / "0" / "a.png", colour=(255, 255, 255), size=(20, 10), mode=mode)
+    save(tmp_path / "0" / "a.png", colour=(255, 255, 255), size=(20, 10), mode=mode)
     images = load_private_data(tmp_path, spec).images
     assert images.shape == (1, *spec.shape)
     assert (images == 255).all()
 
 
 def test_hidden_files_and_folders_are_skipped(tmp_path):
-    _save_image(tmp_path / "0" / "a.png")
+    save(tmp_path / "0" / "a.png")
     (tmp_path / "0" / ".DS_Store").write_bytes(b"x")
     (tmp_path / ".git").mkdir()
     assert len(load_private_data(tmp_path, GREY)) == 1
-
-
-def test_npz_files_are_taken_as_they_are(tmp_path):
-    images = np.random.default_rng(0).integers(0, 256, (2, 6, 8), dtype=np.uint8)
-    np.savez(tmp_path / "own.npz", images=images, labels=np.array([2, 0], np.uint8))
-    raw = load_private_data(str(tmp_path / "own.npz"), GREY)
-    assert (raw.images[:, 0] == images).all()
-    assert raw.labels.tolist() == [2, 0]
 
 
 @pytest.fixture
 def broken(tmp_path):
     """A folder with one good image per class, and much that is none."""
     for name in ("0", "1"):
-        _save_image(tmp_path / name / "a.png")
+        save(tmp_path / name / "a.png")
     noise = np.random.default_rng(0).integers(0, 256, (60, 80), dtype=np.uint8)
     Image.fromarray(noise).save(tmp_path / "0" / "cut.png")
     cut = (tmp_path / "0" / "cut.png").read_bytes()[:2000]
@@ -215,53 +202,7 @@ def test_data_without_one_usable_image_are_refused_with_the_first_reason(
 
 
 def test_a_decompression_bomb_is_skipped(tmp_path, monkeypatch):
-    _save_image(tmp_path / "0" / "a.png")
-    _save_image(tmp_path / "0" / "bomb.png", size=(100, 100))
+    save(tmp_path / "0" / "a.png")
+    save(tmp_path / "0" / "bomb.png", size=(100, 100))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     assert len(load_private_data(tmp_path, GREY)) == 1
-
-
-def test_a_linked_image_is_read(tmp_path):
-    _save_image(tmp_path / "elsewhere" / "a.png")
-    (tmp_path / "own" / "0").mkdir(parents=True)
-    (tmp_path / "own" / "0" / "a.png").symlink_to(tmp_path / "elsewhere" / "a.png")
-    assert len(load_private_data(tmp_path / "own", GREY)) == 1
-
-
-def test_a_label_beyond_the_classes_is_named(tmp_path):
-    _save_image(tmp_path / "3" / "a.png")
-    with pytest.raises(DatasetError, match=r"classes 3; .*from 0 to 2"):
-        load_private_data(tmp_path, GREY)
-
-
-@pytest.mark.parametrize("names", [("ant", "bee"), ("ant", "bee", "cat", "dog")])
-def test_named_class_folders_must_be_as_many_as_the_classes(tmp_path, names):
-    for name in names:
-        _save_image(tmp_path / name / "a.png")
-    with pytest.raises(DatasetError, match=f"has {len(names)} classes.*3 classes"):
-        load_private_data(tmp_path, GREY)
-
-
-def test_a_folder_without_class_folders_is_refused(tmp_path):
-    _save_image(tmp_path / "a.png")
-    with pytest.raises(DatasetError, match="has no class folders"):
-        load_private_data(tmp_path, GREY)
-
-
-def test_class_folders_without_images_are_refused(tmp_path):
-    (tmp_path / "0").mkdir()
-    with pytest.raises(DatasetError, match=r"no usable image$"):
-        load_private_data(tmp_path, GREY)
-
-
-@pytest.mark.parametrize("name", ["none", "none.npz", "text.txt"])
-def test_a_path_that_holds_no_data_is_named(tmp_path, name):
-    (tmp_path / "text.txt").write_text("text")
-    with pytest.raises(DatasetError, match=f"{name}.*neither a folder"):
-        load_private_data(tmp_path / name, GREY)
-
-
-def test_images_cannot_be_brought_to_two_channels(tmp_path):
-    _save_image(tmp_path / "0" / "a.png")
-    with pytest.raises(DatasetError, match="2 channels"):
-        load_private_data(tmp_path, DataSpec("two", (2, 6, 8), 3, (0.5,) * 2, (0.5,) * 2))

@@ -1,4 +1,4 @@
-"""Run-config keys: read, checked, refused with the remedy."""
+"""Run-config keys: read, checked, refused with the remedy; and the presets."""
 
 import re
 import tomllib
@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from flwr_distill.flower.own_app import PRESETS
 from flwr_distill.protocol.registry import built_in_methods
 from flwr_distill.server.settings import RunSettings, composed_settings
+from flwr_distill.strategies.common.registry import find_strategy
 from flwr_distill.task.errors import SettingsError
-from flwr_distill.task.settings import (
-    TaskSettings,
-)
+from flwr_distill.task.settings import TaskSettings
 from tests.errors import at
 
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
@@ -63,28 +63,24 @@ def test_a_bad_value_is_refused_with_key_value_and_what_is_allowed(key, value, a
         RunSettings.from_run_config({key: value})
 
 
-def test_an_unknown_key_is_refused_with_the_nearest_known_one():
-    with pytest.raises(SettingsError, check=at("hfldd.group", remedy="did you mean hfldd.groups?")):
-        RunSettings.from_run_config({"hfldd.group": 3})
-
-
 @pytest.mark.parametrize(
-    ("key", "meant"),
+    ("key", "remedy"),
     [
-        ("lr", "train.lr"),
-        ("train.mom", "train.momentum"),
-        ("trian.lr", "train.lr"),
-        ("num-round", "num-rounds"),
+        ("hfldd.group", "did you mean hfldd.groups?"),
+        ("lr", "did you mean train.lr?"),
+        ("train.mom", "did you mean train.momentum?"),
+        ("num-round", "did you mean num-rounds?"),
+        ("zzz", "see flwr-distill settings"),
     ],
 )
-def test_a_key_without_its_table_or_its_end_or_misspelt_leads_to_the_right_one(key, meant):
-    with pytest.raises(SettingsError, match=rf"did you mean {meant}\?", check=at(key)):
+def test_an_unknown_key_leads_to_the_nearest_or_to_the_list_of_all(key, remedy):
+    with pytest.raises(SettingsError, check=at(key, remedy=remedy)):
         RunSettings.from_run_config({key: 3})
 
 
-def test_an_unknown_key_that_is_like_no_other_leads_to_the_list_of_all():
-    with pytest.raises(SettingsError, check=at("zzz", remedy="see flwr-distill settings")):
-        RunSettings.from_run_config({"zzz": 3})
+def test_a_misspelt_table_leads_to_the_right_one():
+    with pytest.raises(SettingsError, match=r"did you mean train\.lr\?", check=at("trian.lr")):
+        RunSettings.from_run_config({"trian.lr": 3})
 
 
 def test_all_problems_are_named_at_once():
@@ -95,5 +91,26 @@ def test_all_problems_are_named_at_once():
 
 
 def test_a_key_below_a_plain_setting_is_refused():
-    with pytest.raises(SettingsError, match="dataset is a setting, not a table"):
+    with pytest.raises(SettingsError, check=at("dataset.size", source="run config")):
         RunSettings.from_run_config({"dataset": "digits", "dataset.size": 3})
+
+
+PRESET_FILES = sorted(PRESETS.glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", PRESET_FILES, ids=lambda path: path.stem)
+def test_a_preset_is_a_valid_run_config_of_declared_keys(path):
+    preset = dict(flat(tomllib.loads(path.read_text())))
+    settings = RunSettings.from_run_config(preset)
+    assert find_strategy(settings.strategy)
+    assert path.stem.startswith(f"{settings.strategy}-{settings.dataset}")
+
+
+def test_hfldd_presets_hold_the_papers_numbers():
+    for classes in (1, 2, 10):
+        path = PRESETS / f"hfldd-mnist-c{classes}.toml"
+        settings = RunSettings.from_run_config(dict(flat(tomllib.loads(path.read_text()))))
+        assert (settings.min_nodes, settings.num_rounds, settings.hfldd.groups) == (100, 300, 10)
+        assert settings.partition.classes == classes
+        assert (settings.hfldd.distiller, settings.hfldd.distilled_size) == ("kip", 400)
+        assert (settings.train.lr, settings.train.batch_size) == (0.01, 32)

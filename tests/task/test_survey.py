@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from flwr_distill.task.columns import Columns
 from flwr_distill.task.datasets import DatasetError
 from flwr_distill.task.survey import survey
+from flwr_distill.task.table_survey import survey_table
+from tests.errors import at
 
 
 def save(path, seed=0, size=(8, 6), mode="RGB"):
@@ -52,9 +55,11 @@ def test_images_are_counted_and_all_that_is_wrong_is_found(pets):
     assert "cat/2.png, in another class" in found.of_kind("conflict")[0].reason
 
 
-def test_a_copy_in_another_format_is_a_duplicate(tmp_path):
+def test_a_copy_in_another_format_is_a_duplicate_and_no_bit_is_ignored(tmp_path):
     save(tmp_path / "0" / "a.png")
     save(tmp_path / "0" / "b.bmp")
+    for number in range(2):
+        Image.new("I;16", (8, 6), 1000 + number).save(tmp_path / "0" / f"deep{number}.png")
     assert kinds(survey(tmp_path)) == [("duplicate", "0/b.bmp")]
 
 
@@ -76,17 +81,15 @@ def test_an_npz_is_surveyed_like_a_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("images", "labels", "said"),
+    ("images", "said"),
     [
-        (np.zeros((2, 6, 8, 2), np.uint8), [0, 1], "2 channels, need 1 or 3"),
-        (np.zeros((2, 6, 8), np.uint8), [0], "each of the 2"),
-        (np.zeros((2, 6, 8), np.uint8), [0, -1], "labels run from -1"),
-        (np.full((2, 6, 8), 255.0), [0, 1], "float pixels from 255 to 255.*divide by 255"),
+        (np.zeros((2, 6, 8, 2), np.uint8), "2 channels, need 1 or 3"),
+        (np.zeros((3, 6, 8), np.uint8), "each of the 3"),
     ],
 )
-def test_an_npz_that_a_run_refuses_is_refused(tmp_path, images, labels, said):
-    np.savez(tmp_path / "own.npz", images=images, labels=np.array(labels))
-    with pytest.raises(DatasetError, match=f"own.npz: .*{said}"):
+def test_an_npz_that_a_run_refuses_is_an_error(tmp_path, images, said):
+    np.savez(tmp_path / "own.npz", images=images, labels=[0, 1])
+    with pytest.raises(DatasetError, match=said, check=at(tmp_path / "own.npz")):
         survey(tmp_path / "own.npz")
 
 
@@ -129,18 +132,14 @@ def test_treatments_and_the_range_of_pixels_are_counted(tmp_path):
     assert found.pixel_range == pytest.approx((0.2, 0.2))
 
 
-def test_deep_images_that_differ_are_no_duplicates(tmp_path):
-    for number in range(2):
-        (tmp_path / "0").mkdir(exist_ok=True)
-        Image.new("I;16", (8, 6), 1000 + number).save(tmp_path / "0" / f"{number}.png")
-    assert kinds(survey(tmp_path)) == []
-
-
-def test_names_that_would_write_to_the_terminal_are_escaped(tmp_path):
+def test_names_that_would_write_to_the_terminal_are_escaped_and_many_make_no_long_line(tmp_path):
     save(tmp_path / "a\x1b[2Jb" / "a.png")
     (tmp_path / "a\x1b[2Jb" / "c\n.txt").touch()
     found = survey(tmp_path)
     assert all(text.isprintable() for text in (found.in_a_line(), *found.counts))
+    for label in range(29):
+        (tmp_path / f"c{label}").mkdir()
+    assert " and 20 more)" in survey(tmp_path, decode=False).in_a_line()
 
 
 def test_a_line_for_the_log_needs_headers_alone_and_neither_torch_nor_numpy(pets):
@@ -158,9 +157,88 @@ def test_a_line_for_the_log_needs_headers_alone_and_neither_torch_nor_numpy(pets
     assert imported == "set()"
 
 
-def test_many_classes_make_no_long_line(tmp_path):
-    for label in range(30):
-        (tmp_path / str(label)).mkdir()
-    line = survey(tmp_path, decode=False).in_a_line()
-    assert line.endswith(" and 20 more)")
-    assert len(line) < 200
+STATED = "age,sex:f|m|d,chol:200+-50"
+HEADER = "name,age,sex,chol,ill"
+
+
+def found_in(tmp_path, *rows, columns=STATED, header=HEADER):
+    path = tmp_path / "own.csv"
+    path.write_text("\n".join([header, *rows]) + "\n")
+    return survey_table(path, Columns.parsed(columns, "ill"), ("no", "yes"))
+
+
+def places(found, kind):
+    return [finding.place for finding in found.of_kind(kind)]
+
+
+def test_values_missing_and_wrong_ones_are_counted_by_column(tmp_path):
+    found = found_in(
+        tmp_path,
+        "Ann,61,f,240,no",
+        "Bob,,m,210,yes",
+        "Cy,x,male,1e200,maybe",
+        "Di,47,f,,no",
+        "Ed,1_000,f,nan,no",
+        *(f"Fay,\x1b[2J{number},f,240,no" for number in range(50)),
+    )
+    by_name = {own.column.name: (own.usable, own.missing, own.wrong) for own in found.columns}
+    assert by_name == {"age": (2, 1, 52), "sex": (54, 0, 1), "chol": (52, 1, 2), "ill": (54, 0, 1)}
+    age, sex, _, ill = found.columns
+    assert list(age.numbers) == [61, 47]
+    assert age.examples == ["x", "1_000", r"'\x1b[2J0'"]  # few, and printable
+    assert sex.categories == {"f": 53, "m": 1, "d": 0}
+    assert ill.categories == {"no": 53, "yes": 1}
+    assert found.counts == {"no": 1, "yes": 0}
+
+
+def test_every_row_that_a_run_would_refuse_is_found_by_line_without_its_values(tmp_path):
+    found = found_in(
+        tmp_path, "Ann,61,f,240,no", "", "Bob,Smith,,240,no", ",,,,", "Cy,1,f", "Di,47,f,1e200,no"
+    )
+    assert places(found, "unreadable") == ["line 4", "line 6", "line 7"]
+    reason = found.of_kind("unreadable")[0].reason
+    assert "age" in reason
+    assert "sex" in reason
+    assert "Smith" not in reason
+    assert found.usable == 1
+
+
+def test_constant_columns_are_found_also_those_of_one_category(tmp_path):
+    found = found_in(tmp_path, "Ann,7,f,240,no", "Bob,7,f,210,no")
+    assert places(found, "constant") == ["column age", "column sex"]
+
+
+def test_a_column_in_another_unit_than_the_run_states_is_found(tmp_path):
+    found = found_in(tmp_path, "Ann,61,f,24000,no", "Bob,47,m,21000,no")
+    assert places(found, "unit") == ["column chol"]
+
+
+def test_the_same_row_again_is_a_duplicate_or_a_conflict(tmp_path):
+    found = found_in(tmp_path, "Ann,61,f,240,no", "Ann,61.0,f,240,no", "Bob,61,f,240,yes")
+    assert places(found, "duplicate") == ["line 3"]
+    assert places(found, "conflict") == ["line 4"]
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "named"),
+    [
+        ("name,age,sex,kol,ill", ["Ann,61,f,240,no"], "chol"),
+        ("age,age,sex,chol,ill", ["1,61,f,240,no"], "age"),
+        (HEADER, [], "own.csv"),
+    ],
+)
+def test_a_table_that_cannot_be_read_at_all_is_an_error_as_in_a_run(tmp_path, header, rows, named):
+    with pytest.raises(DatasetError, match=named):
+        found_in(tmp_path, *rows, header=header)
+
+
+def test_a_parquet_file_is_surveyed_as_the_same_csv(tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = {"ill": ["no", "yes"], "age": [61.0, None], "sex": ["f", "x"], "chol": [240, 210]}
+    parquet.write_table(arrow.table(columns), tmp_path / "own.parquet")
+    found = survey_table(tmp_path / "own.parquet", Columns.parsed(STATED, "ill"), ("no", "yes"))
+    assert places(found, "unreadable") == ["row 2"]
+    assert found.columns[0].missing == 1
+    assert found.columns[1].wrong == 1

@@ -11,6 +11,7 @@ from flwr_distill.task.datasets import DatasetError, load_dataset
 from flwr_distill.task.datasets.text import LENGTH, VOCABULARY, token_ids
 from flwr_distill.task.settings import TaskSettings
 from flwr_distill.task.source import partition_samples
+from tests.errors import at
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 
@@ -57,19 +58,19 @@ def test_ag_news_is_read_whole():
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "where", "need"),
     [
-        (["label\ttext", "4\tout of range"], "line 2: need 2 fields and a label of 0 to 3"),
-        (["label\ttext", "1\tfine", "1"], "line 3"),
-        (["label\ttext", "one\tfine"], "line 2"),
-        (["label\twords", "1\tfine"], "need 'label' and 'text'"),
-        (["label\ttext"], "has no texts"),
+        (["label\ttext", "4\tout of range"], ", line 2", "2 fields and a label of 0 to 3"),
+        (["label\ttext", "1\tfine", "1"], ", line 3", None),
+        (["label\ttext", "one\tfine"], ", line 2", None),
+        (["label\twords", "1\tfine"], "", "'label' and 'text'"),
+        (["label\ttext"], "", "has no texts"),
     ],
 )
-def test_a_malformed_tsv_is_refused_with_its_line(tmp_path, lines, said):
+def test_a_malformed_tsv_is_an_error_with_its_line(tmp_path, lines, where, need):
     write(tmp_path / "train.tsv", *lines)
     write(tmp_path / "test.tsv", "label\ttext", "0\tfine")
-    with pytest.raises(DatasetError, match=said):
+    with pytest.raises(DatasetError, match=need, check=at(f"{tmp_path / 'train.tsv'}{where}")):
         load_dataset("ag-news", tmp_path)
 
 
@@ -93,24 +94,34 @@ def test_a_table_becomes_standardised_channels_and_numbered_classes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("train", "test", "said"),
+    ("train", "test", "where", "problem"),
     [
-        (["a,label", "x,1"], None, "line 2: need 2 values, numbers except the label"),
-        (["a,b,label", "1,1"], None, "line 2"),
-        (["a,label", "1,1", "inf,1"], None, "line 3: a is inf; drop the row$"),
-        (["a,label", "nan,1", "1,1", "x,2"], None, r"line 2: a is nan.*2 such rows: .*data check"),
-        (["a,b", "1,1"], None, "need one column 'label'"),
-        (["a,label"], None, "a header but no rows"),
-        (FLOWS, ["bytes,label", "1,web"], "columns differ from train.csv's: .*duration"),
-        (FLOWS, [FLOWS[0], "1,1,game"], r"labels \['game'\] are not in train.csv"),
-        (["a,label", "1e200,1", "1,2"], None, r"train.csv: column 'a' runs from 1 to 1e\+200"),
-        (FLOWS, [FLOWS[0], "1,1,web", "1e60,1,web"], "test.csv: row 2 of column 'bytes'.*unit"),
+        (["a,label", "x,1"], None, "train.csv, line 2", "2 values, numbers except the label"),
+        (["a,b,label", "1,1"], None, "train.csv, line 2", None),
+        (["a,label", "1,1", "inf,1"], None, "train.csv, line 3", "a is inf; drop the row$"),
+        (
+            ["a,label", "nan,1", "1,1", "x,2"],
+            None,
+            "train.csv, line 2",
+            "2 such rows",
+        ),
+        (["a,b", "1,1"], None, "train.csv", "need one column 'label'"),
+        (["a,label"], None, "train.csv", "a header but no rows"),
+        (
+            FLOWS,
+            ["bytes,label", "1,web"],
+            "test.csv",
+            "columns differ .*duration",
+        ),
+        (FLOWS, [FLOWS[0], "1,1,game"], "test.csv", r"labels \['game'\]"),
+        (["a,label", "1e200,1", "1,2"], None, "train.csv, column 'a'", r"from 1 to 1e\+200"),
+        (FLOWS, [FLOWS[0], "1,1,web", "1e60,1,web"], "test.csv, column 'bytes'", "row 2 .*unit"),
     ],
 )
-def test_a_malformed_table_is_refused_with_its_line(tmp_path, train, test, said):
+def test_a_malformed_table_is_an_error_with_its_line(tmp_path, train, test, where, problem):
     write(tmp_path / "train.csv", *train)
     write(tmp_path / "test.csv", *(test or train))
-    with pytest.raises(DatasetError, match=said):
+    with pytest.raises(DatasetError, match=problem, check=at(tmp_path / where)):
         load_dataset("csv", tmp_path)
 
 
@@ -133,6 +144,6 @@ def test_a_column_with_a_large_offset_keeps_its_differences(tmp_path, offset):
 
 
 @pytest.mark.parametrize("name", ["ag-news", "sst-2", "csv"])
-def test_missing_files_are_named_with_the_remedy(tmp_path, name):
-    with pytest.raises(DatasetError, match=f"dataset='{name}' was not found.*data-root"):
+def test_missing_files_are_an_error_with_the_remedy(tmp_path, name):
+    with pytest.raises(DatasetError, match="data-root", check=at("dataset", value=name)):
         load_dataset(name, tmp_path)

@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from torch import nn
 from torch.nn import functional
 
+from flwr_distill.base.text import counted
 from flwr_distill.distill.augmentation import draw_augmentation
 from flwr_distill.distill.errors import DistillError
 from flwr_distill.distill.virtual_data import VirtualData
@@ -24,7 +25,6 @@ from flwr_distill.strategies.common.images import require_images
 from flwr_distill.strategies.common.run import Run
 from flwr_distill.strategies.common.virtual_files import virtual_files
 from flwr_distill.task.datasets import DataSpec
-from flwr_distill.task.words import counted
 from flwr_distill_baselines.dynafed.method import DynaFedSettings
 from flwr_distill_baselines.dynafed.trajectory_matching import match_trajectory
 

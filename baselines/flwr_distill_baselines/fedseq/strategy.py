@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from flwr_distill.base.text import counted
 from flwr_distill.links.records import LinkMode
 from flwr_distill.links.routes import Links
 from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record, model_arrays, sent_arrays
@@ -37,7 +38,6 @@ from flwr_distill.strategies.common.topology import FlatClusters
 from flwr_distill.strategies.common.traffic import fedseq_bits
 from flwr_distill.strategies.common.waiting import connected_nodes
 from flwr_distill.task.errors import SettingsError
-from flwr_distill.task.words import counted
 from flwr_distill_baselines.fedseq.grouping import greedy_superclients, superclient_to_join
 from flwr_distill_baselines.fedseq.method import (
     CONFIDENCE,

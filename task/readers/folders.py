@@ -1,4 +1,4 @@
-"""Folders of images with a list of their classes: a CSV file with the columns file and label."""
+"""Folders of images: with one folder per class, or with a list of files and their classes."""
 
 import csv
 import unicodedata
@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 
 from flwr_distill.task.errors import DatasetError
 from flwr_distill.task.image_files import Finding, printable, visible
+from flwr_distill.task.labels import in_order, same_number
 from flwr_distill.task.readers import DataReader, StoredImage
 from flwr_distill.task.text_files import composed, open_rows, open_text
 
@@ -14,7 +15,7 @@ COLUMNS = {"file", "label"}
 
 
 class ListedFiles(DataReader):
-    """Reads the images that a list names."""
+    """Reads the images that a list names: a CSV file with the columns file and label."""
 
     title = "a folder with a list of files and labels"
 
@@ -33,8 +34,9 @@ class ListedFiles(DataReader):
         for line, name, label in _rows(path):
             if (known := first.setdefault(composed(str(name)), line)) != line:
                 raise DatasetError(
-                    f"{listing}, line {line}: {printable(str(name))} is in line {known} too; keep "
-                    "the right one"
+                    f"{printable(str(name))} is in line {known} too",
+                    where=f"{listing}, line {line}",
+                    remedy="keep the right one",
                 )
             yield StoredImage(printable(str(name)), label, _in_any_form(path, name))
         reason = f"is not in {listing.name}; add it, or remove it"
@@ -70,29 +72,29 @@ def _rows(folder: Path) -> Iterator[tuple[int, PurePosixPath, str]]:
     lists = _lists(folder)
     if len(lists) != 1:
         names = ", ".join(printable(file.name) for file in lists) or "none"
-        raise DatasetError(f"{folder}: need one list with the columns file and label, got {names}")
+        raise DatasetError(
+            f"need one list with the columns file and label, got {names}", where=folder
+        )
     (listing,) = lists
     with open_rows(listing, "list") as rows:
-        header = _names(next(rows))
+        header = _names(next(rows)[1])
         if any(header.count(name) > 1 for name in COLUMNS):
-            raise DatasetError(f"{listing}: need one column file and one column label")
-        for row in rows:
-            if not any(value.strip() for value in row):
-                continue  # a blank line
-            where = f"{listing}, line {rows.line_num}"
+            raise DatasetError("need one column file and one column label", where=listing)
+        for line, row in rows:
+            where = f"{listing}, line {line}"
             if len(row) != len(header):
-                raise DatasetError(f"{where}: has {len(row)} values, need {len(header)}")
+                raise DatasetError(f"has {len(row)} values, need {len(header)}", where=where)
             name, label = (row[header.index(column)].strip() for column in ("file", "label"))
             if not label:
-                raise DatasetError(f"{where}: has no label; write one, or remove the line")
-            yield rows.line_num, _inside(name, where), label
+                raise DatasetError("has no label", where=where, remedy="add one, or drop the line")
+            yield line, _inside(name, where), label
 
 
 def _inside(name: str, where: str) -> PurePosixPath:
     """Path of a file below the folder."""
     path = PurePosixPath(name.replace("\\", "/"))
     if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
-        raise DatasetError(f"{where}: need a file within the folder, got {printable(name)!r}")
+        raise DatasetError("need a file within the folder", where=where, value=printable(name))
     return path
 
 
@@ -102,4 +104,45 @@ def _in_any_form(folder: Path, name: PurePosixPath) -> Path:
     return next((file for form in forms if (file := folder / form).exists()), folder / name)
 
 
-READER = ListedFiles()
+class ClassFolders(DataReader):
+    """Reads images from folders that are named after their classes."""
+
+    title = "a folder of class folders"
+    is_fallback = True
+
+    def recognises(self, path: Path) -> bool:
+        """Whether it is a folder."""
+        return path.is_dir()
+
+    def classes(self, path: Path) -> list[str]:
+        """Names of the folders."""
+        return [folder.name for folder in _class_folders(path)]
+
+    def images(self, path: Path) -> Iterator[StoredImage | Finding]:
+        """Give files beside the folders, then those of each folder, in sorted order."""
+        reason = "lies beside the class folders; move it into one, or remove it"
+        for file in visible(path):
+            if not file.is_dir():
+                yield Finding("stray", printable(file.name), reason)
+        for folder in _class_folders(path):
+            for file in visible(folder):
+                place = printable(f"{folder.name}/{file.name}")
+                yield StoredImage(place, folder.name, file)
+
+    def number(self, path: Path) -> int:
+        """Number of files in the folders."""
+        return sum(len(visible(folder)) for folder in _class_folders(path))
+
+
+def _class_folders(root: Path) -> list[Path]:
+    names = in_order(path.name for path in visible(root) if path.is_dir())
+    if not names:
+        raise DatasetError(
+            "has no class folders", where=root, remedy="sort the images into one per class"
+        )
+    if problem := same_number(names):
+        raise DatasetError(problem, where=f"{root}, class folders")
+    return [root / name for name in names]
+
+
+READERS = (ListedFiles(), ClassFolders())

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-MOST_NAMES = 5
-"""Names in a line of the log; the others are counted."""
+MAX_NAMES = 5
+"""Names that a text lists; the others are counted."""
 
 
 def counted(count: int, noun: str) -> str:
@@ -13,7 +13,7 @@ def counted(count: int, noun: str) -> str:
 
 def listed(names: Sequence[str]) -> str:
     """``a``, ``a and b``, ``a, b and c``, or the first names and how many others."""
-    shown = list(names[:MOST_NAMES])
+    shown = list(names[:MAX_NAMES])
     if left := len(names) - len(shown):
         shown.append(f"{left} {'other' if left == 1 else 'others'}")
     *first, last = shown

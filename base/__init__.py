@@ -1,0 +1,1 @@
+"""Text and files: what every room may import."""
