@@ -637,7 +637,7 @@ def test_what_the_outbox_keeps_is_bounded_and_beyond_it_nothing_leaves(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = virtual()
-    monkeypatch.setattr("flwr_distill.node.outbox.MOST_KEPT", len(first) + 1)
+    monkeypatch.setattr("flwr_distill.node.outbox.MAX_KEPT", len(first) + 1)
     node = make_node(SEALED, **HFLDD)
     for payload, leaves in ((first, True), (first, True), (virtual(), False)):
         message, reply = parcel_of(node, payload)
@@ -899,7 +899,7 @@ def test_a_parcel_for_a_key_that_no_authority_signed_does_not_leave(
 
     node = make_node(SEALED, **HFLDD)
     message, reply = parcel_of(node, virtual())
-    monkeypatch.setattr("flwr_distill.node.opened.Credentials.of", lambda node_config: Strict())
+    monkeypatch.setattr("flwr_distill.node.parcels.Credentials.of", lambda node_config: Strict())
     assert refused(node.answers(message, "train.distill", reply), "replies")
 
 
@@ -1155,7 +1155,7 @@ def test_a_node_counts_the_samples_that_its_data_have_now(tmp_path: Path) -> Non
     policy, config = Policy(fewest_of_a_class=3), {"data": str(data)}
     guard = Guard(policy, tmp_path / "state", config, run_config_of)
     known = guard._data.identify({})
-    assert guard._most_classes() == 2
+    assert guard._max_classes() == 2
     (data / "bee" / "1.png").unlink()
-    assert guard._most_classes() == 1
+    assert guard._max_classes() == 1
     assert guard._data.identify({}) != known

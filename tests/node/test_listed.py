@@ -172,12 +172,12 @@ def test_what_is_not_on_the_list_is_refused_by_its_name(config: dict[str, Any], 
 @pytest.mark.parametrize(
     ("record", "values", "said"),
     [
-        ("config", {"more": 1}, "more is not a known key"),
-        ("config", {"clipping_norm": 1.0}, "clipping_norm is not a known key"),
+        ("config", {"more": 1}, "more: is not a known key"),
+        ("config", {"clipping_norm": 1.0}, "clipping_norm: is not a known key"),
         ("config", {"lr": -1.0}, "lr = -1.0"),
         ("model-contrast", {"mu": 1.0}, "a record 'model-contrast' is not on the list"),
         ("arrays.1", {}, "a record 'arrays.1' is not on the list"),
-        ("pace", {"more": 1}, "message pace: more is not a known key"),
+        ("pace", {"more": 1}, "message pace: more: is not a known key"),
     ],
 )
 def test_a_message_with_a_record_or_a_key_that_is_not_on_the_list_is_refused(
