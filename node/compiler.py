@@ -20,9 +20,9 @@ COMPILER = "torch._dynamo"
 
 
 class PutOff(ModuleType):
-    """Stands in for the compiler: all that optimisers want of it, for as long as it is not there.
+    """Stands in for the compiler: all that optimisers want of it, until it is imported.
 
-    Whoever wants anything else has it imported, and from then on everyone has the compiler itself.
+    Any other use imports it, and from then on everyone has the compiler itself.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class PutOff(ModuleType):
     def disable(
         self, fn: Callable[..., Any] | None = None, recursive: bool = True, **named: Any
     ) -> Callable[..., Any]:
-        """Keep a function from being compiled; call it as it is while there is no compiler."""
+        """Keep a function from being compiled; call it directly while there is no compiler."""
         if fn is None or named != {"wrapping": False}:  # not what optimisers ask for
             return self._import().disable(fn, recursive, **named)  # type: ignore[no-any-return]
         kept_out: Callable[..., Any] | None = None

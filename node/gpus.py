@@ -23,7 +23,7 @@ def describe_gpu(number: int) -> str:
 
 
 def why_unusable(number: int) -> str:
-    """Compute something on a GPU, which becomes this process's own; return why not, or ''.
+    """Compute something on a GPU, which becomes this process's current one; return why not, or ''.
 
     NVML, which counts GPUs, also counts those that are too old for this PyTorch, and those of a
     driver that is.
@@ -76,7 +76,7 @@ def is_cuda_lost(error: BaseException) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a GPU's memory did not suffice, whatever was raised from that."""
+    """Whether a GPU's memory did not suffice, below any other error."""
     if (torch := sys.modules.get("torch")) is None:
         return False
     return any(
@@ -100,7 +100,7 @@ def memory_remedy(device: str, batch_size: object) -> str:
 
 
 def give_memory_back(error: BaseException) -> None:
-    """Free what the frames of an error held, and PyTorch's cache on the GPU."""
+    """Free what the frames of an error keep, and PyTorch's cache on the GPU."""
     import torch
 
     for each in _causes(error):

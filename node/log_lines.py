@@ -66,16 +66,9 @@ class OutputQuota:
 
 @contextmanager
 def titled_output(title: str, quota: OutputQuota) -> Iterator[int]:
-    """A file descriptor for what an app prints, which goes to this process's standard error.
+    """A file descriptor for what an app prints: titled lines in this process's standard error.
 
     It is closed here at the end; processes that inherit it can still print.
-
-    Parameters
-    ----------
-    title : str
-        What each line begins with.
-    quota : OutputQuota
-        What goes beyond it is dropped.
     """
     printed, output = os.pipe()
     arguments = printed, title, quota

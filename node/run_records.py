@@ -30,13 +30,7 @@ class _Record:
 
 
 class RunRecords:
-    """Records of runs in a node's state directory.
-
-    Parameters
-    ----------
-    state_dir : Path
-        The node's.
-    """
+    """Records of runs in a node's state directory."""
 
     def __init__(self, state_dir: Path) -> None:
         self._runs = state_dir / RUNS
@@ -45,12 +39,8 @@ class RunRecords:
     def note(self, run_id: int, bundle: str, resumes: int | None = None) -> None:
         """Note that a run is of a bundle, and the run that it resumes.
 
-        The first bundle of a run, or of one that resumes it, remains its bundle.
-
-        Raises
-        ------
-        RunRecordError
-            If the run or the one that it resumes is of another bundle, or if it resumes two.
+        The first bundle of a run, or of one that resumes it, remains its bundle. RunRecordError if
+        the run or the one that it resumes is of another bundle, or if it resumes two.
         """
         own = self._read(run_id) or _Record(bundle)
         if own.bundle != bundle:

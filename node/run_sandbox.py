@@ -1,7 +1,7 @@
 """The sandbox of each run: of the state directory its app sees its own run's files alone.
 
-`node.sandbox` says what else is in it. A process is started for each run, since nothing can be
-mounted later. How much a run's app may keep on disk is bounded here, too.
+`node.sandbox` says what else is in it. Each run has a process, since nothing can be mounted later.
+What a run's app may keep on disk is bounded here, too.
 """
 
 from __future__ import annotations
@@ -62,14 +62,8 @@ class RunSandbox:
 class RunSandboxes:
     """Makes the sandboxes of a node's runs.
 
-    Parameters
-    ----------
-    command : sequence of str
-        From `node.sandbox.sandbox_command`: what all runs have in common.
-    state_dir : Path
-        The node's.
-    most_disk : int, optional
-        Bytes that the app of a run may keep; None for `SHARE`.
+    `command`, from `node.sandbox.sandbox_command`, is common to all. `most_disk` are the bytes that
+    the app of a run may keep; None for `SHARE`.
     """
 
     def __init__(self, command: Sequence[str], state_dir: Path, most_disk: int | None) -> None:
@@ -86,10 +80,7 @@ class RunSandboxes:
     def of_run(self, run_id: int, bundle: str) -> RunSandbox:
         """Make what the app may write: of its run, the runs that it resumes, and its bundle.
 
-        Raises
-        ------
-        OSError
-            If the disk is full, or a link is in the place of a folder.
+        OSError if the disk is full, or a link is in the place of a folder.
         """
         if not _BUNDLE.fullmatch(bundle):
             raise OSError(f"{bundle!r:.80} is not the SHA-256 of an app bundle")
@@ -126,16 +117,9 @@ def _mount(source: Path, target: Path) -> Mount:
 
 
 class Disk:
-    """Measures what an app keeps on disk, against a bound.
+    """Measures what an app keeps in the folders that it can write, against a bound.
 
-    Parameters
-    ----------
-    state_dir : Path
-        On the disk that counts.
-    folders : sequence of Path
-        That the app can write.
-    most : int, optional
-        Bytes in all of them; None for `SHARE` of what is free or theirs at first.
+    `most` are the bytes in all of them; None for `SHARE` of what is free or theirs at first.
     """
 
     def __init__(self, state_dir: Path, folders: Sequence[Path], most: int | None) -> None:
