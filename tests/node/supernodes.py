@@ -81,6 +81,11 @@ class SuperNode:
         time.sleep(late)
         _insert_message(message, self.state, self.objects)
 
+    def ask(self, do: str = "", **message: Any) -> dict[str, Any]:
+        """Put a message for the app; what it answers."""
+        self.send(do, **message)
+        return told(self.reply())
+
     def replies(self) -> Any:
         """Replies that have not been seen yet."""
         state = self.state

@@ -10,6 +10,7 @@ from flwr_distill.fleet.local_federation import free_ports
 from flwr_distill.node.metrics import NodeMetrics, serve_metrics
 from flwr_distill.node.settings import NodeError, load_settings
 from flwr_distill.node.supervisor import Node
+from tests.errors import at
 
 
 def told(status):
@@ -58,11 +59,5 @@ def test_a_node_answers_at_the_port_it_is_told():
 def test_a_port_that_is_taken_is_named():
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(NodeError, match=f"metrics-port={port}: .*in use"):
+        with pytest.raises(NodeError, check=at("metrics-port", value=port)):
             serve_metrics({"starts": 1}, port)
-
-
-@pytest.mark.parametrize("port", [0, 65536])
-def test_a_port_that_is_none_is_refused(port):
-    with pytest.raises(NodeError, match=f"metrics-port={port}"):
-        load_settings(None, {"metrics_port": port})

@@ -169,7 +169,7 @@ def test_a_hung_worker_is_killed_at_its_deadline_and_one_that_died_says_how(work
 def test_a_kill_that_nobody_confirms_is_not_waited_for(
     server: Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "_DIES_WITHIN", 0.1)
+    monkeypatch.setattr(processes, "_KILL_TIMEOUT", 0.1)
     process = start(tmp_path, "sleep")
     lines(tmp_path)
     os.kill(server.pid, signal.SIGSTOP)

@@ -187,5 +187,5 @@ def test_a_status_that_a_full_disk_does_not_take_ends_no_node(
 
     monkeypatch.setattr(Path, "write_text", full)
     Node(NodeSettings(insecure=True, state_dir=tmp_path))._write_status()
-    assert "node.json is not written: [Errno 28] No space left" in capfd.readouterr().err
+    assert "node.json is not writable: [Errno 28] No space left" in capfd.readouterr().err
     assert not list(tmp_path.iterdir())
