@@ -1,7 +1,6 @@
 """The epsilon that has left a node over all runs, for each data set; it never falls.
 
-A run's own account (`client.dp_sgd`) is kept by the app and ends with the run. This one is kept by
-the node, from what replies say they cost, and outlasts runs, resumed ones and restarts.
+The node books what replies claim that they cost. It outlasts runs, resumed ones and restarts.
 """
 
 from __future__ import annotations
@@ -112,7 +111,6 @@ class LifetimeAccount:
         self._write({**accounts, data: self._marked(data, own)})
 
     def _marked(self, name: str, own: Mapping[str, Any]) -> dict[str, Any]:
-        """An account with the marks of its data, where there are any."""
         marks = self._marks.get(name, frozenset()).union(own.get("marks", ()))
         return {**own, "marks": sorted(marks)} if marks else dict(own)
 
@@ -157,7 +155,6 @@ def _marks_of(name: str, own: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _is_lost(name: str, own: Mapping[str, Any]) -> bool:
-    """Whether an account has no marks, and nothing is at its path."""
     return "marks" not in own and os.path.isabs(name) and not os.path.exists(name)
 
 

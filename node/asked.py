@@ -160,8 +160,8 @@ class Asked:
     def virtual_epsilon(self) -> float:
         """Epsilon for which the app is to add noise to virtual data; 0 without noise.
 
-        Only records count in which the phase declares ``dp-epsilon`` as such. In settings of
-        training it is a budget, and in any other record nobody reads it.
+        Only where the phase declares ``dp-epsilon`` so: in training it is a budget, elsewhere
+        nobody reads it.
         """
         request = self.phase.request if self.phase else None
         blocks = request.configs if request else {}

@@ -1,7 +1,7 @@
 """App bundles: archives from submitters, bounded before anything is unpacked.
 
-A bundle is unpacked from its bytes into a folder that is named by their hash, and that no sandbox
-can write. Flower's own folders are named by eight digits of it, and an app can write them.
+Flower's own folders of unpacked bundles are named by eight digits of the hash, and writable to
+apps.
 """
 
 from __future__ import annotations
@@ -162,7 +162,6 @@ def _checked(entry: zipfile.ZipInfo) -> PurePosixPath:
 
 
 def _remove_others(folder: Path, target: Path) -> None:
-    """Remove all but the newest bundles."""
     others = [path for path in folder.iterdir() if path != target]
     others.sort(key=lambda path: path.stat().st_mtime)
     for path in others[: max(0, len(others) + 1 - KEPT)]:

@@ -51,13 +51,10 @@ class Sandbox(Protocol):
 class Child:
     """A worker process and the notes to and from it, which are those of a hostile app.
 
-    `sandbox` is the one that it is in, `bundle` the hash of the app bundle whose tasks it serves
-    and `run_id` the run of the last one, None before the first task; `ready` says whether it is
-    warm; `packages` are those that were installed when it started.
-
-    `arguments` are those of `flower.worker`. Without a sandbox the child's output is the node's,
-    which it can read and cut. A nursery forks it if there is one and `forked` is set; it then has
-    what the nursery had imported.
+    `bundle` is the hash of the bundle whose tasks it serves, `run_id` the run of its last task,
+    both None before the first; `ready`: it is warm; `packages` were installed when it started.
+    Without a sandbox its output is the node's, which it can read and cut. With `forked` a nursery
+    forks it if there is one, with its imports.
     """
 
     def __init__(

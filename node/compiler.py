@@ -1,8 +1,7 @@
 """Puts off the import of PyTorch's compiler until something is compiled.
 
-PyTorch's optimisers import it at their first use, to keep it out of their own code. That takes
-nearly as long as PyTorch itself, and 140 MB; and until something is compiled, there is nothing to
-keep it out of.
+Optimisers import it at their first use, to keep it out of their code: nearly as long as PyTorch
+itself takes, and 140 MB.
 """
 
 from __future__ import annotations
@@ -70,10 +69,9 @@ class PutOff(ModuleType):
 
 
 class _Once(MetaPathFinder, Loader):
-    """Finds the compiler's modules that are there already, for an import that asks anew.
+    """Finds the compiler's modules that are there already, for an import that asks again.
 
-    One that asked the stand-in for its path would load a module that has come with the compiler a
-    second time: settings in it would be of no effect.
+    It would load a second copy of a module otherwise, whose settings have no effect.
     """
 
     def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:

@@ -30,10 +30,7 @@ class UnfitError(Exception):
 
 @dataclass(frozen=True)
 class TakenDevice:
-    """A device's name as apps see it, and the claim on the GPU: other nodes see it while it lives.
-
-    The name is ``auto`` where the choice is left to the app.
-    """
+    """A device as apps see it, ``auto`` if the app chooses; the claim on a GPU lasts with it."""
 
     name: str
     claim: IO[bytes] | None = None
@@ -56,7 +53,7 @@ def take_device(setting: str, *, place: int = 0, folder: Path | None = None) -> 
     candidates = _candidates(setting, place)
     while candidates:
         try:
-            chosen, kept = claim(list(candidates), folder)
+            chosen, lock = claim(list(candidates), folder)
         except OSError as error:
             raise UnfitError(
                 f"device={setting}: {folder} cannot keep claims of GPUs ({error}): set TMPDIR to a "
@@ -65,8 +62,8 @@ def take_device(setting: str, *, place: int = 0, folder: Path | None = None) -> 
         number = candidates.pop(chosen)
         if not (reason := why_unusable(number)):
             log(INFO, "Device cuda:%d: %s", number, describe_gpu(number))
-            return TakenDevice(f"cuda:{number}", kept)
-        kept.close()
+            return TakenDevice(f"cuda:{number}", lock)
+        lock.close()
         reasons.append(f"cuda:{number}: {reason}")
     if setting != "auto":
         raise UnfitError(

@@ -1,7 +1,7 @@
 """What leaves of an evaluation under a policy: a rounded rate, with noise that the node adds.
 
-The server chooses the model, so an exact accuracy is an answer to any question about the held-out
-samples: some dozens of crafted models read an image out of it, pixel by pixel.
+The server chooses the model, so an exact accuracy answers any question about the held-out samples:
+some dozens of crafted models read an image out of it, pixel by pixel.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def judge_evaluation(
 def drop_details(policy: Policy, request: Asked, reply: RecordDict) -> None:
     """Set metrics of an evaluation that do not leave to 0, in place, before the reply is judged.
 
-    Else a loss that is no number would have it refused, which is an exact answer that costs
-    nothing: crafted models overflow if a held-out sample has a pixel above some value.
+    A loss that is no number would have it refused, an exact answer that costs nothing: crafted
+    models overflow if a held-out sample has a pixel above some value.
     """
     if policy.evaluation_epsilon is None or not request.evaluates or request.phase is None:
         return
@@ -73,8 +73,8 @@ def blur(policy: Policy, request: Asked, reply: RecordDict) -> None:
 def noisy_rate(rate: float, samples: int, epsilon: float) -> float:
     """A share of samples with noise on their number, rounded, in [0, 1].
 
-    The geometric mechanism (Ghosh et al. 2009): the number moves by 1 with a sample, and noise k
-    has probability in proportion to ``exp(-epsilon |k|)``. Rounding and clipping cost nothing.
+    The geometric mechanism (Ghosh et al. 2009): noise k has probability in proportion to
+    ``exp(-epsilon |k|)``. Rounding and clipping cost nothing.
     """
     count = round(rate * samples) + _geometric(epsilon) - _geometric(epsilon)
     return round(min(max(count / samples, 0.0), 1.0), DECIMALS)

@@ -1,6 +1,6 @@
-"""What this machine's GPUs are, why one cannot be used, and what CUDA's errors ask of a process.
+"""What this machine's GPUs are, why one is unusable, and what CUDA's errors mean for a process.
 
-PyTorch is imported by the functions that need it: the executor, which has none, imports this too.
+Functions import PyTorch: the executor, which has none, imports this too.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ def describe_gpu(number: int) -> str:
 
 
 def why_unusable(number: int) -> str:
-    """Compute something on a GPU, which becomes this process's current one; return why not, or ''.
+    """Compute something on a GPU, this process's from now on; return why not, or ''.
 
-    NVML, which counts GPUs, also counts those that are too old for this PyTorch, and those of a
-    driver that is.
+    NVML, which counts GPUs, also counts those that are too old for this PyTorch or driver.
     """
     import torch
 

@@ -1,10 +1,7 @@
 """The guard of a node judges what comes to it and what leaves it: events in, verdicts out.
 
-It knows of no transport. One hands it each message before the app sees it, and each reply before it
-leaves, and does what the verdict says: `flower.line_1_32.node.guarding`. A message that the policy
-refuses is answered with an error that names the rule. A reply leaves as the guard read it: whatever
-else the app put beside it does not. An evaluation gets noise here, not in the app. Everything that
-leaves is in the outbox first.
+It knows no transport (`flower.line_1_32.node.guarding` is one). A reply leaves as the guard read
+it, without what else the app put beside it. Everything that leaves is in the outbox first.
 """
 
 from __future__ import annotations
@@ -65,9 +62,9 @@ class _Pending:
 class Guard:
     """Judges what comes to a node and what leaves it, by the owner's policy.
 
-    Account and outbox are in `state_dir`. `node_config` is the node's: the app hands back the one
-    in a run's context, changed. `read_run_config` reads the run config in a bundle with a run's
-    overrides, and raises BundleError if it cannot. `now` is the node's clock, with its time zone.
+    Not the node config of a run's context counts, which the app hands back changed, but
+    `node_config`. `read_run_config` reads the run config in a bundle, with a run's overrides;
+    BundleError if it cannot.
     """
 
     def __init__(
@@ -140,7 +137,6 @@ class Guard:
     def _open(
         self, header: Header, request: Asked | None, data: str, refusal: Refusal | None
     ) -> Answer | None:
-        """Wait for a message's reply; return the refusal to answer with, if there is one."""
         answer = self._answer(header, refusal) if refusal is not None else None
         # One at a time: the SuperNode waits for a reply before it polls for the next message.
         self._pending = {header.message_id: _Pending(header, request, data, answer)}
@@ -196,7 +192,6 @@ class Guard:
         return Answer(RecordDict({METRICS: metrics, CONFIG: config_record}))
 
     def _leave(self, pending: _Pending, answer: Answer) -> Answer:
-        """Record an error, and let it leave."""
         text = answer.reason
         if answer.content is not None:
             (text,) = cast(list[str], answer.content.config_records[CONFIG]["missing"])
@@ -213,8 +208,7 @@ class Guard:
     def _refused(self, bundle: Bundle) -> Refusal | None:
         """Why a bundle is not opened: by its hash, or because no publisher has signed it.
 
-        Flower would judge signatures too, but its refusal names no rule, and answers no message
-        that this guard has seen.
+        Flower's own refusal names no rule, and answers no message that this guard has seen.
         """
         if refusal := judge_bundle(self._policy, bundle.name):
             return refusal
@@ -224,10 +218,7 @@ class Guard:
         return Refusal("publishers", reason)
 
     def _policy_for(self, header: Header) -> Policy:
-        """The policy, with what the owner has allowed the message's run.
-
-        Not the run that it resumes: which one that is, the app says.
-        """
+        """The policy, with what the owner has allowed this run, not the one that it resumes."""
         if self._policy.raw_data == "ask" and raw_data_allowed(self._state_dir, header.run_id):
             return self._policy.model_copy(update={"raw_data": "allowed"})
         return self._policy
@@ -266,7 +257,6 @@ class Guard:
         return None
 
     def _unpack(self, bundle: Bundle) -> None:
-        """Unpack a bundle where its app can read it, and no app can write."""
         if self._unpacked != bundle.name:
             unpack(bundle.content, folder_of_bundles(self._state_dir / FLOWER_HOME))
             self._unpacked = bundle.name
@@ -387,7 +377,6 @@ class Guard:
 
 
 def _described(name: str, record: object) -> str:
-    """A record in words: its name, and its keys or sizes."""
     if isinstance(record, ArrayRecord):
         values = sum(math.prod(array.shape) for array in record.values())
         return f"{name}: {counted(len(record), 'array')}, {values:,} values"

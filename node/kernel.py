@@ -29,11 +29,10 @@ def die_with(parent: int) -> None:
 
 
 def keep_freed() -> None:
-    """Have freed memory kept for what is allocated next, where the C library is glibc.
+    """Have glibc keep freed memory for what is allocated next.
 
-    It gives blocks of tensors back to the system and asks for new ones, minibatch after minibatch,
-    which all have to be filled with zeros first: on a CPU a fifth to nearly half of the time of
-    training convolutions (``benchmarks.freed_memory``).
+    Blocks of tensors would go back to the system and come again, zeroed, with each minibatch: up to
+    half of the time of training convolutions on a CPU (``benchmarks.freed_memory``).
     """
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(TRIM_THRESHOLD, KEPT)

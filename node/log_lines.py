@@ -1,7 +1,6 @@
 """Lines of a node's log that no message and no app can forge.
 
-Texts of messages are escaped where they are logged. What an app in a sandbox prints comes through a
-pipe: each line is escaped and gets a title in front.
+Texts of messages are escaped. What a sandboxed app prints comes through a pipe, and gets a title.
 """
 
 from __future__ import annotations

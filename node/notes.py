@@ -1,7 +1,6 @@
 """Short messages between a node's processes: JSON with its length in front, of a bounded size.
 
-One end may be a process that runs an app, so nothing that arrives is trusted. It is never
-unpickled, never read beyond a limit, and never waited for longer than the caller says.
+One end may run an app: nothing is unpickled, read beyond a limit, or awaited beyond a timeout.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """Forks the processes of a federation on this machine from one that has done their imports.
 
-A node is four processes, whose imports take over ten seconds of a core, most of it for PyTorch. A
-local federation starts three nurseries: one for workers, one without PyTorch, which is ready
-sooner, for the rest of a node, and one for ServerApps. A node by itself starts one for its parts,
-without PyTorch: they share the memory of their imports. `node.processes.start_bound` sends requests
-over sockets in the folder that the environment names, and without a nursery starts a program.
-
-A nursery has one thread, and forks before anything opens a channel, a thread pool or a GPU.
+The imports of a node's four processes take over ten seconds of a core, most of it for PyTorch, and
+memory that forks share. A local federation starts three nurseries: for workers, for the rest of a
+node (without PyTorch: sooner ready), and for ServerApps; a node by itself one for its parts,
+without PyTorch. `node.processes.start_bound` sends them requests over sockets. A nursery has one
+thread, and forks before anything opens a channel, a thread pool or a GPU.
 """
 
 from __future__ import annotations
@@ -60,11 +58,7 @@ _FORK_TIMEOUT = 600.0
 
 
 def can_fork() -> bool:
-    """Whether forks of a process that has imported PyTorch are safe on this machine.
-
-    Elsewhere than on Linux system libraries do not survive a fork, and a GPU's driver does not if
-    an import has touched it.
-    """
+    """Whether forks of a process with PyTorch are safe here: for libraries, and GPU drivers."""
     return sys.platform == "linux" and not Path("/dev/nvidiactl").exists()
 
 
@@ -143,10 +137,7 @@ def fork(
 
 
 class Nursery:
-    """Forks a process for each connection to its socket, and reports its exit code over it.
-
-    A process gets SIGTERM when its requester is gone.
-    """
+    """Forks a process for each connection, and sends its exit code; a requester's end ends it."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
@@ -215,7 +206,6 @@ class Nursery:
                 connection.close()
 
     def _become(self, request: dict[str, Any], fds: list[int], parent: int) -> NoReturn:
-        """Turn this process, just forked, into the requested one."""
         code = 1
         try:
             os.setpgid(0, 0)

@@ -85,7 +85,6 @@ class Outbox:
         self._of_today.append((now, num_bytes))
 
     def _write(self, number: int, line: bytes) -> None:
-        """Write a whole line, or nothing."""
         try:
             if os.write(number, line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -103,10 +102,10 @@ class Outbox:
         file = virtual_data_file(self._folder, name)
         if not file.exists():
             try:
-                kept = sum(each.stat().st_size for each in file.parent.glob("*"))
-                if kept + len(payload) > MAX_KEPT:
+                size = sum(each.stat().st_size for each in file.parent.glob("*"))
+                if size + len(payload) > MAX_KEPT:
                     raise OutboxError(
-                        f"has {kept:,} bytes, and may have {MAX_KEPT:,}",
+                        f"has {size:,} bytes, and may have {MAX_KEPT:,}",
                         where=file.parent,
                         remedy="the node's owner can move what is there elsewhere",
                     )

@@ -19,10 +19,7 @@ _MAX_CLASSES = 100
 
 
 class OwnData:
-    """The data that a node config names; read again when its files have changed.
-
-    Without data of its own a node has a partition of a public set, and nothing to count.
-    """
+    """The data that a node config names, read again when they have changed."""
 
     def __init__(self, node_config: Mapping[str, Any]) -> None:
         self._node_config = node_config

@@ -1,7 +1,7 @@
-"""How long a node waits until it polls for work again.
+"""How long a node waits until it polls for work again: a share of the time that it has been idle.
 
-The pause is a share of the time that the node has been idle: it polls often during a run and
-seldom in between, and a message waits little longer than its sender did.
+It polls often during a run and seldom in between, and a message waits little longer than its
+sender.
 """
 
 from __future__ import annotations

@@ -57,10 +57,7 @@ class Payload:
 
 
 class Opener:
-    """Opens the parcels of one run at a node.
-
-    The node's key and the receiver's make a seal's key, so the sender can open it too.
-    """
+    """Opens the parcels of one run at a node: a seal's sender can open it too."""
 
     def __init__(
         self, state_dir: Path, node_config: Mapping[str, Any], run_id: int, node_id: int

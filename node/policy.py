@@ -1,8 +1,7 @@
 """A node's policy: what its owner lets runs ask of it, and send from it.
 
-Anyone who may submit a run executes code on every node. The policy is the owner's word on that, and
-is enforced outside the submitted app (`node.guard`). What it cannot enforce: `docs/policy.md`. What
-a strict one lets a run ask, and what leaves: `node.listed`.
+Anyone who may submit a run executes code on every node, so the policy is enforced outside the app
+(`node.guard`). What it cannot enforce: `docs/policy.md`.
 """
 
 from __future__ import annotations
@@ -112,7 +111,7 @@ class Policy(Block):
     """``listed``: settings of runs and keys of messages must be on a list (`node.listed`), in their
     ranges, and the other bounds there hold. Needs ``replies: declared`` and ``paths: named``."""
     raw_data: Literal["never", "ask", "allowed"] = "never"
-    """Whether its samples may leave it as they are: ``never``, ``allowed``, or ``ask``: in runs
+    """Whether its samples may leave it unchanged: ``never``, ``allowed``, or ``ask``: in runs
     that its owner has allowed by id (`node.permissions`)."""
     starts: Annotated[list[Name] | None, _OrAny] = Field(default_factory=lambda: [*_NOT_REAL])
     """What its virtual data may start from: ``noise``, ``class-stats``, ``pixel-stats``,
@@ -168,7 +167,6 @@ class Policy(Block):
     @field_validator(*_NEEDS)
     @classmethod
     def _has_what_it_needs(cls, value: object, info: ValidationInfo) -> object:
-        """Check against the fields above this one; each rule is void without another."""
         if value not in _OFF:
             for key, is_enough, what in _NEEDS[info.field_name or ""]:
                 if not is_enough(info.data.get(key)):
@@ -275,10 +273,10 @@ def in_words(policy: Policy) -> list[str]:
         if p.paths == "named"
         else "Reads any file that a run names.",
         {
-            "never": "Never sends its samples as they are.",
-            "ask": "Sends its samples as they are in runs that its owner has allowed to have them "
+            "never": "Never sends its samples unchanged.",
+            "ask": "Sends its samples unchanged in runs that its owner has allowed to have them "
             "(flwr-distill policy allow RUN).",
-            "allowed": "Sends its samples as they are, if a run asks for them.",
+            "allowed": "Sends its samples unchanged, if a run asks for them.",
         }[p.raw_data],
         f"Starts virtual data from {_any_of(p.starts, 'anything, real images too')}.",
         _classes_in_words(p),

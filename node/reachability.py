@@ -24,11 +24,10 @@ def check_superlink(
     root_certificates: Path | None,
     timeout: float,
 ) -> None:
-    """Wait until a SuperLink's Fleet API answers at an address.
+    """Wait until a SuperLink's Fleet API answers at an address; `NodeError` if waiting is in vain.
 
-    Flower would retry a wrong address or certificate forever; this raises `NodeError` for them and
-    waits only for a SuperLink that is not up yet. `root_certificates` None: the system's. It goes
-    through a proxy where gRPC would.
+    Flower would retry a wrong address or certificate forever. `root_certificates` None: the
+    system's. It goes through a proxy where gRPC would.
     """
     host, port = _split(address)
     context = None if insecure else _tls_context(root_certificates)
@@ -96,7 +95,6 @@ def _greet(host: str, port: int, context: ssl.SSLContext | None, proxy: Proxy | 
 
 
 def _pass_through(connection: socket.socket, host: str, port: int, proxy: Proxy) -> None:
-    """Have a proxy connect to a server."""
     server = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     lines = [f"CONNECT {server} HTTP/1.1", f"Host: {server}"]
     if proxy.authorization:

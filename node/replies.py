@@ -61,9 +61,9 @@ def judge_reply(
 ) -> Refusal | None:
     """Why a policy refuses to let a reply leave; None if it does not.
 
-    If the policy lets only declared replies leave, the reply's arrays are decoded in place, so that
-    what leaves is what was judged. `payloads` are those of `node.parcels.Opener`; a parcel that is
-    missing there does not open. `max_classes` bounds the classes in virtual data.
+    Where replies must be declared, arrays are decoded in place, so that what was judged leaves. A
+    parcel without a payload (`Opener.payloads`) does not open. `max_classes` bounds classes in
+    virtual data.
     """
     if policy.replies == "declared":
         try:
@@ -181,7 +181,6 @@ def _check_parcel(
     record: ConfigRecord,
     payloads: Mapping[str, Payload],
 ) -> None:
-    """Check that a parcel goes where the message says, and that it holds what it should."""
     parcel = Parcel.checked(record, name)
     if request.route_of(name).get("token") != parcel.token:
         raise ValueError(f"{name}: the message has no route for it")

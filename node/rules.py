@@ -110,7 +110,6 @@ def _named_code(policy: Policy, request: Asked) -> Refusal | None:
 
 
 def _listed(policy: Policy, request: Asked) -> Refusal | None:
-    """Refuse settings that have no row, paths under other names, and values out of range."""
     if policy.settings == "any":
         return None
     for setting in request.all_settings:
@@ -249,7 +248,7 @@ def max_noisy_epsilon(policy: Policy) -> float:
 
 
 def _own_epsilons(request: Asked) -> list[float]:
-    """Epsilon by the method's own settings, and that of the message; empty if it has none."""
+    """Epsilon by the method's own settings, and that of the message; empty without one."""
     method = request.method
     if method is None or method.own_privacy is None or request.start:
         return []
@@ -348,7 +347,6 @@ _RULES: tuple[Callable[[Policy, Asked], Refusal | None], ...] = (
 
 
 def _bound_of(request: Asked, setting: Setting) -> str | None:
-    """What bounds a setting, by `node.listed`; None if it is not on the list."""
     table, _, inner = setting.where.rstrip(".").partition(".")
     name = setting.name
     if table == "aggregator-args":
@@ -372,7 +370,6 @@ def _bound_of(request: Asked, setting: Setting) -> str | None:
 
 @cache
 def _settings_by_table() -> dict[str, set[str]]:
-    """Settings of all methods, by the name of their table."""
     tables: dict[str, set[str]] = {}
     for method in all_methods().values():
         if method.settings is not None:

@@ -1,7 +1,6 @@
 """What a node records of each run, where no app can write: its app bundle, and what it resumes.
 
-By these records the sandbox of a run shows its app that run's files and those of the runs that it
-resumes (`node.run_sandbox`). A run of another bundle cannot say that it resumes one to see these.
+The sandbox of a run shows its app the files of these runs (`node.run_sandbox`), of one bundle only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The sandbox of each run: of the state directory its app sees its own run's files alone.
+"""The sandbox of each run (`node.sandbox`): of the state directory it has the run's files alone.
 
-`node.sandbox` says what else is in it. Each run has a process, since nothing can be mounted later.
-What a run's app may keep on disk is bounded here, too.
+Each run has a process, since nothing can be mounted later.
 """
 
 from __future__ import annotations
@@ -133,33 +132,33 @@ class Disk:
         """Why the app keeps too much, and what helps; empty if it does not, or none is due."""
         if not self._folders or time.monotonic() < self._due:
             return ""
-        kept = self._kept()
+        usage = self._usage()
         self._due = time.monotonic() + MEASURED_EVERY
         free = self._free()
         if self._reserve is None:
             self._reserve = min(RESERVE, free // 2)
         if self._most is None:
-            self._most = int(SHARE * (free + (kept or 0)))
+            self._most = int(SHARE * (free + (usage or 0)))
         names = " and ".join(str(path.relative_to(self._state_dir)) for path in self._folders)
-        if kept is None:
+        if usage is None:
             text = f"more files or deeper folders than can be counted in {names}"
-        elif kept > self._most:
-            text = f"{kept:,} bytes in {names}, over {self._most:,}"
+        elif usage > self._most:
+            text = f"{usage:,} bytes in {names}, over {self._most:,}"
         elif free < self._reserve:
-            text = f"{kept:,} bytes, and the disk has fewer than {self._reserve:,} left"
+            text = f"{usage:,} bytes, and the disk has fewer than {self._reserve:,} left"
         else:
             return ""
         return f"most-disk: the app keeps {text} (the node's owner can remove them or allow more)"
 
-    def _kept(self) -> int | None:
-        kept = 0
+    def _usage(self) -> int | None:
+        usage = 0
         for path in self._folders:
             with untrusted.folder(path) as folder:
                 use = untrusted.disk_use(folder)
             if use is None:
                 return None
-            kept += use
-        return kept
+            usage += use
+        return usage
 
     def _free(self) -> int:
         status = os.statvfs(self._state_dir)

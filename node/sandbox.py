@@ -1,11 +1,9 @@
 """Sandbox of the process that runs the app: no network but its SuperNode, no files but its data.
 
-Bubblewrap (``bwrap``) makes it of Linux namespaces, without root where users may. Inside are
-read-only: the system's libraries, Python and its packages, the node's data, its certificates for
-links, and what the policy names as ``readable``; and, from `node.run_sandbox`, the run's app bundle
-and, to write, its files in the state directory. Outbox, account, the key for the SuperLink,
-environment, other runs' files and other users' processes are outside. What the app writes is
-hostile to all that is outside (`links.untrusted`).
+Bubblewrap (``bwrap``) makes it of Linux namespaces. Inside are, read-only, the system's libraries,
+Python, the node's data, its certificates for links, what the policy names as ``readable``, and the
+run's bundle and files (`node.run_sandbox`). Outbox, account, the key for the SuperLink, environment
+and other runs are outside. What the app writes is hostile to the outside (`links.untrusted`).
 """
 
 from __future__ import annotations
@@ -75,12 +73,12 @@ def why_exposed(settings: NodeSettings) -> str:
     state, login = settings.state_dir, settings.auth_key
     for path in _readable(settings):
         if state.is_relative_to(path.resolve()):
-            return f"{path} holds the node's state directory {state}: move one of them"
+            return f"the node's state directory {state} is in {path}: move one of them"
     if login is None:
         return ""
     for path in [*map(Path, _SYSTEM), *_python(), *_readable(settings)]:
         if login.is_relative_to(path.resolve()):
-            return f"{path} holds auth-key={login}: move the key"
+            return f"auth-key={login} is in {path}: move the key"
     links = settings.peer_key and _public(settings.peer_key)
     if links and links == _public(login):
         return (
@@ -95,7 +93,7 @@ def sandbox_command(settings: NodeSettings, environment: Mapping[str, str]) -> l
 
     `environment` is that of the node's processes; variables that may be secrets stay outside.
     """
-    kept = {name: value for name, value in environment.items() if name.startswith(_VARIABLES)}
+    passed = {name: value for name, value in environment.items() if name.startswith(_VARIABLES)}
     devices = [path for name in _GPU_DEVICES for path in Path("/dev").glob(name)]
     return [
         *("bwrap", *_namespaces()),
@@ -108,7 +106,7 @@ def sandbox_command(settings: NodeSettings, environment: Mapping[str, str]) -> l
         *_read_only(_readable(settings)),
         *(("--tmpfs", environment[NURSERY]) if NURSERY in environment else ()),  # it forks outside
         *("--setenv", "HOME", _HOME, "--setenv", "TMPDIR", _HOME, "--setenv", "USER", "app"),
-        *(word for name, value in kept.items() for word in ("--setenv", name, value)),
+        *(word for name, value in passed.items() for word in ("--setenv", name, value)),
     ]
 
 
@@ -124,10 +122,10 @@ def _read_only(paths: Iterable[str | Path]) -> list[str]:
 
 
 def _python() -> list[Path]:
-    """Where this Python, what is installed for it, and other packages on its path are.
+    """Where this Python, its packages, and others on its path are.
 
-    Of a folder on the path that is not an installation's, such as a checkout, only packages and
-    modules are inside: beside them may lie keys and data.
+    Of a checkout on the path only packages and modules are inside: beside them may be keys and
+    data.
     """
     installed = [Path(sys.base_prefix), Path(sys.prefix)]
     installed += [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
@@ -142,7 +140,6 @@ def _python() -> list[Path]:
 
 
 def _is_installation(folder: Path) -> bool:
-    """Whether packages are installed there, as by ``pip install --target``."""
     return folder.name in _PACKAGES or any(folder.glob("*.dist-info"))
 
 
@@ -156,7 +153,6 @@ def _packages_in(folder: Path) -> Iterator[Path]:
 
 
 def _readable(settings: NodeSettings) -> list[Path]:
-    """What the policy lets be read, data, what links read, and an edge's sockets."""
     root = settings.node_config.get("data-root")
     files = [
         *map(Path, settings.policy.readable),
@@ -190,7 +186,6 @@ def _state(folder: Path) -> list[str]:
 
 
 def _temporary(*paths: str) -> list[str]:
-    """Folders in memory."""
     usage = subprocess.run(
         ["bwrap", "--help"], capture_output=True, text=True, timeout=_START_TIMEOUT, check=False
     )

@@ -39,19 +39,6 @@ NODE_CONFIG = "node-config.toml"
 FLOWER_HOME = "flower"
 """Folder in the state directory that is ``FLWR_HOME`` for a node's processes."""
 
-_OWN_KEYS = {
-    CLASSES,
-    FEWEST_OF_A_CLASS,
-    REAL_PER_VIRTUAL,
-    HOLDOUT,
-    HOLDOUT_SECRET,
-    EDGE,
-    *("name", "partition-id", "num-partitions", "sector", "device", "data", "dataset"),
-    "state-dir",
-    *("peer-address", "peer-certificate", "peer-key", "peer-authority"),
-    *("peer-revocations", "peer-names"),
-}
-
 
 class NodeError(ReportedError):
     """The node cannot work."""
@@ -166,9 +153,9 @@ class NodeSettings(BaseModel):
             raise ValueError(
                 f"poll-busy={self.poll_busy} must not be above poll-idle={self.poll_idle}"
             )
-        own = {key for key in self.node_config if key.startswith(FILE)}
-        if options := own | (_OWN_KEYS & self.node_config.keys()):
-            raise ValueError(f"node-config: {min(options)} is a setting itself, use that")
+        own = {*self._own_config, HOLDOUT_SECRET} - {DATA_ROOT}
+        if taken := [key for key in self.node_config if key in own or key.startswith(FILE)]:
+            raise ValueError(f"node-config: {taken[0]} is a setting itself, use that")
         return self
 
     def _check_data(self) -> None:
@@ -194,7 +181,6 @@ class NodeSettings(BaseModel):
                 )
 
     def _check_classes(self) -> None:
-        """Check that the node can keep its policy's rule on classes."""
         policy = self.policy
         fewest = f"policy: fewest-of-a-class = {policy.fewest_of_a_class}"
         if policy.classes is not None and self.data is None:
@@ -211,7 +197,6 @@ class NodeSettings(BaseModel):
             )
 
     def _check_keys(self) -> None:
-        """Check certificates and keys, for the SuperLink and for peers."""
         if self.insecure and self.root_certificates is not None:
             raise ValueError("insecure and root-certificates exclude each other: drop one")
         if self.insecure and self.auth_key is not None:
@@ -231,10 +216,11 @@ class NodeSettings(BaseModel):
             )
 
     @property
-    def app_config(self) -> dict[str, NodeConfigValue]:
-        """The node config that apps see in ``context.node_config``."""
-        policy = self.policy
-        values: dict[str, NodeConfigValue | Path | None] = {
+    def _own_config(self) -> dict[str, NodeConfigValue | Path | None]:
+        """What apps see of these settings; None is left away."""
+        policy, listed = self.policy, self.policy.settings == "listed"
+        authority = self.peer_authority or self.root_certificates
+        return {
             "name": self.name,
             "device": self.device,
             "state-dir": self.state_dir,
@@ -244,8 +230,7 @@ class NodeSettings(BaseModel):
             "data": self.data,
             "dataset": self.dataset,
             "peer-address": self.peer_address,
-            "peer-authority": self.peer_certificate
-            and (self.peer_authority or self.root_certificates),
+            "peer-authority": self.peer_certificate and authority,
             "peer-certificate": self.peer_certificate,
             "peer-key": self.peer_key,
             "peer-revocations": self.peer_revocations,
@@ -255,17 +240,16 @@ class NodeSettings(BaseModel):
             REAL_PER_VIRTUAL: policy.real_per_virtual if self.data is not None else None,
             CLASSES: None if policy.classes is None else ",".join(policy.classes),
             HOLDOUT: policy.holdout,
-            # Here a run's own data-root does not count.
-            DATA_ROOT: os.environ.get("FLWR_DISTILL_DATA_ROOT", "data")
-            if policy.settings == "listed"
-            else None,
+            # Then a run's own does not count.
+            DATA_ROOT: os.environ.get("FLWR_DISTILL_DATA_ROOT", "data") if listed else None,
             **{f"{FILE}@{name}": path for name, path in self.files.items()},
         }
-        config = {
-            key: str(value) if isinstance(value, Path) else value
-            for key, value in values.items()
-            if value is not None
-        }
+
+    @property
+    def app_config(self) -> dict[str, NodeConfigValue]:
+        """The node config that apps see in ``context.node_config``."""
+        own = {k: v for k, v in self._own_config.items() if v is not None}
+        config = {k: str(v) if isinstance(v, Path) else v for k, v in own.items()}
         return config | self.node_config
 
 

@@ -1,7 +1,7 @@
 """A node on another Flower than 1.32: what is missing, and how to start Flower's own SuperNode.
 
-Where `flower` has no folder for the installed line, that one does all the work: Flower
-starts a process for each message. In either case there is nothing between SuperLink and app.
+That one does all the work where `flower` has no folder for the installed line. In either case there
+is nothing between SuperLink and app.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """Supervises a node's processes: SuperNode, executor and, with a peer address, mailbox.
 
-On a Flower without a folder for its line, the SuperNode is Flower's own and there is no executor
-(`node.stock`).
-
-If one of them ends, all are stopped and started again: a SuperNode whose executor died would wait
-for its answer forever, and an executor's task is void without its SuperNode. On SIGTERM a SuperNode
-tells the SuperLink, so strategies get an error for it at once. After SIGKILL the SuperLink refuses
-the node's key for up to a minute; the node restarts until it is accepted.
+If one ends, all restart: a SuperNode whose executor died would wait for its reply forever, and an
+executor's task is void without its SuperNode. On SIGTERM a SuperNode signs off, so strategies get
+an error for it at once. After SIGKILL the SuperLink refuses the node's key for up to a minute.
 """
 
 from __future__ import annotations
@@ -154,7 +150,6 @@ class Node:
             serve_metrics(self._status, settings.metrics_port)
 
     def _decide_on_sandbox(self) -> None:
-        """Decide whether the app runs in a sandbox, and log it."""
         policy = self._settings.policy
         if policy.sandbox == "none":
             return
@@ -208,10 +203,7 @@ class Node:
         self._write_status()
 
     def _start_nursery(self) -> None:
-        """Start what the parts are forked from, unless it runs or a local federation has one.
-
-        One that is older than packages that were installed since would give parts the old ones.
-        """
+        """Start the nursery of the parts, unless one runs that is no older than any package."""
         if self._stock or sys.platform != "linux" or NURSERY in os.environ:
             return
         packages = installed_packages()
@@ -252,10 +244,7 @@ class Node:
                 self._write_status()
 
     def _note(self, kind: str, value: int | str) -> None:
-        """Note a report in the status.
-
-        A worker that was let go leaves the node as ready as it was; one that died does not.
-        """
+        """Note a report: a worker that was released leaves the node ready, a dead one does not."""
         if kind == "released":
             for gone in ("worker", "device"):
                 self._status.pop(gone, None)
@@ -324,10 +313,9 @@ class Node:
         }
 
     def _write_status(self) -> None:
-        """Write `node.json`: process ids, `online` (Flower's node id), `ready` (it can work).
+        """Write `node.json`: process ids, `online` (Flower's node id), `ready` (last warm worker).
 
-        `worker` and `device`, what it computes on, are there while it is. `ready` is the id of the
-        last worker that was warm. The node works without the file, as on a full disk.
+        `worker` and `device` are there while they run. A full disk does not end the node.
         """
         file = status_file(self._settings.state_dir)
         temporary = file.with_suffix(".new")
@@ -340,7 +328,6 @@ class Node:
 
 
 def _checked(report: list[Any]) -> tuple[str, int | str]:
-    """A report's kind and value."""
     match report:
         case ["online" | "worker" | "ready" | "released" as kind, int(value)]:
             return kind, value
@@ -363,7 +350,6 @@ def app_config(settings: NodeSettings) -> dict[str, NodeConfigValue]:
 
 
 def _log_policy(policy: Policy) -> None:
-    """Log what the node refuses, and what its policy cannot enforce."""
     if policy == OPEN:
         lines = ["open, runs may ask for anything (--policy hospital, or a file, refuses)"]
     else:

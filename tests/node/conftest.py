@@ -69,11 +69,11 @@ def train(message: Message, context: Context) -> Message:
             faults = getrusage(RUSAGE_SELF).ru_minflt - before
     counted = context.state.metric_records.get("count", MetricRecord({"n": 0}))["n"] + 1
     context.state["count"] = MetricRecord({"n": counted})
-    told = ConfigRecord({"pid": os.getpid(), "greeting": GREETING, "count": counted,
+    answer = ConfigRecord({"pid": os.getpid(), "greeting": GREETING, "count": counted,
                          "faults": faults,
                          "threads": os.environ["OMP_NUM_THREADS"],
                          "node-config": str(dict(context.node_config))})
-    return Message(RecordDict({"told": told}), reply_to=message)
+    return Message(RecordDict({"answer": answer}), reply_to=message)
 """
 
 SERVER = """
@@ -101,9 +101,9 @@ def main(grid: Grid, context: Context) -> None:
         while waiting and time.monotonic() - start < config["timeout"]:
             for reply in grid.pull_messages(list(waiting)):
                 node = waiting.pop(reply.metadata.reply_to_message_id)
-                told = ({"error": reply.error.code, "reason": reply.error.reason}
-                        if reply.has_error() else dict(reply.content["told"]))
-                replies[node] = told | {"after": time.monotonic() - start}
+                answer = ({"error": reply.error.code, "reason": reply.error.reason}
+                        if reply.has_error() else dict(reply.content["answer"]))
+                replies[node] = answer | {"after": time.monotonic() - start}
             time.sleep(0.02)
         print("PHASE", json.dumps(replies), flush=True)
 """
@@ -114,18 +114,18 @@ class Reply:
     """What the tiny app's ServerApp says of one node's reply, `after` so many seconds."""
 
     after: float
-    told: dict[str, Any]
+    answer: dict[str, Any]
 
     @property
     def error(self) -> int:
-        return int(self.told.get("error", 0))
+        return int(self.answer.get("error", 0))
 
 
 def phases(outcome: RunOutcome) -> list[dict[str, Reply]]:
     """The replies of each phase, by Flower's node id."""
     found = [match[1] for line in outcome.lines if (match := re.match(r"PHASE (.*)", line))]
     return [
-        {node: Reply(told.pop("after"), told) for node, told in json.loads(text).items()}
+        {node: Reply(answer.pop("after"), answer) for node, answer in json.loads(text).items()}
         for text in found
     ]
 

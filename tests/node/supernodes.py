@@ -84,7 +84,7 @@ class SuperNode:
     def ask(self, do: str = "", **message: Any) -> dict[str, Any]:
         """Put a message for the app; what it answers."""
         self.send(do, **message)
-        return told(self.reply())
+        return answer(self.reply())
 
     def replies(self) -> Any:
         """Replies that have not been seen yet."""
@@ -187,9 +187,9 @@ def running_executor(
         process.wait()
 
 
-def told(reply: Message) -> dict[str, Any]:
+def answer(reply: Message) -> dict[str, Any]:
     assert not reply.has_error(), reply.error
-    return dict(reply.content.config_records["told"])
+    return dict(reply.content.config_records["answer"])
 
 
 def wait_until(what: Callable[[], bool]) -> None:

@@ -30,8 +30,8 @@ from flwr_distill.flower.lines import module_of_line
 from flwr_distill.node.log_lines import OutputQuota
 from tests.node.supernodes import (
     SuperNode,
+    answer,
     running_executor,
-    told,
     wait_until,
     wait_until_gone,
 )
@@ -166,7 +166,7 @@ def test_a_child_killed_while_idle_is_replaced(node: SuperNode, tmp_path: Path) 
             assert reply.error.code == ErrorCode.CLIENT_APP_CRASHED
             node.send()
             reply = node.reply()
-        assert told(reply)["pid"] != before
+        assert answer(reply)["pid"] != before
 
 
 def test_after_an_error_that_cuda_does_not_recover_from_the_next_message_finds_a_fresh_child(
@@ -200,7 +200,7 @@ def test_a_hung_child_is_killed_and_answered_for_and_the_next_message_finds_anot
     executor = make_executor()
     before = executor._child.pid
     serve_one(executor)
-    assert told(node.reply())["pid"] == before
+    assert answer(node.reply())["pid"] == before
     node.send("sleep", ttl=0.5)  # for 8 s
     assert serve_one(executor) < 5
     hung = node.reply()
@@ -208,7 +208,7 @@ def test_a_hung_child_is_killed_and_answered_for_and_the_next_message_finds_anot
     assert "hung, and was killed" in str(hung.error.reason)
     node.send()
     serve_one(executor)
-    assert told(node.reply())["pid"] == executor._child.pid != before
+    assert answer(node.reply())["pid"] == executor._child.pid != before
 
 
 def test_the_app_of_a_run_that_has_ended_is_killed_and_the_next_message_finds_another(
@@ -227,7 +227,7 @@ def test_the_app_of_a_run_that_has_ended_is_killed_and_the_next_message_finds_an
     assert not node.replies()
     node.send()
     serve_one(executor)
-    assert told(node.reply())["pid"] == executor._child.pid != busy
+    assert answer(node.reply())["pid"] == executor._child.pid != busy
 
 
 class Fills:
@@ -288,7 +288,7 @@ def test_tasks_are_claimed_by_those_who_know_the_nodes_secret_alone(
     file = tmp_path / "secret"
     file.write_bytes(b"s" * 32)
     with running_executor(node, tmp_path, "--secret-file", str(file)):
-        assert told(node.reply())["greeting"] == "hello"
+        assert answer(node.reply())["greeting"] == "hello"
     node.close()
 
 

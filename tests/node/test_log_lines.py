@@ -27,10 +27,10 @@ def test_what_a_terminal_obeys_or_hides_is_escaped() -> None:
 @pytest.fixture
 def logger() -> tuple[logging.Logger, io.StringIO]:
     stream = io.StringIO()
-    made = logging.Logger("test")
-    made.addHandler(ConsoleHandler(stream=stream))
-    escape_records(made)
-    return made, stream
+    logger = logging.Logger("test")
+    logger.addHandler(ConsoleHandler(stream=stream))
+    escape_records(logger)
+    return logger, stream
 
 
 def test_a_text_of_a_message_begins_no_line_of_the_log(

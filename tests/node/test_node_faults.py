@@ -43,23 +43,23 @@ def wait_until_back(tiny: Any, index: int, other_than: int = -1) -> None:
 
 
 def pids(phase: dict[str, Any]) -> set[int]:
-    return {reply.told["pid"] for reply in phase.values()}
+    return {reply.answer["pid"] for reply in phase.values()}
 
 
 def test_one_process_serves_all_messages_of_a_node_with_its_context_and_settings(
     tiny: Any,
 ) -> None:
-    found = tiny.run({"phases": 4, "nodes": 2})
-    assert len(found) == 4
-    assert all(pids(phase) == pids(found[0]) for phase in found)
-    assert pids(found[0]) == {tiny.status(0)["worker"], tiny.status(1)["worker"]}
-    for number, phase in enumerate(found, start=1):
-        assert {reply.told["count"] for reply in phase.values()} == {number}
-    for reply in found[0].values():
-        assert reply.told["threads"] == "1"
-        assert "'num-partitions': 2" in reply.told["node-config"]
-        assert "'sector': 7" in reply.told["node-config"]
-        assert "'device': 'auto'" in reply.told["node-config"]  # it preloads no torch
+    results = tiny.run({"phases": 4, "nodes": 2})
+    assert len(results) == 4
+    assert all(pids(phase) == pids(results[0]) for phase in results)
+    assert pids(results[0]) == {tiny.status(0)["worker"], tiny.status(1)["worker"]}
+    for number, phase in enumerate(results, start=1):
+        assert {reply.answer["count"] for reply in phase.values()} == {number}
+    for reply in results[0].values():
+        assert reply.answer["threads"] == "1"
+        assert "'num-partitions': 2" in reply.answer["node-config"]
+        assert "'sector': 7" in reply.answer["node-config"]
+        assert "'device': 'auto'" in reply.answer["node-config"]  # it preloads no torch
     assert tiny.status(0)["device"] == "auto"
 
 
@@ -69,10 +69,10 @@ def test_code_of_a_new_submission_is_what_runs(
     nodes = {tiny.status(index)["pid"] for index in (0, 1)}
     rewrite_tiny_app(tmp_path, greeting="bonjour")
     (phase,) = type(tiny)(tiny.federation, tmp_path).run({"phases": 1, "nodes": 2})
-    assert {reply.told["greeting"] for reply in phase.values()} == {"bonjour"}
+    assert {reply.answer["greeting"] for reply in phase.values()} == {"bonjour"}
     assert nodes == {tiny.status(index)["pid"] for index in (0, 1)}
     (phase,) = tiny.run({"phases": 1, "nodes": 2})
-    assert {reply.told["greeting"] for reply in phase.values()} == {"hello"}
+    assert {reply.answer["greeting"] for reply in phase.values()} == {"hello"}
 
 
 def test_a_run_that_is_stopped_leaves_its_nodes_free_for_the_next(tiny: Any) -> None:
@@ -93,39 +93,39 @@ def test_a_run_that_is_stopped_leaves_its_nodes_free_for_the_next(tiny: Any) -> 
 
 
 def test_an_app_that_fails_is_answered_for_at_once_and_the_rest_goes_on(tiny: Any) -> None:
-    found = tiny.run({"phases": 4, "nodes": 2, "do": "raise nothing exit"})
+    results = tiny.run({"phases": 4, "nodes": 2, "do": "raise nothing exit"})
     expected = [
         (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "as asked"),
         (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "not a Message"),
         (ErrorCode.CLIENT_APP_CRASHED, "exit code 3"),
     ]
-    for phase, (code, reason) in zip(found, expected, strict=False):
+    for phase, (code, reason) in zip(results, expected, strict=False):
         failed = [reply for reply in phase.values() if reply.error]
         assert len(phase) == 2
         assert [reply.error for reply in failed] == [code]
-        assert reason in failed[0].told["reason"]
+        assert reason in failed[0].answer["reason"]
         assert failed[0].after < 10
-    assert not any(reply.error for reply in found[3].values())
+    assert not any(reply.error for reply in results[3].values())
 
 
 def test_a_child_killed_in_mid_train_is_an_error_within_5_s_and_back_in_the_next_phase(
     tiny: Any,
 ) -> None:
     on_line = kill_at(1, lambda: tiny.status(0)["worker"])
-    found = tiny.run({"phases": 3, "nodes": 2, "do": "work sleep"}, on_line)
-    (failed,) = [reply for reply in found[1].values() if reply.error]
+    results = tiny.run({"phases": 3, "nodes": 2, "do": "work sleep"}, on_line)
+    (failed,) = [reply for reply in results[1].values() if reply.error]
     assert failed.error == ErrorCode.CLIENT_APP_CRASHED
-    assert "SIGKILL" in failed.told["reason"]
+    assert "SIGKILL" in failed.answer["reason"]
     assert failed.after < 2 + 5  # killed 2 s after the phase began
-    assert not any(reply.error for reply in found[2].values())
-    assert found[2].keys() == found[0].keys()
+    assert not any(reply.error for reply in results[2].values())
+    assert results[2].keys() == results[0].keys()
 
 
 @pytest.mark.parametrize("part", ["executor", "supernode"])
 def test_a_killed_part_restarts_and_the_run_goes_on_meanwhile(tiny: Any, part: str) -> None:
     on_line = kill_at(1, lambda: tiny.status(0)[part])
-    found = tiny.run({"phases": 2, "nodes": 1, "do": "work sleep", "timeout": 15.0}, on_line)
-    healthy = [reply for reply in found[1].values() if not reply.error]
+    results = tiny.run({"phases": 2, "nodes": 1, "do": "work sleep", "timeout": 15.0}, on_line)
+    healthy = [reply for reply in results[1].values() if not reply.error]
     assert len(healthy) == 1
     wait_until_back(tiny, 0)
     (phase,) = tiny.run({"phases": 1, "nodes": 2})

@@ -1,4 +1,4 @@
-"""Prometheus can ask a node how it fares, if the node is told to answer."""
+"""Prometheus can ask a node how it fares, if the node has a port for it."""
 
 import socket
 import urllib.request
@@ -13,7 +13,7 @@ from flwr_distill.node.supervisor import Node
 from tests.errors import at
 
 
-def told(status):
+def shown(status):
     registry = CollectorRegistry()
     registry.register(NodeMetrics(status))
     lines = generate_latest(registry).decode().splitlines()
@@ -22,13 +22,13 @@ def told(status):
 
 def test_a_node_tells_whether_it_is_online_and_warm_as_it_is_now():
     status = {"starts": 0}
-    assert told(status) == {
+    assert shown(status) == {
         "flwr_distill_node_online": "0.0",
         "flwr_distill_node_ready": "0.0",
         "flwr_distill_node_starts_total": "0.0",
     }
     status |= {"starts": 2, "online": 17}
-    assert told(status) == {
+    assert shown(status) == {
         "flwr_distill_node_online": "1.0",
         "flwr_distill_node_ready": "0.0",
         "flwr_distill_node_starts_total": "2.0",

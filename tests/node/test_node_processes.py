@@ -48,10 +48,10 @@ def wait_for(condition: object, seconds: float = 10.0) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
 def test_a_process_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
-    told = tmp_path / "pid"
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(told)])
-    wait_for(lambda: told.exists() and told.read_text())
-    child = int(told.read_text())
+    shown = tmp_path / "pid"
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(shown)])
+    wait_for(lambda: shown.exists() and shown.read_text())
+    child = int(shown.read_text())
     time.sleep(0.5)  # the child binds itself to its parent first
     assert not ended(child)
     os.kill(parent.pid, signal.SIGKILL)

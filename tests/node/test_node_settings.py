@@ -1,4 +1,4 @@
-"""A node's settings: where they come from, and what is said of wrong ones."""
+"""A node's settings: where they come from, and the errors of wrong ones."""
 
 from pathlib import Path
 from typing import Any

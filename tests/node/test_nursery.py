@@ -76,10 +76,10 @@ def start(folder: Path, *arguments: str, pass_fds: tuple[int, ...] = ()) -> Proc
 def lines(folder: Path, number: int = 1) -> list[str]:
     """The first lines of the log, once they are there."""
     deadline = time.monotonic() + 20
-    while len(found := (folder / "log").read_text().splitlines()) < number:
-        assert time.monotonic() < deadline, found
+    while len(results := (folder / "log").read_text().splitlines()) < number:
+        assert time.monotonic() < deadline, results
         time.sleep(0.02)
-    return found
+    return results
 
 
 def gone(pid: int) -> bool:
@@ -112,14 +112,14 @@ def test_a_process_has_its_environment_its_log_and_the_pipes_that_it_is_given(
 
 
 @pytest.mark.parametrize(
-    ("what", "said"), [("fail", "there is a reason"), ("raise", "ZeroDivisionError")]
+    ("what", "text"), [("fail", "there is a reason"), ("raise", "ZeroDivisionError")]
 )
 def test_a_process_that_fails_says_why_and_ends_with_1(
-    what: str, said: str, server: Process, tmp_path: Path
+    what: str, text: str, server: Process, tmp_path: Path
 ) -> None:
     process = start(tmp_path, what)
     assert process.wait(timeout=10) == 1
-    assert said in (tmp_path / "log").read_text()
+    assert text in (tmp_path / "log").read_text()
 
 
 def test_a_process_is_stopped_and_killed_like_any_other(server: Process, tmp_path: Path) -> None:
@@ -182,16 +182,16 @@ def test_a_kill_that_nobody_confirms_is_not_waited_for(
 def test_a_worker_that_is_not_to_be_forked_is_started_though_there_is_a_nursery(
     server: Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[bool] = []
+    with_nursery: list[bool] = []
 
     def start_nothing(command: list[str], *, env: dict[str, str], **_: object) -> Process:
-        asked.append(NURSERY in env)
+        with_nursery.append(NURSERY in env)
         return start(tmp_path, "sleep")
 
     monkeypatch.setattr(child, "start_bound", start_nothing)
     for forked in (True, False):
         Child([], forked=forked).kill()
-    assert asked == [True, False]
+    assert with_nursery == [True, False]
 
 
 def test_a_nodes_nursery_has_neither_pytorch_nor_any_module_that_an_app_may_bring() -> None:
@@ -201,8 +201,10 @@ from flwr_distill.node import nursery
 nursery._import(nursery._FOR_ALL_PARTS)
 print(*sys.modules)
 """
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    imported = set(found.stdout.split())
+    results = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    imported = set(results.stdout.split())
     assert {"flwr", "grpc", "numpy"} <= imported
     assert "torch" not in imported
     ours = [name.split(".") for name in imported if name.startswith("flwr_distill.")]
@@ -211,8 +213,10 @@ print(*sys.modules)
 
 def test_a_nodes_supervisor_does_without_flower_numpy_and_pytorch() -> None:
     code = "import sys, flwr_distill.cli.main; print(*sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"flwr", "grpc", "numpy", "torch"} & set(found.stdout.split())
+    results = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert not {"flwr", "grpc", "numpy", "torch"} & set(results.stdout.split())
 
 
 def test_a_nursery_that_dies_takes_its_processes_along_and_programs_take_over(
@@ -232,10 +236,10 @@ def test_a_nursery_that_dies_takes_its_processes_along_and_programs_take_over(
 def test_parts_are_not_forked_from_a_nursery_that_is_older_than_a_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = {("pillow-12.0.dist-info", 1)}
+    results = {("pillow-12.0.dist-info", 1)}
     sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
     monkeypatch.delenv(NURSERY, raising=False)
-    monkeypatch.setattr(supervisor, "installed_packages", lambda: frozenset(found))
+    monkeypatch.setattr(supervisor, "installed_packages", lambda: frozenset(results))
     monkeypatch.setattr(supervisor, "start_nursery", lambda *_, **__: start_bound(sleep))
     node = Node(NodeSettings(insecure=True, state_dir=tmp_path))
     try:
@@ -244,7 +248,7 @@ def test_parts_are_not_forked_from_a_nursery_that_is_older_than_a_package(
         assert first is not None
         node._start_nursery()
         assert node._nursery is first
-        found.add(("numpy-2.4.dist-info", 2))
+        results.add(("numpy-2.4.dist-info", 2))
         node._start_nursery()
         assert node._nursery not in (None, first)
         assert first.poll() is not None

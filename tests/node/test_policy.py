@@ -1,4 +1,4 @@
-"""A node's policy: what is read from a file, said of it in words, and judged by it."""
+"""A node's policy: what is read from a file, put in words, and judged by it."""
 
 import datetime
 import math
@@ -99,8 +99,8 @@ def test_a_file_changes_the_preset_that_it_extends(tmp_path: Path) -> None:
 def test_what_a_preset_says_can_be_a_file(name: str, tmp_path: Path) -> None:
     assert read_policy(name) is PRESETS[name]
     values = PRESETS[name].model_dump(by_alias=True)
-    said = {key: "any" if value is None else value for key, value in values.items()}
-    assert of_file(tmp_path, yaml.safe_dump(said)) == PRESETS[name]
+    text = {key: "any" if value is None else value for key, value in values.items()}
+    assert of_file(tmp_path, yaml.safe_dump(text)) == PRESETS[name]
     as_json = PRESETS[name].model_dump_json(by_alias=True)  # as the supervisor hands it on
     assert Policy.model_validate_json(as_json, by_alias=True) == PRESETS[name]
 

@@ -208,8 +208,8 @@ def test_a_node_that_must_sandbox_does_not_start_where_it_cannot(settings, monke
     policy = settings.policy.model_copy(update={"sandbox": "where-possible"})
     node = Node(settings.model_copy(update={"policy": policy}))
     node._decide_on_sandbox()
-    said = capsys.readouterr().err
-    assert "Not enforced: no sandbox, bwrap is forbidden. The app has this user's files" in said
+    text = capsys.readouterr().err
+    assert "Not enforced: no sandbox, bwrap is forbidden. The app has this user's files" in text
     assert not node._sandboxed
     monkeypatch.setattr("flwr_distill.node.supervisor.why_no_sandbox", str)
     for each in (settings.policy, policy):

@@ -42,8 +42,8 @@ def test_the_flower_of_the_lock_is_neither_another_nor_stock() -> None:
 def test_a_flower_without_a_folder_is_stock_and_the_log_says_what_is_slower() -> None:
     assert is_another()
     assert is_stock()
-    assert "flwr 1.36.0" in (said := check_another(NodeSettings(policy=OPEN)))
-    assert "slower" in said
+    assert "flwr 1.36.0" in (text := check_another(NodeSettings(policy=OPEN)))
+    assert "slower" in text
 
 
 def test_one_with_a_folder_has_a_warm_process_and_the_log_says_that_no_policy_is_kept(
@@ -51,9 +51,9 @@ def test_one_with_a_folder_has_a_warm_process_and_the_log_says_that_no_policy_is
 ) -> None:
     assert is_another()
     assert not is_stock()
-    said = check_another(NodeSettings(policy=OPEN, metrics_port=9000))
-    assert f"flwr {newer}: one warm process" in said
-    assert "no policy is enforced" in said
+    text = check_another(NodeSettings(policy=OPEN, metrics_port=9000))
+    assert f"flwr {newer}: one warm process" in text
+    assert "no policy is enforced" in text
 
 
 @pytest.mark.parametrize("number", ["1.36.0", "1.41.0"])
@@ -98,8 +98,8 @@ def test_flowers_own_supernode_gets_the_nodes_settings(
 
 
 def test_the_fleets_tools_say_which_flower_they_speak_to(newer: str, tmp_path: Path) -> None:
-    said = re.escape(f"flwr {newer}") + r" .* flwr==1\.32\.1, or .*`flwr run`"
-    with pytest.raises(SuperLinkError, match=said):
+    text = re.escape(f"flwr {newer}") + r" .* flwr==1\.32\.1, or .*`flwr run`"
+    with pytest.raises(SuperLinkError, match=text):
         Control("127.0.0.1:1")
     with pytest.raises(RuntimeError, match=r"flwr==1\.32\.1"):
         LocalFederation(1, tmp_path).start()

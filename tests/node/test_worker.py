@@ -101,20 +101,20 @@ def test_a_full_gpu_is_named_with_its_memory_and_the_batch_size_and_what_helps(
 def test_what_a_failed_message_held_is_free_when_the_cache_is_emptied(
     notes_of: Callable[..., list[Note]], emptied: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held: list[weakref.ref[torch.Tensor]] = []
+    references: list[weakref.ref[torch.Tensor]] = []
     alive = []
 
     def app(message: Message, context: Context) -> Message:
         activations = torch.zeros(3)
-        held.append(weakref.ref(activations))
+        references.append(weakref.ref(activations))
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     def count() -> None:
-        alive.append(sum(tensor() is not None for tensor in held))
+        alive.append(sum(tensor() is not None for tensor in references))
 
     monkeypatch.setattr(torch.cuda, "empty_cache", count)
     notes_of(app)
-    assert len(held) == 2
+    assert len(references) == 2
     assert alive == [0, 0]
 
 
