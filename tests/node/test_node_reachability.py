@@ -1,7 +1,6 @@
 """What is said of a SuperLink that is not there, or speaks otherwise than the node."""
 
 import socket
-import ssl
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -81,12 +80,10 @@ def test_a_superlink_that_starts_later_is_waited_for(serve: Callable[[bool], str
 
 
 def test_a_certificate_of_another_authority_is_named(
-    serve: Callable[[bool], str], tmp_path: Path
+    serve: Callable[[bool], str], certificates: Any
 ) -> None:
-    other = tmp_path / "other.crt"
-    other.write_text(_any_authority())
     with pytest.raises(NodeError, match="not trusted"):
-        check(serve(True), other, timeout=60)
+        check(serve(True), certificates.other_authority, timeout=60)
 
 
 def test_a_file_that_is_no_certificate_is_named(tmp_path: Path) -> None:
@@ -106,13 +103,3 @@ def test_tls_that_the_superlink_does_not_speak_is_said_at_once(
 def test_tls_that_the_node_was_not_told_of_is_hinted_at(serve: Callable[[bool], str]) -> None:
     with pytest.raises(NodeError, match="does TLS match"):
         check(serve(True))
-
-
-def _any_authority() -> str:
-    """A certificate that signs nothing here: one of those that the system trusts."""
-    loaded = ssl.create_default_context()
-    loaded.load_default_certs()
-    certificates = loaded.get_ca_certs(binary_form=True)
-    if not certificates:
-        pytest.skip("this system trusts no authority, so there is none to take for the wrong one")
-    return ssl.DER_cert_to_PEM_cert(certificates[0])
