@@ -9,7 +9,6 @@ thread, and forks before anything opens a channel, a thread pool or a GPU.
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import gc
 import importlib
@@ -259,15 +258,11 @@ def _import(modules: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Run a nursery; only a local federation and a node start it."""
-    parser = argparse.ArgumentParser(prog="flwr_distill.node.nursery", description=main.__doc__)
-    parser.add_argument("name", choices=NURSERIES)
-    parser.add_argument("listener", type=int, help="file descriptor of the socket")
-    parser.add_argument("preload", nargs="*", help="more modules to import")
-    args = parser.parse_args()
-    own = _FOR_ALL_PARTS if args.name == PARTS else NURSERIES[args.name]
-    _import([*own, *args.preload])
-    Nursery(socket.socket(fileno=args.listener)).serve()
+    """Run a nursery; arguments: its name, its socket's file descriptor, more modules to import."""
+    name, listener, *preload = sys.argv[1:]
+    own = _FOR_ALL_PARTS if name == PARTS else NURSERIES[name]
+    _import([*own, *preload])
+    Nursery(socket.socket(fileno=int(listener))).serve()
 
 
 if __name__ == "__main__":

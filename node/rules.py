@@ -95,10 +95,6 @@ def judge_bundle(policy: Policy, bundle: str) -> Refusal | None:
     return Refusal("bundles", f"the app bundle {bundle} is not among them")
 
 
-def _bundles(policy: Policy, request: Asked) -> Refusal | None:
-    return judge_bundle(policy, request.bundle)
-
-
 def _named_code(policy: Policy, request: Asked) -> Refusal | None:
     if policy.bundles is None and policy.publishers is None and policy.settings == "any":
         return None
@@ -117,9 +113,9 @@ def _listed(policy: Policy, request: Asked) -> Refusal | None:
         if bound is None:
             return Refusal("settings", f"listed, and {setting} is not on the list (remove it)")
         if bound == OFF and setting.value is not False:
-            return Refusal("settings", f"listed, and the run asks for {setting} (set it to false)")
+            return _first("settings", "listed", [setting], "set it to false")
         if bound not in (SERVER, LINKS, OWNER) and _is_a_path(setting.value):
-            return Refusal("paths", f"named, and the run asks for {setting} (name no path)")
+            return _first("paths", "named", [setting], "name no path")
     try:
         TaskSettings.checked(request.run_config, "run config")
     except SettingsError as error:
@@ -268,16 +264,17 @@ def _own_epsilons(request: Asked) -> list[float]:
 def _own_privacy(policy: Policy, request: Asked, epsilons: list[float]) -> Refusal | None:
     """Judge a run whose method has privacy of its own, in place of noise in training."""
     most, name = policy.most_epsilon, f"strategy = {request.strategy!r:.60}"
+    rule = "least-noise"
     if most is None:
         reason = f"{name} has an epsilon in place of it (the node's owner must set most-epsilon)"
-        return Refusal("least-noise", reason)
-    if not all(epsilon > 0 for epsilon in epsilons):
+    elif not all(epsilon > 0 for epsilon in epsilons):
         reason = f"the message {request.message_type!r:.60} asks for more than {name} makes private"
-        return Refusal("least-noise", reason)
-    if not max(epsilons) <= most:
+    elif not max(epsilons) <= most:
+        rule = "most-epsilon"
         reason = f"{most:g}, and {name} asks for {max(epsilons):g} (lower it)"
-        return Refusal("most-epsilon", reason)
-    return None
+    else:
+        return None
+    return Refusal(rule, reason)
 
 
 def _delta(policy: Policy, request: Asked) -> Refusal | None:
@@ -313,22 +310,21 @@ def _links(policy: Policy, request: Asked) -> Refusal | None:
 def _single_updates(policy: Policy, request: Asked) -> Refusal | None:
     if policy.single_updates == "allowed":
         return None
+    strategy, method = f"strategy = {request.strategy!r:.60}", request.method
     if request.run_config.get("secure-sums") is not True:
-        return Refusal("single-updates", "never, and the run has secure-sums off (set it to true)")
-    if request.start:
-        reason = f"never, and start = {request.start!r:.60} has no secure sums (leave it empty)"
-        return Refusal("single-updates", reason)
-    if request.method is None or not request.method.summed:
-        reason = f"never, and strategy = {request.strategy!r:.60} has no secure sums (take fedavg)"
-        return Refusal("single-updates", reason)
-    if request.phase is None:
-        what = f"{request.message_type!r:.60} of strategy = {request.strategy!r:.60} has no masks"
-        return Refusal("single-updates", f"never, and {what}")
-    return None
+        reason = "the run has secure-sums off (set it to true)"
+    elif request.start:
+        reason = f"start = {request.start!r:.60} has no secure sums (leave it empty)"
+    elif method is None or not method.summed:
+        reason = f"{strategy} has no secure sums (take fedavg)"
+    elif request.phase is None:
+        reason = f"{request.message_type!r:.60} of {strategy} has no masks"
+    else:
+        return None
+    return Refusal("single-updates", f"never, and {reason}")
 
 
 _RULES: tuple[Callable[[Policy, Asked], Refusal | None], ...] = (
-    _bundles,
     _named_code,
     _strategies,
     _single_updates,
@@ -396,7 +392,7 @@ def _first(rule: str, allowed: str, odd: Iterable[Setting], remedy: str) -> Refu
 
 
 def _uncovered(request: Asked) -> str:
-    """What differential privacy would not cover in the run, with the remedy; empty if nothing."""
+    """What differential privacy would not cover in the run, with the remedy; '' if nothing."""
     arguments = str(request.run_config.get("strategy-args", ""))
     of_start = _uncovered_of(request.method_of_start, request.run_config, "")
     return of_start or _uncovered_of(request.method, request.run_config, arguments)
@@ -406,12 +402,12 @@ def _uncovered_of(method: Method | None, config: Mapping[str, Any], arguments: s
     if method is None:
         return ""
     if method.unprotected is None:
-        if method.phases or method.terms:
-            return f"{method.name} does not declare what differential privacy covers"
-        return ""
+        declares = "does not declare what differential privacy covers"
+        return f"{method.name} {declares}" if method.phases or method.terms else ""
     settings = method_settings(method, table_of(config, method.table_name), arguments)
-    train = TrainSettings.checked(table_of(config, "train"), "run config")
-    return method.unprotected(settings, train)
+    return method.unprotected(
+        settings, TrainSettings.checked(table_of(config, "train"), "run config")
+    )
 
 
 def _code_in(value: object) -> bool:

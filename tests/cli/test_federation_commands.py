@@ -129,8 +129,8 @@ def missing() -> list[str]:
         (("--data", "nowhere"), "nowhere does not exist"),
         (("--nodes", "3", "--data", "a"), "nodes=3, but there is 1 --data: drop --nodes"),
         (("--config", "own.yaml"), "config=own.yaml: superlink is set by up itself: remove it"),
-        (("--config", "bad.yaml"), "thread=2: there is no such setting"),
-        (("--device", "gpu"), "device=gpu"),
+        (("--config", "bad.yaml"), "thread = 2: unknown setting"),
+        (("--device", "gpu"), "device = 'gpu'"),
     ],
 )
 def test_up_refuses_bad_options_in_one_line(

@@ -76,14 +76,14 @@ def test_the_command_line_comes_before_environment_and_file(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--superlink", "nowhere"], "superlink=nowhere is not an address"),
-        (["--device", "gpu"], "device=gpu"),
+        (["--superlink", "nowhere"], "superlink = 'nowhere': not an address"),
+        (["--device", "gpu"], "device = 'gpu'"),
         (["--node-config", "site"], "node-config=site: give KEY=VALUE"),
-        (["--config", "/no/such/file.yaml"], "config=/no/such/file.yaml cannot be read"),
+        (["--config", "/no/such/file.yaml"], "config = '/no/such/file.yaml': unreadable"),
         (["--auth-key", "/no/such/key"], "/no/such/key does not exist"),
         (
             ["--insecure", "--superlink", "127.0.0.1:1", "--connect-timeout", "0"],
-            "no SuperLink answers at superlink=127.0.0.1:1",
+            "superlink = '127.0.0.1:1': no SuperLink answers",
         ),
     ],
 )

@@ -203,7 +203,7 @@ def test_policies_are_explained_in_words(name: str) -> None:
     result = CliRunner().invoke(app, ["policy", "check", name])
     assert result.exit_code == 0
     assert ("Never sends its samples" in result.output) == (name != "open")
-    assert "Not held: any app bundle is run" in result.output
+    assert "Not enforced: any app bundle is run" in result.output
     wrong = CliRunner().invoke(app, ["policy", "check", "hospitl"])
     assert wrong.exit_code == 1
     assert "one of standard, open, hospital" in wrong.stderr
