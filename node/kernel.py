@@ -1,4 +1,4 @@
-"""Calls of kernel and C library; without effect on systems that lack them."""
+"""Calls of kernel and C library; without effect where a system has none."""
 
 import ctypes
 import os
@@ -31,7 +31,7 @@ def die_with(parent: int) -> None:
 def keep_freed() -> None:
     """Have glibc keep freed memory for what is allocated next.
 
-    Blocks of tensors would go back to the system and come again, zeroed, with each minibatch: up to
+    Blocks of tensors would go back to the system and return, zeroed, with each minibatch: up to
     half of the time of training convolutions on a CPU (``benchmarks.freed_memory``).
     """
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):

@@ -192,8 +192,8 @@ def answer(reply: Message) -> dict[str, Any]:
     return dict(reply.content.config_records["answer"])
 
 
-def wait_until(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+def wait_until(what: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < deadline
         time.sleep(0.1)

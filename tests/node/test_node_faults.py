@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from flwr.common.constant import ErrorCode
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.fleet.submission import RunError
 from flwr_distill.node.nursery import NURSERY
+from tests.node.supernodes import wait_until
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
@@ -30,16 +32,13 @@ def kill_at(phase: int, victim: Callable[[], int]) -> Callable[[str], None]:
 
 
 def wait_until_back(tiny: Any, index: int, other_than: int = -1) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
+    def is_back() -> bool:
+        with suppress(FileNotFoundError):
             status = tiny.status(index)
-        except FileNotFoundError:
-            status = {}
-        if "online" in status and "ready" in status and status["pid"] != other_than:
-            return
-        time.sleep(0.1)
-    raise AssertionError("the node did not come back within 60 s")
+            return {"online", "ready"} <= status.keys() and status["pid"] != other_than
+        return False
+
+    wait_until(is_back, 60)
 
 
 def pids(phase: dict[str, Any]) -> set[int]:
@@ -135,11 +134,8 @@ def test_a_killed_part_restarts_and_the_run_goes_on_meanwhile(tiny: Any, part: s
 def test_a_node_killed_whole_leaves_no_process_and_comes_back(tiny: Any) -> None:
     before = tiny.status(1)
     tiny.federation.nodes[1].kill()
-    deadline = time.monotonic() + 15
     parts = [before[name] for name in ("supernode", "executor", "worker")]
-    while any(_runs(pid) for pid in parts):
-        assert time.monotonic() < deadline, "parts of the node outlive it"
-        time.sleep(0.1)
+    wait_until(lambda: not any(_runs(pid) for pid in parts), 15)
     assert tiny.federation.restart_dead_nodes() == [tiny.federation.nodes[1]]
     wait_until_back(tiny, 1, other_than=before["pid"])
     (phase,) = tiny.run({"phases": 1, "nodes": 2})
@@ -176,10 +172,7 @@ def test_a_node_on_its_own_rests_wakes_and_outlives_the_process_that_its_parts_c
         assert not any(reply.error for reply in phase.values())
         wait_until_it_rests(alone)
         nursery.kill()
-        deadline = time.monotonic() + 60
-        while alone.status(0)["starts"] == 1 or "online" not in alone.status(0):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(lambda: alone.status(0)["starts"] > 1 and "online" in alone.status(0), 60)
         (phase,) = alone.run({"phases": 1, "nodes": 1})
         # The SuperNode had no time to sign off, so the server may think that both are there.
         assert sum(not reply.error for reply in phase.values()) == 1
@@ -189,7 +182,4 @@ def test_a_node_on_its_own_rests_wakes_and_outlives_the_process_that_its_parts_c
 
 
 def wait_until_it_rests(alone: Any) -> None:
-    deadline = time.monotonic() + 60
-    while "worker" in alone.status(0) or "ready" not in alone.status(0):
-        assert time.monotonic() < deadline, alone.status(0)
-        time.sleep(0.1)
+    wait_until(lambda: "ready" in alone.status(0) and "worker" not in alone.status(0), 60)

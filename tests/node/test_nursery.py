@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from flwr_distill.node import child, nursery, processes, supervisor
@@ -17,6 +18,7 @@ from flwr_distill.node.nursery import NURSERY, ForkedProcess
 from flwr_distill.node.processes import Process, kill_group, start_bound, stop
 from flwr_distill.node.settings import NodeSettings
 from flwr_distill.node.supervisor import Node
+from tests.node.supernodes import wait_until_gone
 
 CHILD = """
 import os, sys, time
@@ -82,21 +84,6 @@ def lines(folder: Path, number: int = 1) -> list[str]:
     return results
 
 
-def gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
-def wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + 10
-    while not gone(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_a_process_has_its_environment_its_log_and_the_pipes_that_it_is_given(
     server: Process, tmp_path: Path
 ) -> None:
@@ -132,8 +119,8 @@ def test_a_process_is_stopped_and_killed_like_any_other(server: Process, tmp_pat
     assert first.returncode == -signal.SIGTERM
     kill_group(second)
     assert second.returncode == -signal.SIGKILL
-    assert gone(first.pid)
-    assert gone(second.pid)
+    assert not psutil.pid_exists(first.pid)
+    assert not psutil.pid_exists(second.pid)
 
 
 def test_a_process_ends_with_the_one_that_asked_for_it(server: Process, tmp_path: Path) -> None:

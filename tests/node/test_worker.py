@@ -118,19 +118,17 @@ def test_what_a_failed_message_held_is_free_when_the_cache_is_emptied(
     assert alive == [0, 0]
 
 
-def test_memory_that_cuda_itself_lacks_is_named_too_and_ends_the_worker(
-    notes_of: Callable[..., list[Note]], emptied: list[str]
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (torch.AcceleratorError("CUDA error: out of memory"), "lost"),
+        # Of a library's handle.
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublas..."), "failed"),
+    ],
+)
+def test_memory_that_is_missing_past_pytorchs_allocator_is_named_too(
+    notes_of: Callable[..., list[Note]], emptied: list[str], error: Exception, kind: str
 ) -> None:
-    ((kind, _, reason),) = notes_of(wrapped(torch.AcceleratorError("CUDA error: out of memory")))
-    assert kind == "lost"
+    (end, _, reason), *_ = notes_of(wrapped(error))
+    assert end == kind
     assert "is out of memory: lower the batch size" in reason
-
-
-def test_memory_that_a_library_of_cuda_lacks_for_its_handle_is_named_too(
-    notes_of: Callable[..., list[Note]], emptied: list[str]
-) -> None:
-    library = "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
-    (kind, _, reason), _ = notes_of(wrapped(RuntimeError(library)))
-    assert kind == "failed"
-    assert "is out of memory: lower the batch size" in reason
-    assert len(emptied) == 2
