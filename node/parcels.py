@@ -88,8 +88,8 @@ class Opener:
         record = content.config_records.get(DELIVERY, ConfigRecord())
         try:
             delivery = Delivery.checked(record, DELIVERY)
-            content = unseal(delivery.payload, delivery, self._run_id, self._key())
-            return array_forms(_arrays(content))
+            model = unseal(delivery.payload, delivery, self._run_id, self._key())
+            return array_forms(_arrays(model))
         except (LinkError, ValueError):
             return {}
 
