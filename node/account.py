@@ -1,7 +1,6 @@
 """The epsilon that has left a node over all runs, for each data set; it never falls.
 
-A run's own account (`client.dp_sgd`) is kept by the app and ends with the run. This one is kept by
-the node, from what replies say they cost, and outlasts runs, resumed ones and restarts.
+The node books what replies claim that they cost. It outlasts runs, resumed ones and restarts.
 """
 
 from __future__ import annotations
@@ -31,19 +30,13 @@ _BYTES_OF_FILE = 1 << 24
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set as its account knows it: by any of several marks, of which names change.
-
-    Parameters
-    ----------
-    name : str
-        What its account is called, if none is found.
-    marks : frozenset[str] (default: frozenset())
-        Device and inode, and a fingerprint of the content. A copy has the second, a file or folder
-        that was renamed both, one in which something changed the first.
-    """
+    """A data set as its account knows it: by any of several marks, of which names change."""
 
     name: str
+    """The name of its account, if there is none yet."""
     marks: frozenset[str] = frozenset()
+    """Device and inode, and a fingerprint of the content. A copy has the second, a file or folder
+    that was renamed both, one in which something changed the first."""
 
     @classmethod
     def at(cls, path: Path) -> Self:
@@ -63,7 +56,7 @@ class LifetimeAccount:
 
     Runs on the same data add up. A run says what it has spent so far, and one that resumes another
     continues from there, so only the difference is added; if that is below 0, the run's account has
-    begun anew, and all of it is added.
+    restarted, and all of it is added.
     """
 
     def __init__(self, file: Path) -> None:
@@ -71,16 +64,11 @@ class LifetimeAccount:
         self._marks: dict[str, frozenset[str]] = {}
 
     def name_of(self, data: DataSet) -> str:
-        """What a data set's account is called, for the methods below: one set has one account.
+        """The name of a data set's account, for the methods below: one set has one account.
 
-        Accounts that turn out to be of the same data become one, with what each has spent. An
+        Accounts that turn out to be of the same data are merged, with what each has spent. An
         account of an earlier version, whose path is gone, may be of any data: it goes to the first
-        set that has none.
-
-        Raises
-        ------
-        OSError
-            If accounts are put together, and the file cannot be written.
+        set that has none. OSError if a merge is not writable.
         """
         accounts = self._read()
         marks = {name: _marks_of(name, own) for name, own in accounts.items()}
@@ -106,42 +94,23 @@ class LifetimeAccount:
     def after(self, data: str, run: str, claim: float | None) -> float:
         """Epsilon that will have left on a data set.
 
-        Parameters
-        ----------
-        run : str
-            The first of a chain of resumed runs.
-        claim : float, optional
-            Epsilon that these have spent so far, as the reply says.
+        `claim` is what a chain of resumed runs, named by its first, has spent by the reply.
         """
         return float(self._changed(self._read(), data, run, claim)[data]["left"])
 
     def book(self, data: str, run: str, claim: float | None) -> None:
-        """Book what a reply says that it costs; call it before the reply leaves.
-
-        Raises
-        ------
-        OSError
-            If the file cannot be written.
-        """
-        if claim is None:
-            return
-        self._write(self._changed(self._read(), data, run, claim))
+        """Book what a reply claims that it costs; call it before the reply leaves."""
+        if claim is not None:
+            self._write(self._changed(self._read(), data, run, claim))
 
     def book_evaluation(self, data: str, epsilon: float) -> None:
-        """Book an evaluation and what it costs; call it before the reply leaves.
-
-        Raises
-        ------
-        OSError
-            If the file cannot be written.
-        """
+        """Book an evaluation and what it costs; call it before the reply leaves."""
         accounts = self._read()
         own = {"left": 0.0, "runs": {}, "evaluations": 0} | accounts.get(data, {})
         own |= {"left": own["left"] + epsilon, "evaluations": own["evaluations"] + 1}
         self._write({**accounts, data: self._marked(data, own)})
 
     def _marked(self, name: str, own: Mapping[str, Any]) -> dict[str, Any]:
-        """An account with the marks of its data, where there are any."""
         marks = self._marks.get(name, frozenset()).union(own.get("marks", ()))
         return {**own, "marks": sorted(marks)} if marks else dict(own)
 
@@ -171,9 +140,9 @@ class LifetimeAccount:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
-            raise SettingsError(f"{self._file} cannot be read: {error}") from error
+            raise SettingsError(f"unreadable: {error}", where=self._file) from error
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
-            raise SettingsError(f"{self._file} is no account of this version: {_FORMAT}")
+            raise SettingsError(f"not an account of this version: {_FORMAT}", where=self._file)
         accounts: dict[str, Any] = content["data"]
         return accounts
 
@@ -186,7 +155,6 @@ def _marks_of(name: str, own: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _is_lost(name: str, own: Mapping[str, Any]) -> bool:
-    """Whether an account has no marks, and nothing is at its path."""
     return "marks" not in own and os.path.isabs(name) and not os.path.exists(name)
 
 

@@ -1,4 +1,4 @@
-"""What a message asks of a node, as it is read: free of any policy, and believed in nothing."""
+"""What a message asks of a node, as it reads: free of any policy, and trusted in nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, RecordDict
 
 from flwr_distill.protocol.arguments import read_arguments
 from flwr_distill.protocol.meeting import CONTINUE, DESCRIBE
-from flwr_distill.protocol.messages import ARRAYS, CONFIG, ROUTE
+from flwr_distill.protocol.messages import ARRAYS, CONFIG, PARCEL, ROUTE
 from flwr_distill.protocol.method import Method, Phase
 from flwr_distill.protocol.registry import find_method, phases_of
 from flwr_distill.task.settings import TrainSettings, nested
@@ -55,30 +55,19 @@ class Setting:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a message asks of this node.
-
-    Parameters
-    ----------
-    message_type : str
-        Flower's.
-    bundle : str
-        SHA-256 of the app bundle that would answer.
-    run_config : Mapping[str, object]
-        In nested tables.
-    said : tuple of Setting
-        What the message itself says.
-    routes : Mapping[str, Mapping[str, object]]
-        Routes of parcels to other nodes, by the name of the record.
-    model : Mapping[str, Form]
-        Shapes and types of the arrays of the model that was sent, by name.
-    """
+    """What a message asks of this node."""
 
     message_type: str
     bundle: str
+    """SHA-256 of the app bundle that would answer."""
     run_config: Mapping[str, Any]
-    said: tuple[Setting, ...]
+    """In nested tables."""
+    records: Mapping[str, Mapping[str, Any]]
+    """The message's config records by name, without bytes: parcels are large."""
     routes: Mapping[str, Mapping[str, Any]]
+    """Routes of parcels to other nodes, by the name of the record."""
     model: Mapping[str, Form]
+    """Forms of the arrays of the model that the run has sent, by name."""
 
     @classmethod
     def by(
@@ -90,39 +79,32 @@ class Asked:
         run_config: Mapping[str, Any],
         model: Mapping[str, Form] | None = None,
     ) -> Asked:
-        """Read a message.
-
-        Parameters
-        ----------
-        model : Mapping[str, Form], optional (default: None)
-            That which the run's messages before have brought, if this one brings none.
-
-        Raises
-        ------
-        SettingsError
-            If the run config cannot be read.
-        """
-        records = content.config_records
-        said = [
-            Setting(f"message {record}.", name, value)
-            for record, values in records.items()
-            for name, value in values.items()
-            if not isinstance(value, bytes)  # parcels are large
-        ]
+        """Read a message; `model` counts if the message has none, as of the run's last message."""
+        configs = content.config_records
         sent = content.array_records.get(ARRAYS) or next(iter(content.array_records.values()), None)
-        if sent is not None:
-            model = forms_of(sent)
         return cls(
             message_type=message_type,
             bundle=bundle,
             run_config=nested(run_config),
-            said=tuple(said),
+            records={
+                name: {k: v for k, v in record.items() if not isinstance(v, bytes)}
+                for name, record in configs.items()
+            },
             routes={
                 name: dict(record)
-                for name, record in records.items()
+                for name, record in configs.items()
                 if name.partition(".")[0] == ROUTE
             },
-            model=model or {},
+            model=(model or {}) if sent is None else forms_of(sent),
+        )
+
+    @cached_property
+    def message_settings(self) -> tuple[Setting, ...]:
+        """What the message itself sets."""
+        return tuple(
+            Setting(f"message {record}.", *item)
+            for record, values in self.records.items()
+            for item in values.items()
         )
 
     @cached_property
@@ -130,22 +112,13 @@ class Asked:
         """Settings of training, of the run's method, and of the message."""
         values = {**_TRAIN_DEFAULTS, **table_of(self.run_config, "train")}
         train = [Setting("train.", *item) for item in values.items()]
-        return (*train, *_settings_of(self.method, self.run_config), *self.said)
-
-    @property
-    def said_by_record(self) -> dict[str, dict[str, object]]:
-        """What the message itself says, by the name of its record and the key."""
-        records: dict[str, dict[str, object]] = {}
-        for setting in self.said:
-            name = setting.where.removeprefix("message ").removesuffix(".")
-            records.setdefault(name, {})[setting.name] = setting.value
-        return records
+        return (*train, *_settings_of(self.method, self.run_config), *self.message_settings)
 
     @cached_property
     def all_settings(self) -> tuple[Setting, ...]:
-        """All settings of the run config, and those in settings that are JSON."""
-        found, waiting = list[Setting](), [("", dict[str, Any](self.run_config))]
-        waiting += [(s.where, {s.name: s.value}) for s in self.said]
+        """All settings of run config and message, also within settings that are JSON."""
+        settings, waiting = list[Setting](), [("", dict[str, Any](self.run_config))]
+        waiting += [(s.where, {s.name: s.value}) for s in self.message_settings]
         while waiting:
             where, table = waiting.pop()
             for name, value in table.items():
@@ -153,8 +126,8 @@ class Asked:
                 if isinstance(inner, dict):
                     waiting.append((f"{where}{name}.", inner))
                 else:
-                    found.append(Setting(where, name, value))
-        return tuple(found)
+                    settings.append(Setting(where, name, value))
+        return tuple(settings)
 
     @property
     def strategy(self) -> str:
@@ -163,7 +136,7 @@ class Asked:
 
     @cached_property
     def method(self) -> Method | None:
-        """The strategy's declaration, if it has one here; to look for it reads all packages."""
+        """The strategy's declaration, if it has one here; the search reads all packages."""
         return find_method(self.strategy)
 
     @property
@@ -173,17 +146,12 @@ class Asked:
 
     @cached_property
     def method_of_start(self) -> Method | None:
-        """The method of that strategy; None if there is none."""
+        """The declaration of that strategy."""
         return find_method(self.start) if self.start else None
 
     @property
-    def methods(self) -> tuple[str, ...]:
-        """The run's strategies: the one that makes its first model, if any, and its own."""
-        return (self.start, self.strategy) if self.start else (self.strategy,)
-
-    @property
     def phase(self) -> Phase | None:
-        """The phase of the run's strategies that the message is of, if they declare one."""
+        """The message's phase, if one of the run's strategies declares it."""
         secure_sums = bool(self.run_config.get("secure-sums"))
         phases = phases_of(self.method, self.method_of_start, secure_sums=secure_sums)
         return phases.get(self.message_type)
@@ -192,17 +160,16 @@ class Asked:
     def virtual_epsilon(self) -> float:
         """Epsilon for which the app is to add noise to virtual data; 0 without noise.
 
-        Only records count in which the phase declares ``dp-epsilon`` as such. In settings of
-        training it is a budget, and in any other record nobody reads it.
+        Only where the phase declares ``dp-epsilon`` so: in training it is a budget, elsewhere
+        nobody reads it.
         """
         request = self.phase.request if self.phase else None
         blocks = request.configs if request else {}
-        noisy = {
-            f"message {record}."
+        values = [
+            self.records.get(record, {}).get("dp-epsilon")
             for record, block in blocks.items()
             if "dp_epsilon" in block.model_fields and "dp_noise" not in block.model_fields
-        }
-        values = [s.value for s in self.said if s.name == "dp-epsilon" and s.where in noisy]
+        ]
         return max((float(v) for v in values if isinstance(v, int | float)), default=0.0)
 
     @property
@@ -214,16 +181,20 @@ class Asked:
     def resumes(self) -> int | None:
         """The run that this one resumes, if the message says so."""
         key = _RESUMES.get(self.message_type, "")
-        run_id = str(self.said_by_record.get(CONFIG, {}).get(key, ""))
+        run_id = str(self.records.get(CONFIG, {}).get(key, ""))
         return int(run_id) if _RUN_ID.fullmatch(run_id) else None
 
     def values(self, name: str) -> list[Setting]:
         """Settings of the run or the message that have this name."""
         return [setting for setting in self.settings if setting.name == name]
 
+    def route_of(self, parcel: str) -> Mapping[str, Any]:
+        """The unchecked route of a parcel, by its record's name; empty without one."""
+        return self.routes.get(parcel.replace(PARCEL, ROUTE, 1), {})
+
 
 def forms_of(record: ArrayRecord) -> dict[str, Form]:
-    """Shapes and types of a record's arrays, as they are said."""
+    """Shapes and types of a record's arrays, as the record claims them."""
     return {name: (tuple(array.shape), array.dtype) for name, array in record.items()}
 
 
@@ -234,7 +205,7 @@ def table_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _settings_of(method: Method | None, config: Mapping[str, Any]) -> list[Setting]:
-    """Settings of the run's method: defaults, its table, ``strategy-args``; as they are said."""
+    """Settings of the run's method, unchecked: defaults, its table, ``strategy-args``."""
     if method is None or method.settings is None:
         return []
     values = {**method.settings().model_dump(by_alias=True), **table_of(config, method.table_name)}

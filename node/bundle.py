@@ -1,7 +1,7 @@
 """App bundles: archives from submitters, bounded before anything is unpacked.
 
-A bundle is unpacked from its bytes into a folder that is named by their hash, and that no sandbox
-can write. Flower's own folders are named by eight digits of it, and an app can write them.
+Flower's own folders of unpacked bundles are named by eight digits of the hash, and writable to
+apps.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ENTRY = b"PK\x01\x02"
 
 
 class BundleError(ValueError):
-    """A bundle is malformed or too large."""
+    """A bundle is malformed or too large. Workers import this: no base of another room."""
 
 
 def folder_of_bundles(flower_home: Path) -> Path:
@@ -63,26 +63,14 @@ def prefer(bundle: Path) -> None:
 
 
 def check_hash(content: bytes, name: str) -> None:
-    """Check that a bundle's SHA-256 is the one by which it is named.
-
-    Raises
-    ------
-    BundleError
-        If it is not.
-    """
-    found = hashlib.sha256(content).hexdigest()
-    if found != name:
-        raise BundleError(f"its SHA-256 is {found}, and it is named {name}")
+    """Check that a bundle's name is its SHA-256."""
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != name:
+        raise BundleError(f"its SHA-256 is {digest}, and it is named {name}")
 
 
 def settings_of(content: bytes) -> dict[str, Any]:
-    """Read a bundle's ``pyproject.toml``.
-
-    Raises
-    ------
-    BundleError
-        If the bundle exceeds a bound or is malformed.
-    """
+    """Read a bundle's ``pyproject.toml``."""
     for _, data in _files(content, only=_SETTINGS):
         try:
             return tomllib.loads(data.decode("utf-8"))
@@ -92,19 +80,9 @@ def settings_of(content: bytes) -> dict[str, Any]:
 
 
 def unpack(content: bytes, folder: Path) -> Path:
-    """Unpack a bundle into its own folder, unless it is there already; return that folder.
+    """Unpack a bundle into its own folder below `folder`, unless it is there; return that folder.
 
-    Parameters
-    ----------
-    folder : Path
-        Of all bundles. A process that can write there can change the code of each.
-
-    Raises
-    ------
-    BundleError
-        If the bundle exceeds a bound or is malformed; nothing is written then.
-    OSError
-        If it cannot be written.
+    A process that can write there can change the code of each bundle. A bad bundle writes nothing.
     """
     target = folder / hashlib.sha256(content).hexdigest()
     if target.is_dir():
@@ -184,7 +162,6 @@ def _checked(entry: zipfile.ZipInfo) -> PurePosixPath:
 
 
 def _remove_others(folder: Path, target: Path) -> None:
-    """Remove all but the newest bundles."""
     others = [path for path in folder.iterdir() if path != target]
     others.sort(key=lambda path: path.stat().st_mtime)
     for path in others[: max(0, len(others) + 1 - KEPT)]:

@@ -16,8 +16,8 @@ from flwr_distill.node.nursery import NURSERY, WORKER
 from flwr_distill.node.packages import installed_packages
 from flwr_distill.node.processes import kill_group, start_bound
 
-_AT_THE_START = frozenset({"ready", "unfit"})
-_OF_A_TASK = frozenset({"pushing", "done", "failed", "lost"})
+_FIRST_NOTES = frozenset({"ready", "unfit"})
+_TASK_NOTES = frozenset({"pushing", "done", "failed", "lost"})
 _MAX_CODE = 1 << 31
 
 
@@ -30,19 +30,19 @@ class TooMuchKeptError(ChildDiedError):
 
 
 class Sandbox(Protocol):
-    """Of a run's app, as `node.run_sandbox` makes them."""
+    """The sandbox of a run's app, as `node.run_sandbox` makes them."""
 
     @property
     def command(self) -> Sequence[str]:
-        """The command that puts the one behind it into the sandbox."""
+        """Runs the command behind it in the sandbox."""
 
     @property
     def title(self) -> str:
-        """What each line begins with that is printed in it."""
+        """Begins each line that is printed in it."""
 
     @property
     def quota(self) -> OutputQuota:
-        """How much of that goes to the log."""
+        """Bounds what of that goes to the log."""
 
     def excess(self) -> str:
         """Why its app keeps too much on disk; empty if it does not."""
@@ -51,26 +51,14 @@ class Sandbox(Protocol):
 class Child:
     """A worker process and the notes to and from it, which are those of a hostile app.
 
-    `sandbox` is the one that it is in, `bundle` the hash of the app bundle whose tasks it serves
-    and `run_id` the run of the last one, None before the first task; `ready` says whether it is
-    warm; `packages` are those that were installed when it started.
-
-    Parameters
-    ----------
-    arguments : sequence of str
-        Of `flower.worker`.
-    sandbox : Sandbox, optional
-        None for none: the child's output is then the node's own, which it can read and cut.
-    forked : bool (default: True)
-        Let a nursery fork it, if there is one; such a child has what the nursery had imported.
+    `bundle` is the hash of the bundle whose tasks it serves, `run_id` the run of its last task,
+    both None before the first; `ready`: it is warm; `packages` were installed when it started.
+    Without a sandbox its output is the node's, which it can read and cut. With `forked` a nursery
+    forks it if there is one, with its imports.
     """
 
     def __init__(
-        self,
-        arguments: Sequence[str],
-        sandbox: Sandbox | None = None,
-        *,
-        forked: bool = True,
+        self, arguments: Sequence[str], sandbox: Sandbox | None = None, *, forked: bool = True
     ) -> None:
         self.sandbox = sandbox
         self.bundle: str | None = None
@@ -120,7 +108,7 @@ class Child:
         try:
             match self._notes.receive(timeout):
                 case [str(kind), int(code), str(reason)] if (
-                    kind in (_OF_A_TASK if self.ready else _AT_THE_START)
+                    kind in (_TASK_NOTES if self.ready else _FIRST_NOTES)
                     and 0 <= code < _MAX_CODE
                     and _is_text(reason)
                 ):
@@ -134,13 +122,7 @@ class Child:
             raise ChildDiedError(self._how_it_ended()) from error
 
     def check_disk(self) -> None:
-        """Kill the child if its app keeps too much on disk.
-
-        Raises
-        ------
-        TooMuchKeptError
-            If it does.
-        """
+        """Kill the child and raise `TooMuchKeptError` if its app keeps too much on disk."""
         if self.sandbox is not None and (excess := self.sandbox.excess()):
             self.kill()
             raise TooMuchKeptError(f"the ClientApp process was killed: {excess}")

@@ -1,8 +1,7 @@
 """Puts off the import of PyTorch's compiler until something is compiled.
 
-PyTorch's optimisers import it at their first use, to keep it out of their own code. That takes
-nearly as long as PyTorch itself, and 140 MB; and until something is compiled, there is nothing to
-keep it out of.
+Optimisers import it at their first use, to keep it out of their code: nearly as long as PyTorch
+itself takes, and 140 MB.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ COMPILER = "torch._dynamo"
 
 
 class PutOff(ModuleType):
-    """Stands in for the compiler: all that optimisers want of it, for as long as it is not there.
+    """Stands in for the compiler: all that optimisers want of it, until it is imported.
 
-    Whoever wants anything else has it imported, and from then on everyone has the compiler itself.
+    Any other use imports it, and from then on everyone has the compiler itself.
     """
 
     def __init__(self) -> None:
@@ -36,7 +35,7 @@ class PutOff(ModuleType):
     def disable(
         self, fn: Callable[..., Any] | None = None, recursive: bool = True, **named: Any
     ) -> Callable[..., Any]:
-        """Keep a function from being compiled; call it as it is while there is no compiler."""
+        """Keep a function from being compiled; call it directly while there is no compiler."""
         if fn is None or named != {"wrapping": False}:  # not what optimisers ask for
             return self._import().disable(fn, recursive, **named)  # type: ignore[no-any-return]
         kept_out: Callable[..., Any] | None = None
@@ -70,10 +69,9 @@ class PutOff(ModuleType):
 
 
 class _Once(MetaPathFinder, Loader):
-    """Finds the compiler's modules that are there already, for an import that asks anew.
+    """Finds the compiler's modules that are there already, for an import that asks again.
 
-    One that asked the stand-in for its path would load a module that has come with the compiler a
-    second time: settings in it would be of no effect.
+    It would load a second copy of a module otherwise, whose settings have no effect.
     """
 
     def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:

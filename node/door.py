@@ -15,7 +15,7 @@ INSIDE = Path("/run/door")
 """The folder, as the sandbox sees it."""
 
 _SOCKET = "appio"
-_OPENS_WITHIN = 20.0
+_OPEN_TIMEOUT = 20.0
 
 
 def door_from_inside() -> str:
@@ -24,19 +24,9 @@ def door_from_inside() -> str:
 
 
 def open_door(folder: Path, address: str) -> None:
-    """Pass on what comes through the socket in a folder to an address, until this process ends.
+    """Forward connections to the socket in a folder to ``host:port``, until this process ends.
 
-    Parameters
-    ----------
-    folder : Path
-        Only this user may enter it.
-    address : str
-        ``host:port``.
-
-    Raises
-    ------
-    OSError
-        If the socket cannot be opened.
+    Only this user may enter the folder. OSError if the socket cannot be opened.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     (folder / _SOCKET).unlink(missing_ok=True)
@@ -50,16 +40,15 @@ def open_door(folder: Path, address: str) -> None:
         answers.close()
 
     def serve() -> None:
-        entered = os.open(
-            folder, os.O_PATH
-        )  # a socket's path has at most 107 bytes, a folder's more
+        # A socket's path has at most 107 bytes, a folder's more.
+        entered = os.open(folder, os.O_PATH)
         path = f"/proc/self/fd/{entered}/{_SOCKET}"
         loop.run_until_complete(asyncio.start_unix_server(pass_on, path))
         opened.set()
         loop.run_forever()
 
     threading.Thread(target=serve, name="door", daemon=True).start()
-    if not opened.wait(_OPENS_WITHIN):
+    if not opened.wait(_OPEN_TIMEOUT):
         raise OSError(f"{folder / _SOCKET} cannot be opened")
 
 

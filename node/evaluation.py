@@ -1,7 +1,7 @@
 """What leaves of an evaluation under a policy: a rounded rate, with noise that the node adds.
 
-The server chooses the model, so an exact accuracy is an answer to any question about the held-out
-samples: some dozens of crafted models read an image out of it, pixel by pixel.
+The server chooses the model, so an exact accuracy answers any question about the held-out samples:
+some dozens of crafted models read an image out of it, pixel by pixel.
 """
 
 from __future__ import annotations
@@ -21,51 +21,48 @@ DECIMALS = 2
 
 
 def judge_evaluation(
-    policy: Policy, asked: Asked, reply: RecordDict, samples: int | None
+    policy: Policy, request: Asked, reply: RecordDict, samples: int | None
 ) -> Refusal | None:
     """Why a policy refuses an evaluation; None if it does not.
 
-    Parameters
-    ----------
-    samples : int, optional
-        Of the node's data, as it counts them itself; None if it cannot.
+    `samples` are those of the node's data, as it counts them itself; None if it cannot.
     """
-    if not asked.evaluates:
+    if not request.evaluates:
         return None
-    said = reply.metric_records.get(METRICS, MetricRecord()).get(NUM_EXAMPLES, 0)
-    number = said if isinstance(said, int) else 0
+    claim = reply.metric_records.get(METRICS, MetricRecord()).get(NUM_EXAMPLES, 0)
+    number = claim if isinstance(claim, int) else 0
     if number < policy.fewest_held_out:
         reason = f"{policy.fewest_held_out:,}, and fewer samples of this node are held out"
-        return Refusal("fewest-held-out", f"{reason} (leave it out, fraction-evaluate = 0)")
+        return Refusal("fewest-held-out", f"{reason} (set fraction-evaluate = 0)")
     if samples is not None and number > samples:
-        return Refusal("replies", "the app says that it evaluates on more samples than there are")
+        return Refusal("replies", "the app claims an evaluation on more samples than there are")
     return None
 
 
-def drop_details(policy: Policy, asked: Asked, reply: RecordDict) -> None:
+def drop_details(policy: Policy, request: Asked, reply: RecordDict) -> None:
     """Set metrics of an evaluation that do not leave to 0, in place, before the reply is judged.
 
-    Else a loss that is no number would have it refused, which is an exact answer that costs
-    nothing: crafted models overflow if a held-out sample has a pixel above some value.
+    A loss that is no number would have it refused, an exact answer that costs nothing: crafted
+    models overflow if a held-out sample has a pixel above some value.
     """
-    if policy.evaluation_epsilon is None or not asked.evaluates or asked.phase is None:
+    if policy.evaluation_epsilon is None or not request.evaluates or request.phase is None:
         return
     metrics = reply.metric_records.get(METRICS, MetricRecord())
-    for name in metrics.keys() - {NUM_EXAMPLES, *asked.phase.rates}:
+    for name in metrics.keys() - {NUM_EXAMPLES, *request.phase.rates}:
         metrics[name] = 0.0
 
 
-def cost_of(policy: Policy, asked: Asked) -> float:
+def cost_of(policy: Policy, request: Asked) -> float:
     """Epsilon that an evaluation costs each held-out sample; 0 where it leaves unchanged."""
-    if policy.evaluation_epsilon is None or not asked.evaluates or asked.phase is None:
+    if policy.evaluation_epsilon is None or not request.evaluates or request.phase is None:
         return 0.0
-    return policy.evaluation_epsilon * len(asked.phase.rates)
+    return policy.evaluation_epsilon * len(request.phase.rates)
 
 
-def blur(policy: Policy, asked: Asked, reply: RecordDict) -> None:
+def blur(policy: Policy, request: Asked, reply: RecordDict) -> None:
     """Put noise on the rates of an evaluation, in place, and drop its other metrics."""
-    epsilon, phase = policy.evaluation_epsilon, asked.phase
-    if epsilon is None or not asked.evaluates or phase is None:
+    epsilon, phase = policy.evaluation_epsilon, request.phase
+    if epsilon is None or not request.evaluates or phase is None:
         return
     metrics = cast(dict[str, float], reply.metric_records[METRICS])
     samples = int(metrics[NUM_EXAMPLES])
@@ -76,8 +73,8 @@ def blur(policy: Policy, asked: Asked, reply: RecordDict) -> None:
 def noisy_rate(rate: float, samples: int, epsilon: float) -> float:
     """A share of samples with noise on their number, rounded, in [0, 1].
 
-    The geometric mechanism (Ghosh et al. 2009): the number moves by 1 with a sample, and noise k
-    has probability in proportion to ``exp(-epsilon |k|)``. Rounding and clipping cost nothing.
+    The geometric mechanism (Ghosh et al. 2009): noise k has probability in proportion to
+    ``exp(-epsilon |k|)``. Rounding and clipping cost nothing.
     """
     count = round(rate * samples) + _geometric(epsilon) - _geometric(epsilon)
     return round(min(max(count / samples, 0.0), 1.0), DECIMALS)

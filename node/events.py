@@ -21,41 +21,25 @@ class Header:
 
 @dataclass(frozen=True)
 class Bundle:
-    """The app bundle that would answer a message.
-
-    Parameters
-    ----------
-    name : str
-        Its SHA-256, as the SuperLink says.
-    signed : bool
-        Whether one of the policy's publishers has signed it.
-    overrides : Mapping[str, bool | int | float | str]
-        Values of the run config that the run sets itself.
-    """
+    """The app bundle that would answer a message."""
 
     name: str
+    """Its SHA-256, as the SuperLink says."""
     content: bytes
     signed: bool
+    """Whether one of the policy's publishers has signed it."""
     overrides: Mapping[str, Any]
+    """Values of the run config that the run sets itself."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What an app replies, and what leaves in its place: content, or an error.
-
-    Parameters
-    ----------
-    content : RecordDict | None
-        None for an error.
-    code : int (default: 0)
-        Of the error.
-    reason : str (default: "")
-        Of the error, for the caller.
-    note : str (default: "")
-        What the node's log says of it.
-    """
+    """What an app replies, and what leaves in its place: content, or an error."""
 
     content: RecordDict | None
     code: int = 0
+    """Of the error."""
     reason: str = ""
+    """Of the error, for the caller."""
     note: str = ""
+    """For the node's log."""

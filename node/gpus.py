@@ -1,6 +1,6 @@
-"""What this machine's GPUs are, why one cannot be used, and what CUDA's errors ask of a process.
+"""What this machine's GPUs are, why one is unusable, and what CUDA's errors mean for a process.
 
-PyTorch is imported by the functions that need it: the executor, which has none, imports this too.
+Functions import PyTorch: the executor, which has none, imports this too.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ def describe_gpu(number: int) -> str:
 
 
 def why_unusable(number: int) -> str:
-    """Compute something on a GPU, which becomes this process's own; return why not, or ''.
+    """Compute something on a GPU, this process's from now on; return why not, or ''.
 
-    NVML, which counts GPUs, also counts those that are too old for this PyTorch, and those of a
-    driver that is.
+    NVML, which counts GPUs, also counts those that are too old for this PyTorch or driver.
     """
     import torch
 
@@ -76,7 +75,7 @@ def is_cuda_lost(error: BaseException) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a GPU's memory did not suffice, whatever was raised from that."""
+    """Whether a GPU's memory did not suffice, below any other error."""
     if (torch := sys.modules.get("torch")) is None:
         return False
     return any(
@@ -100,7 +99,7 @@ def memory_remedy(device: str, batch_size: object) -> str:
 
 
 def give_memory_back(error: BaseException) -> None:
-    """Free what the frames of an error held, and PyTorch's cache on the GPU."""
+    """Free what the frames of an error keep, and PyTorch's cache on the GPU."""
     import torch
 
     for each in _causes(error):

@@ -1,10 +1,7 @@
 """The guard of a node judges what comes to it and what leaves it: events in, verdicts out.
 
-It knows of no transport. One hands it each message before the app sees it, and each reply before it
-leaves, and does what the verdict says: `flower.line_1_32.node.guarding`. A message that the policy
-refuses is answered with an error that names the rule. A reply leaves as it was read here: whatever
-else the app put beside it does not. An evaluation gets noise here, not in the app. Everything that
-leaves is in the outbox first.
+It knows no transport (`flower.line_1_32.node.guarding` is one). A reply leaves as the guard read
+it, without what else the app put beside it. Everything that leaves is in the outbox first.
 """
 
 from __future__ import annotations
@@ -25,73 +22,49 @@ from flwr_distill.base.text import counted
 from flwr_distill.links.credentials import Credentials
 from flwr_distill.node.account import LifetimeAccount
 from flwr_distill.node.asked import Asked, Form, Refusal
+from flwr_distill.node.budgets import Images, VirtualImages, WordBudget
 from flwr_distill.node.bundle import BundleError, check_hash, folder_of_bundles, unpack
 from flwr_distill.node.evaluation import blur, cost_of, drop_details, judge_evaluation
 from flwr_distill.node.events import Answer, Bundle, Header
-from flwr_distill.node.opened import Opener
 from flwr_distill.node.outbox import FOLDER, Outbox, OutboxError
 from flwr_distill.node.own_data import OwnData
+from flwr_distill.node.parcels import Opener, parcels_of, virtual_data_in
 from flwr_distill.node.permissions import raw_data_allowed
 from flwr_distill.node.policy import Policy
-from flwr_distill.node.replies import (
-    OwnWords,
-    claimed_epsilon,
-    judge_reply,
-    parcels_of,
-    purpose_of,
-    releases,
-    route_of,
-    virtual_data,
-)
-from flwr_distill.node.rules import (
-    judge_bundle,
-    judge_message,
-    judge_request,
-    judge_spending,
-)
+from flwr_distill.node.replies import OwnWords, claimed_epsilon, judge_reply, purpose_of, releases
+from flwr_distill.node.rules import judge_bundle, judge_message, judge_request, judge_spending
 from flwr_distill.node.run_records import RunRecordError, RunRecords
 from flwr_distill.node.settings import FLOWER_HOME
-from flwr_distill.node.virtual_images import Images, VirtualImages
-from flwr_distill.node.words import WordBudget
 from flwr_distill.protocol.meeting import DESCRIBE, identity, one_line, place_secrets
 from flwr_distill.protocol.messages import CONFIG, FINGERPRINT, METRICS
 from flwr_distill.protocol.replies import REFUSED
 from flwr_distill.storage.store import NodeStore
 
-_MOST_MODELS = 16
-"""Runs whose model's form is remembered."""
-_MOST_RECORDS = 100
+_MAX_MODELS = 16
+"""Runs whose model's form is cached."""
+_MAX_RECORDS = 100
 """Records of a reply that a line of the outbox names."""
 
 
 @dataclass(frozen=True)
 class _Pending:
-    """A message that waits for its reply: its header, what it asks and of which data.
-
-    Without `asked` it could not be read. With an answer, which refuses it, nothing else leaves.
-    """
+    """A message that waits for its reply."""
 
     header: Header
-    asked: Asked | None
+    request: Asked | None
+    """None if it was unreadable."""
     data: str
+    """The account of the data that it is about."""
     answer: Answer | None
+    """What refuses it; nothing else leaves then."""
 
 
 class Guard:
-    """Judges what comes to a node and what leaves it, by the node's policy.
+    """Judges what comes to a node and what leaves it, by the owner's policy.
 
-    Parameters
-    ----------
-    policy : Policy
-        The owner's.
-    state_dir : Path
-        The node's; holds account and outbox.
-    node_config : Mapping[str, bool | int | float | str]
-        The node's. That of a run's context is not taken: the app hands the context back changed.
-    read_run_config : callable
-        Reads the run config in a bundle, with a run's overrides; BundleError if it cannot.
-    now : callable, optional
-        The node's clock, with its time zone.
+    Not the node config of a run's context counts, which the app hands back changed, but
+    `node_config`. `read_run_config` reads the run config in a bundle, with a run's overrides;
+    BundleError if it cannot.
     """
 
     def __init__(
@@ -120,7 +93,7 @@ class Guard:
 
     @property
     def publishers(self) -> Mapping[str, str] | None:
-        """Keys of those whose bundles alone are opened, by id; None for anyone's."""
+        """Keys, by id, of those whose bundles alone are opened; None for anyone's."""
         return self._policy.publishers
 
     @cached_property
@@ -128,31 +101,23 @@ class Guard:
         return Outbox(self._state_dir / FOLDER)
 
     def admit(self, header: Header, content: RecordDict, bundle: Bundle) -> Answer | None:
-        """Judge a message that has come; return the refusal to answer with, None if there is none.
-
-        Parameters
-        ----------
-        content : RecordDict
-            Of the message.
-        bundle : Bundle
-            The app bundle that would answer.
-        """
-        asked, data = None, ""
+        """Judge a message; return the refusal to answer with, None if the app may have it."""
+        request, data = None, ""
         try:
             refusal = self._refused(bundle)
             if refusal is None:  # only then it is opened
-                asked = self._asked(header, content, bundle)
-                data = self._account.name_of(self._data.identify(asked.run_config))
+                request = self._request(header, content, bundle)
+                data = self._account.name_of(self._data.identify(request.run_config))
                 refusal = (
-                    judge_message(self._policy_for(header), asked, self._now())
-                    or judge_request(self._policy, asked, content)
+                    judge_message(self._policy_for(header), request, self._now())
+                    or judge_request(self._policy, request, content)
                     or judge_spending(
                         self._policy,
                         epsilon=self._account.left(data),
                         num_bytes=self._outbox.bytes_of_a_day(self._now()),
-                        evaluations=self._account.evaluations(data) + asked.evaluates,
+                        evaluations=self._account.evaluations(data) + request.evaluates,
                     )
-                    or self._note_run(header, asked)
+                    or self._note_run(header, request)
                 )
             if refusal is None:
                 self._unpack(bundle)
@@ -160,46 +125,37 @@ class Guard:
             refusal = Refusal("bundle", f"the app bundle {bundle.name} is refused: {error}")
         except Exception as error:  # whatever a hostile message makes it raise
             refusal = Refusal("policy", f"{type(error).__name__}: {error}")
-        return self._open(header, asked, data, refusal)
+        return self._open(header, request, data, refusal)
 
     def refuse_unreadable(self, header: Header, error: Exception) -> Answer:
-        """Refuse a message that cannot be read from its objects; return the answer."""
-        refusal = Refusal("policy", f"the message cannot be read ({type(error).__name__})")
+        """Refuse a message whose objects are unreadable; return the answer."""
+        refusal = Refusal("policy", f"the message is unreadable ({type(error).__name__})")
         answer = self._open(header, None, "", refusal)
         assert answer is not None
         return answer
 
     def _open(
-        self, header: Header, asked: Asked | None, data: str, refusal: Refusal | None
+        self, header: Header, request: Asked | None, data: str, refusal: Refusal | None
     ) -> Answer | None:
-        """Wait for a message's reply; return the refusal to answer with, if there is one."""
         answer = self._answer(header, refusal) if refusal is not None else None
-        # One at a time: the SuperNode waits for a reply before it looks for the next message.
-        self._pending = {header.message_id: _Pending(header, asked, data, answer)}
+        # One at a time: the SuperNode waits for a reply before it polls for the next message.
+        self._pending = {header.message_id: _Pending(header, request, data, answer)}
         return answer and replace(answer, note=str(refusal))
 
     def release(self, message_id: str, reply: Answer, num_bytes: int) -> Answer:
-        """Judge the reply to a message; return what leaves in its place.
+        """Judge the reply to a message, of so many bytes; return what leaves in its place.
 
-        Parameters
-        ----------
-        num_bytes : int
-            Size of the reply.
-
-        Raises
-        ------
-        LookupError
-            If it answers nothing that is open.
+        LookupError without a pending message of this id.
         """
         try:
             pending = self._pending.pop(message_id)
         except KeyError:
-            raise LookupError("a reply of the app to nothing that it was asked") from None
+            raise LookupError("reply without a pending request") from None
         try:
             if pending.answer is not None:
                 return self._leave(pending, pending.answer)
             if (content := reply.content) is None:
-                if pending.asked is not None and pending.asked.evaluates:
+                if pending.request is not None and pending.request.evaluates:
                     self._account.book_evaluation(pending.data, 0.0)  # that it failed is an answer
                 if self._policy.replies == "declared":
                     reply = replace(reply, reason=self._words.spend(reply.reason, self._now()))
@@ -211,7 +167,7 @@ class Guard:
                 self._bound_words(content)
                 return Answer(content)
         except OutboxError as problem:
-            refusal = Refusal("outbox", "it cannot be written", str(problem))
+            refusal = Refusal("outbox", "not writable", str(problem))
         except Exception as problem:  # whatever a hostile reply makes it raise
             refusal = Refusal("policy", type(problem).__name__, str(problem))
         answer = self._answer(pending.header, refusal)
@@ -222,10 +178,7 @@ class Guard:
     def run_config(self, run_id: int, bundle: Bundle) -> Mapping[str, Any]:
         """The run config of a bundle, before any message; empty for a refused bundle.
 
-        Raises
-        ------
-        BundleError
-            If it cannot be read: `admit` refuses it.
+        BundleError if it is unreadable: `admit` refuses it.
         """
         return {} if self._refused(bundle) else self._run_config(run_id, bundle)
 
@@ -239,13 +192,14 @@ class Guard:
         return Answer(RecordDict({METRICS: metrics, CONFIG: config_record}))
 
     def _leave(self, pending: _Pending, answer: Answer) -> Answer:
-        """Record an error, and let it leave."""
-        text = answer.reason if answer.content is None else _missing(answer.content)
+        text = answer.reason
+        if answer.content is not None:
+            (text,) = cast(list[str], answer.content.config_records[CONFIG]["missing"])
         self._record(pending, len(text), error=one_line(text))
         return answer
 
     def _bound_words(self, content: RecordDict) -> None:
-        """Bound what the app says is missing, as its errors: it is free text, too."""
+        """Bound what the app reports as missing, as its errors: it is free text, too."""
         config = content.config_records.get(CONFIG, ConfigRecord())
         if self._policy.replies == "declared" and "missing" in config:
             missing = cast(list[str], config["missing"])
@@ -254,8 +208,7 @@ class Guard:
     def _refused(self, bundle: Bundle) -> Refusal | None:
         """Why a bundle is not opened: by its hash, or because no publisher has signed it.
 
-        Flower would judge signatures too, but its refusal names no rule, and answers no message
-        that this guard has seen.
+        Flower's own refusal names no rule, and answers no message that this guard has seen.
         """
         if refusal := judge_bundle(self._policy, bundle.name):
             return refusal
@@ -265,28 +218,25 @@ class Guard:
         return Refusal("publishers", reason)
 
     def _policy_for(self, header: Header) -> Policy:
-        """The policy, with what the owner has allowed the message's run.
-
-        Not the run that it resumes: which one that is, the app says.
-        """
+        """The policy, with what the owner has allowed this run, not the one that it resumes."""
         if self._policy.raw_data == "ask" and raw_data_allowed(self._state_dir, header.run_id):
             return self._policy.model_copy(update={"raw_data": "allowed"})
         return self._policy
 
-    def _asked(self, header: Header, content: RecordDict, bundle: Bundle) -> Asked:
-        asked = Asked.by(
+    def _request(self, header: Header, content: RecordDict, bundle: Bundle) -> Asked:
+        request = Asked.by(
             content,
             message_type=header.message_type,
             bundle=bundle.name,  # it has been checked
             run_config=self._run_config(header.run_id, bundle),
             model=self._models.get(header.run_id),
         )
-        if not asked.model:
-            asked = replace(asked, model=self._opener(header).delivered_model(content))
-        self._models[header.run_id] = asked.model
-        if len(self._models) > _MOST_MODELS:
+        if not request.model:
+            request = replace(request, model=self._opener(header).delivered_model(content))
+        self._models[header.run_id] = request.model
+        if len(self._models) > _MAX_MODELS:
             del self._models[next(iter(self._models))]
-        return asked
+        return request
 
     def _run_config(self, run_id: int, bundle: Bundle) -> Mapping[str, Any]:
         """The config of a run, read once: the bundle is an archive of hundreds of files."""
@@ -296,129 +246,123 @@ class Guard:
             self._run_configs = {(run_id, bundle.name): config}
         return self._run_configs[run_id, bundle.name]
 
-    def _note_run(self, header: Header, asked: Asked) -> Refusal | None:
-        """Note the run's bundle and what it resumes: its app gets these runs' files to see."""
+    def _note_run(self, header: Header, request: Asked) -> Refusal | None:
+        """Note the run's bundle and what it resumes: its app sees these runs' files."""
         if self._policy.sandbox == "none":
             return None
         try:
-            self._records.note(header.run_id, asked.bundle, asked.resumes)
+            self._records.note(header.run_id, request.bundle, request.resumes)
         except RunRecordError as error:
             return Refusal("sandbox", str(error))
         return None
 
     def _unpack(self, bundle: Bundle) -> None:
-        """Unpack a bundle where its app can read it, and no app can write."""
         if self._unpacked != bundle.name:
             unpack(bundle.content, folder_of_bundles(self._state_dir / FLOWER_HOME))
             self._unpacked = bundle.name
 
     def _judge(self, pending: _Pending, content: RecordDict, num_bytes: int) -> Refusal | None:
         """Why a reply may not leave. If it may, it is in the outbox. What it costs is booked."""
-        header, asked = pending.header, pending.asked
-        assert asked is not None
-        opened = self._opener(header).parcels(asked, content)
+        header, request = pending.header, pending.request
+        assert request is not None
+        payloads = self._opener(header).payloads(request, content)
         claim = claimed_epsilon(content)
         run = self._first_run(header)
         policy = self._policy_for(header)
-        cost = cost_of(policy, asked)
+        cost = cost_of(policy, request)
         # First: what exceeds the account is refused for that alone, whatever is in the reply.
         refusal = judge_spending(
             self._policy,
             epsilon=self._account.after(pending.data, run, claim) + cost,
             num_bytes=self._outbox.bytes_of_a_day(self._now()) + num_bytes,
-            counted=claim is not None or not releases(asked, content),
-            evaluations=self._account.evaluations(pending.data) + asked.evaluates,
+            counted=claim is not None or not releases(request, content),
+            evaluations=self._account.evaluations(pending.data) + request.evaluates,
         )
         if refusal is not None:
             return refusal
-        drop_details(policy, asked, content)
+        drop_details(policy, request, content)
         refusal = judge_reply(
             policy,
-            asked,
+            request,
             content,
-            opened,
-            self._own_words(header, asked),
-            self._most_classes if policy.classes or policy.counts_classes else None,
-        ) or judge_evaluation(policy, asked, content, self._num_samples(asked))
+            payloads,
+            self._own_words(header, request),
+            self._max_classes if policy.classes or policy.counts_classes else None,
+        ) or judge_evaluation(policy, request, content, self._num_samples(request))
         images: Images = {}
         if refusal is None:
-            images = self._virtual.with_reply(run, asked, content, opened)
+            images = self._virtual.with_reply(run, request, payloads)
             refusal = self._virtual.judge(images, self._data.counts()) if images else None
+        self._account.book(pending.data, run, claim)  # that it is refused is an answer, too
         if refusal is not None:
-            self._account.book(pending.data, run, claim)  # that it is refused is an answer, too
             return refusal
-        blur(policy, asked, content)
-        self._account.book(pending.data, run, claim)
+        blur(policy, request, content)
         self._virtual.note(run, images)
-        if asked.evaluates:
+        if request.evaluates:
             self._account.book_evaluation(pending.data, cost)
-        kept = [self._outbox.keep(data) for data in virtual_data(asked, content, opened)]
+        virtual = [self._outbox.keep(p.content) for p in virtual_data_in(payloads)]
         self._record(
             pending,
             num_bytes,
             what=[
                 one_line(_described(name, record))
-                for name, record in islice(content.items(), _MOST_RECORDS)
+                for name, record in islice(content.items(), _MAX_RECORDS)
             ],
             parcels=[
                 {
-                    "to": route_of(asked, name).get("receiver"),
-                    "purpose": one_line(str(purpose_of(asked, name))),
-                    "link": record.get("link"),
-                    "bytes": record.get("num-bytes"),
+                    "to": request.route_of(name).get("receiver"),
+                    "purpose": one_line(str(purpose_of(request, name))),
+                    "link": content.config_records[name].get("link"),
+                    "bytes": content.config_records[name].get("num-bytes"),
                 }
-                for name, record in content.config_records.items()
-                if name in parcels_of(content)
+                for name in parcels_of(content)
             ],
-            virtual=kept,
-            classes=self._data.class_names_in(asked) if kept else [],
+            virtual=virtual,
+            classes=self._data.class_names_in(request) if virtual else [],
             epsilon=claim,
             lifetime=self._account.left(pending.data),
         )
         return None
 
     def _record(self, pending: _Pending, num_bytes: int, **about: Any) -> None:
-        header, asked = pending.header, pending.asked
-        phase = asked.phase if asked else None
+        header, request = pending.header, pending.request
+        phase = request.phase if request else None
         self._outbox.append(
             self._now(),
             num_bytes,
             run=str(header.run_id),
-            strategy=asked.strategy if asked else "",
+            strategy=request.strategy if request else "",
             type=header.message_type,
             title=phase.title if phase else "",
             data=pending.data,
             **about,
         )
 
-    def _most_classes(self) -> int:
+    def _max_classes(self) -> int:
         """Classes that virtual data may show: those that the owner names, else the large ones."""
         if self._policy.classes is not None:
             return len(set(self._policy.classes))
         return sum(count >= self._policy.fewest_of_a_class for count in self._data.counts())
 
-    def _num_samples(self, asked: Asked) -> int | None:
+    def _num_samples(self, request: Asked) -> int | None:
         """Samples of the node's data, where an evaluation may not claim more; None if unknown."""
-        bounded = asked.evaluates and self._policy.evaluation_epsilon is not None
+        bounded = request.evaluates and self._policy.evaluation_epsilon is not None
         return sum(self._data.counts()) if bounded and self._data.is_there else None
 
-    def _own_words(self, header: Header, asked: Asked) -> OwnWords:
+    def _own_words(self, header: Header, request: Asked) -> OwnWords:
         metrics, config = identity(self._node_config)
         credentials = Credentials.of(self._node_config)
+        secrets = {}
+        if request.message_type == DESCRIBE:  # with these a node shows its places
+            resumes = str(request.records.get(CONFIG, {}).get("resumes", ""))
+            secrets = place_secrets(self._store(header), resumes)
         return OwnWords(
             identity={**metrics, **config},
             class_names=self._data.class_names(),
             certificate=credentials.certificate if credentials else b"",
             address=str(self._node_config.get("peer-address", "")),
-            secrets=self._place_secrets(header, asked),
+            secrets=secrets,
         )
-
-    def _place_secrets(self, header: Header, asked: Asked) -> dict[str, bytes]:
-        """With which the node shows its places, where it is asked who it is."""
-        if asked.message_type != DESCRIBE:
-            return {}
-        resumes = str(asked.said_by_record.get(CONFIG, {}).get("resumes", ""))
-        return place_secrets(self._store(header), resumes)
 
     def _first_run(self, header: Header) -> str:
         """The first of the chain of runs that this one resumes; they share a privacy account."""
@@ -432,13 +376,7 @@ class Guard:
         return Opener(self._state_dir, self._node_config, header.run_id, header.node_id)
 
 
-def _missing(content: RecordDict) -> str:
-    (text,) = cast(list[str], content.config_records[CONFIG]["missing"])
-    return text
-
-
 def _described(name: str, record: object) -> str:
-    """A record in words: what it is called, and how much it holds."""
     if isinstance(record, ArrayRecord):
         values = sum(math.prod(array.shape) for array in record.values())
         return f"{name}: {counted(len(record), 'array')}, {values:,} values"

@@ -1,8 +1,4 @@
-"""The page ``docs/asks.md``: what a run can ask, what leaves, and what bounds it.
-
-``python -m flwr_distill.node.list_page`` (``make settings``) rewrites it from `node.listed` and the
-methods' declarations.
-"""
+"""Writes ``docs/asks.md`` (``make settings``): what a run can ask, what leaves, and its bounds."""
 
 from __future__ import annotations
 
@@ -82,7 +78,7 @@ def _messages() -> Iterable[tuple[str, ...]]:
 def _requests() -> Iterable[Request]:
     for method in built_in_methods().values():
         for phase in phases_of(method, secure_sums=bool(method.summed)).values():
-            assert phase.request is not None  # a test sees to it
+            assert phase.request is not None  # a test checks it
             yield phase.request
 
 
@@ -105,7 +101,6 @@ def _blocks() -> set[tuple[str, str]]:
 
 
 def _bounds(phase: Phase, *, summed: bool) -> Iterable[str]:
-    """The keys of a policy that bound what leaves in answers."""
     yield "replies"
     if phase.message_type.startswith("evaluate"):
         yield "evaluation-epsilon"

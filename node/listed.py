@@ -1,10 +1,8 @@
 """The list of what a run may ask of a node, and of each number that may leave it, with its bound.
 
-With ``settings: listed`` a node refuses whatever is not on it. Message types and the records and
-keys of messages are declared by the methods (`protocol.method.Phase`); here is, by the name of each
-setting and metric, what bounds it. Tests check that nothing has no row, and that each row holds.
-Of an installed package any declared setting is in its range, and metrics count as exact, but for
-those that its phases name as covered (`protocol.method.Phase.covered`).
+With ``settings: listed`` a node refuses all else. Methods declare messages and their keys
+(`protocol.method.Phase`). Of an installed package any declared setting is in its range, and metrics
+count as exact, but for those in `Phase.covered`.
 """
 
 from __future__ import annotations
@@ -116,13 +114,7 @@ METRICS: Mapping[str, str] = {
 
 
 def bound_of(where: str, name: str) -> str | None:
-    """What bounds a setting; None if it is not on the list.
-
-    Parameters
-    ----------
-    where : str
-        Its table, such as ``train``; empty for those outside of tables, and for keys of messages.
-    """
+    """What bounds a setting of a table ('' for keys of messages); None if it is not on the list."""
     dotted = f"{where}.{name}" if where else name
     stem = name.rpartition(".")[0] if name.rpartition(".")[2].isdecimal() else name
     return SETTINGS.get(dotted) or SETTINGS.get(stem)

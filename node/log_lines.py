@@ -1,7 +1,6 @@
 """Lines of a node's log that no message and no app can forge.
 
-Texts of messages are escaped where they are logged. What an app in a sandbox prints comes through a
-pipe: each line is escaped and gets a title in front.
+Texts of messages are escaped. What a sandboxed app prints comes through a pipe, and gets a title.
 """
 
 from __future__ import annotations
@@ -66,16 +65,9 @@ class OutputQuota:
 
 @contextmanager
 def titled_output(title: str, quota: OutputQuota) -> Iterator[int]:
-    """A file descriptor for what an app prints, which goes to this process's standard error.
+    """A file descriptor for what an app prints: titled lines in this process's standard error.
 
     It is closed here at the end; processes that inherit it can still print.
-
-    Parameters
-    ----------
-    title : str
-        What each line begins with.
-    quota : OutputQuota
-        What goes beyond it is dropped.
     """
     printed, output = os.pipe()
     arguments = printed, title, quota

@@ -39,4 +39,4 @@ def serve_metrics(status: Mapping[str, Any], port: int) -> None:
     try:
         start_http_server(port, registry=registry)
     except OSError as error:
-        raise NodeError(f"metrics-port={port}: {error}") from error
+        raise NodeError(str(error), where="metrics-port", value=port) from error

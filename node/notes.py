@@ -1,7 +1,6 @@
 """Short messages between a node's processes: JSON with its length in front, of a bounded size.
 
-One end may be a process that runs an app, so nothing that arrives is trusted. It is never
-unpickled, never read beyond a limit, and never waited for longer than the caller says.
+One end may run an app: nothing is unpickled, read beyond a limit, or awaited beyond a timeout.
 """
 
 from __future__ import annotations
@@ -28,15 +27,7 @@ class NotesError(Exception):
 
 
 class Notes:
-    """One end of a stream of notes.
-
-    Parameters
-    ----------
-    end : socket.socket
-        A stream socket. It is closed with these notes.
-    limit : int (default: LIMIT)
-        Most bytes of a note that is accepted.
-    """
+    """One end of a stream of notes, a socket; `limit` is the most bytes of a note it accepts."""
 
     def __init__(self, end: socket.socket, limit: int = LIMIT) -> None:
         self._end = end
@@ -68,13 +59,7 @@ class Notes:
         self.close()
 
     def send(self, *note: Any) -> None:
-        """Send values of JSON.
-
-        Raises
-        ------
-        OSError
-            If the other end is closed, or does not read for 30 s.
-        """
+        """Send values of JSON; OSError if the other end is closed, or does not read for 30 s."""
         content = json.dumps(note).encode()
         self._end.settimeout(_SEND_TIMEOUT)
         self._end.sendall(len(content).to_bytes(_LENGTH, "big") + content)
@@ -84,21 +69,10 @@ class Notes:
         return bool(select.select([self._end], [], [], timeout)[0])
 
     def receive(self, timeout: float | None = None) -> list[Any]:
-        """Receive a note.
+        """Receive a note, all of it within `timeout` seconds.
 
-        Parameters
-        ----------
-        timeout : float | None (default: None)
-            Seconds in which all of it must arrive; None waits forever.
-
-        Raises
-        ------
-        TimeoutError
-            If it does not arrive in time.
-        EOFError
-            If the other end is closed.
-        NotesError
-            If it is too large, or no list in JSON.
+        TimeoutError, EOFError if the other end is closed, or NotesError if it is too large or no
+        list in JSON.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         length = int.from_bytes(self._exactly(_LENGTH, deadline), "big")

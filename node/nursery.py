@@ -1,19 +1,14 @@
 """Forks the processes of a federation on this machine from one that has done their imports.
 
-A node is four processes, and what they import takes a node over ten seconds of a core, most of it
-PyTorch. A local federation starts three nurseries: one for workers, one without PyTorch, which is
-ready sooner, for the rest of a node, and one for ServerApps. A node that is on its own starts one
-for its parts, without PyTorch: they share the memory of what they import, and a worker starts
-sooner. `node.processes.start_bound` asks them over sockets in the folder that the environment
-names. Where there is none, it starts a program: for other programs, elsewhere than on Linux, and
-after a nursery has died.
-
-A nursery has one thread, and forks before anything opens a channel, a thread pool or a GPU.
+The imports of a node's four processes take over ten seconds of a core, most of it for PyTorch, and
+memory that forks share. A local federation starts three nurseries: for workers, for the rest of a
+node (without PyTorch: sooner ready), and for ServerApps; a node by itself one for its parts,
+without PyTorch. `node.processes.start_bound` sends them requests over sockets. A nursery has one
+thread, and forks before anything opens a channel, a thread pool or a GPU.
 """
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import gc
 import importlib
@@ -50,37 +45,24 @@ NURSERIES = {
 }
 """Names of sockets, and the modules that are run there, by their function `main`."""
 _FOR_ALL_PARTS = (
-    *(
-        EXECUTOR,
-        WORKER,
-        "flwr_distill.flower.preload",
-        "pydantic.main",
-        "pydantic.types",
-        "PIL.Image",
-    ),
+    *(EXECUTOR, WORKER, "flwr_distill.flower.preload"),
+    *("pydantic.main", "pydantic.types", "PIL.Image"),
     *("cryptography.x509.verification", "cryptography.hazmat.primitives.serialization.ssh"),
 )
 """What `PARTS` imports: libraries, and of our packages those alone that a worker imports."""
 
-_LONGEST_REQUEST = 1 << 20
-_ANSWERS_WITHIN = 600.0
+_MAX_REQUEST = 1 << 20
+_FORK_TIMEOUT = 600.0
 """Seconds for a nursery to fork: the first worker waits until PyTorch is imported."""
 
 
 def can_fork() -> bool:
-    """Whether forks of a process that has imported PyTorch are safe on this machine.
-
-    Elsewhere than on Linux system libraries do not survive a fork, and a GPU's driver does not if
-    an import has touched it.
-    """
+    """Whether forks of a process with PyTorch are safe here: for libraries, and GPU drivers."""
     return sys.platform == "linux" and not Path("/dev/nvidiactl").exists()
 
 
 class ForkedProcess:
-    """A process that a nursery has forked; what is used of a `subprocess.Popen`.
-
-    The process ends when this object is dropped.
-    """
+    """A process that a nursery has forked, as a `subprocess.Popen`; it ends with this object."""
 
     def __init__(self, pid: int, nursery: socket.socket) -> None:
         self.pid = pid
@@ -89,7 +71,7 @@ class ForkedProcess:
 
     @property
     def returncode(self) -> int | None:
-        """Exit code, negative for a signal; None while it runs."""
+        """Exit code, negative for a signal; None while it runs, as far as was polled."""
         return self._code
 
     def poll(self) -> int | None:
@@ -103,7 +85,7 @@ class ForkedProcess:
         if self._code is None:
             self._nursery.settimeout(timeout)
             try:
-                answer = self._nursery.recv(_LONGEST_REQUEST)
+                answer = self._nursery.recv(_MAX_REQUEST)
             except (TimeoutError, BlockingIOError):
                 raise subprocess.TimeoutExpired("a forked process", timeout or 0) from None
             except OSError:
@@ -123,9 +105,9 @@ class ForkedProcess:
 def fork(
     command: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int], outputs: Sequence[int]
 ) -> ForkedProcess | None:
-    """Have a nursery that `env` names fork a command ``python -P -m MODULE ARGUMENTS``.
+    """Have a nursery that `env` names fork ``python -P -m MODULE ARGUMENTS``; None if none does.
 
-    `outputs` are file descriptors for standard output and error. None if no nursery does.
+    `outputs` are file descriptors for standard output and error.
     """
     if NURSERY not in env or tuple(command[:3]) != (sys.executable, "-P", "-m"):
         return None
@@ -134,18 +116,17 @@ def fork(
     sockets = [path for name in names if (path := folder / name).exists()]
     if not sockets:
         return None
-    from flwr_distill.protocol.socket_path import (
-        short_path,  # here: what a nursery imports, apps cannot bring
-    )
+    # here: what a nursery imports, apps cannot bring
+    from flwr_distill.protocol.socket_path import short_path
 
     nursery = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    nursery.settimeout(_ANSWERS_WITHIN)
+    nursery.settimeout(_FORK_TIMEOUT)
     request = {"command": list(command[3:]), "env": dict(env), "fds": list(pass_fds)}
     try:
         with short_path(sockets[0]) as address:
             nursery.connect(address)
         socket.send_fds(nursery, [json.dumps(request).encode()], [*outputs, *pass_fds])
-        answer = nursery.recv(_LONGEST_REQUEST)
+        answer = nursery.recv(_MAX_REQUEST)
     except OSError:
         answer = b""
     if not answer:
@@ -155,10 +136,7 @@ def fork(
 
 
 class Nursery:
-    """Forks a process for each connection to its socket, and tells its exit code over it.
-
-    A process gets SIGTERM when whoever asked for it is gone.
-    """
+    """Forks a process for each connection, and sends its exit code; a requester's end ends it."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
@@ -178,22 +156,22 @@ class Nursery:
                     self._selector.register(self._listener.accept()[0], selectors.EVENT_READ)
                 elif key.fileobj is self._woken:
                     self._woken.recv(4096)
-                    self._tell_of_the_dead()
+                    self._report_the_dead()
                 elif isinstance(key.fileobj, socket.socket) and key.fileobj.fileno() >= 0:
-                    self._hear(key.fileobj)  # it may have been closed a moment ago
+                    self._receive(key.fileobj)  # it may have been closed a moment ago
 
     def _wake_on_child(self) -> None:
         signal.set_wakeup_fd(self._wake.fileno())
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
-    def _hear(self, connection: socket.socket) -> None:
+    def _receive(self, connection: socket.socket) -> None:
         try:
-            message, fds, _, _ = socket.recv_fds(connection, _LONGEST_REQUEST, 16)
+            message, fds, _, _ = socket.recv_fds(connection, _MAX_REQUEST, 16)
         except OSError:
             message, fds = b"", []
         if not message:
             self._selector.unregister(connection)
-            for pid in [pid for pid, asker in self._children.items() if asker is connection]:
+            for pid in [pid for pid, owner in self._children.items() if owner is connection]:
                 del self._children[pid]
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
@@ -211,7 +189,7 @@ class Nursery:
         with suppress(OSError):
             connection.send(json.dumps({"pid": pid}).encode())
 
-    def _tell_of_the_dead(self) -> None:
+    def _report_the_dead(self) -> None:
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -227,7 +205,6 @@ class Nursery:
                 connection.close()
 
     def _become(self, request: dict[str, Any], fds: list[int], parent: int) -> NoReturn:
-        """Turn this process, just forked, into the one that was asked for."""
         code = 1
         try:
             os.setpgid(0, 0)
@@ -244,7 +221,7 @@ class Nursery:
             sys.argv = [module, *arguments]
             name_process(module.partition(".")[2])
             importlib.invalidate_caches()
-            site.addsitepackages(None)  # what has been installed since the nursery started
+            site.addsitepackages(None)  # packages installed since the nursery started
             importlib.import_module(module).main()
             code = 0
         except SystemExit as ending:
@@ -261,7 +238,7 @@ class Nursery:
 
 
 def _place(fds: Sequence[int], numbers: Sequence[int]) -> None:
-    """Give file descriptors these numbers, whatever has them now, and close the old ones."""
+    """Give file descriptors these numbers, which others may have, and close the old ones."""
     above = max([*numbers, *fds]) + 1
     copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in fds]
     for fd in fds:
@@ -272,7 +249,7 @@ def _place(fds: Sequence[int], numbers: Sequence[int]) -> None:
 
 
 def _import(modules: Sequence[str]) -> None:
-    """Import what there is; whoever needs the rest says so itself."""
+    """Import modules; missing ones fail in the child."""
     for module in modules:
         with suppress(ImportError):
             importlib.import_module(module)
@@ -281,15 +258,11 @@ def _import(modules: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Run a nursery; only a local federation and a node start it."""
-    parser = argparse.ArgumentParser(prog="flwr_distill.node.nursery", description=main.__doc__)
-    parser.add_argument("name", choices=NURSERIES)
-    parser.add_argument("listener", type=int, help="file descriptor of the socket")
-    parser.add_argument("preload", nargs="*", help="more modules to import")
-    args = parser.parse_args()
-    own = _FOR_ALL_PARTS if args.name == PARTS else NURSERIES[args.name]
-    _import([*own, *args.preload])
-    Nursery(socket.socket(fileno=args.listener)).serve()
+    """Run a nursery; arguments: its name, its socket's file descriptor, more modules to import."""
+    name, listener, *preload = sys.argv[1:]
+    own = _FOR_ALL_PARTS if name == PARTS else NURSERIES[name]
+    _import([*own, *preload])
+    Nursery(socket.socket(fileno=int(listener))).serve()
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flwr_distill.base.files import replacing
+from flwr_distill.task.errors import ReportedError
 
 FOLDER = "outbox"
 """Folder in a node's state directory."""
@@ -20,30 +21,23 @@ FOLDER = "outbox"
 FIRST = "0" * 64
 """What the first line is chained to."""
 
-MOST_KEPT = 2**31
-"""Bytes of virtual data that are kept: an app can send any, and is not to fill the disk."""
+MAX_KEPT = 2**31
+"""Bytes of virtual data that are kept: an app can send any, and must not fill the disk."""
 
 _DAY = datetime.timedelta(days=1)
 
 Entry = dict[str, Any]
 
 
-class OutboxError(Exception):
-    """The log was changed, or cannot be written."""
+class OutboxError(ReportedError):
+    """The log was changed, or is not writable."""
 
 
 class Outbox:
-    """Appends to a node's log; a line is on disk before what it tells of leaves.
+    """Appends to a node's log; a line is on disk before what it records leaves.
 
-    Parameters
-    ----------
-    folder : Path
-        Holds ``log.jsonl``, and the virtual data that have left in ``virtual-data``.
-
-    Raises
-    ------
-    OutboxError
-        If the chain is broken, or cannot be read.
+    `folder` holds ``log.jsonl``, and the virtual data that have left in ``virtual-data``.
+    OutboxError if the chain is broken or unreadable.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -57,26 +51,14 @@ class Outbox:
                 self._number, self._last = entry["number"], entry["hash"]
                 now = datetime.datetime.fromisoformat(entry["time"])
                 self._of_today.append((now, entry["bytes"]))
-                self._forget(now)
+                self._drop_old(now)
         except OSError as error:
-            raise OutboxError(f"{self._file} cannot be read: {error.strerror}") from error
+            raise OutboxError(f"unreadable: {error.strerror}", where=self._file) from error
 
     def append(self, now: datetime.datetime, num_bytes: int, **about: Any) -> None:
-        """Append a line, and sync it to disk.
+        """Append a line on what leaves, and sync it to disk; `about` holds values of JSON.
 
-        Parameters
-        ----------
-        now : datetime
-            With its time zone.
-        num_bytes : int
-            That leave.
-        **about
-            What else the line says; values of JSON.
-
-        Raises
-        ------
-        OutboxError
-            If the file cannot be written, or is not as this process left it.
+        OutboxError if the file is not writable, or another process has changed it.
         """
         entry = {
             "number": self._number + 1,
@@ -92,18 +74,17 @@ class Outbox:
             number = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
                 if os.fstat(number).st_size != self._size:
-                    raise OutboxError(f"{self._file} was changed by another process")
+                    raise OutboxError("was changed by another process", where=self._file)
                 self._write(number, line)
             finally:
                 os.close(number)
         except OSError as error:
-            raise OutboxError(f"{self._file} cannot be written: {error.strerror}") from error
+            raise OutboxError(f"not writable: {error.strerror}", where=self._file) from error
         self._number, self._last = self._number + 1, entry["hash"]
         self._size += len(line)
         self._of_today.append((now, num_bytes))
 
     def _write(self, number: int, line: bytes) -> None:
-        """Write a whole line, or nothing."""
         try:
             if os.write(number, line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -115,35 +96,33 @@ class Outbox:
     def keep(self, payload: bytes) -> str:
         """Keep virtual data that leave; return their SHA-256, which is their file's name.
 
-        Raises
-        ------
-        OutboxError
-            If they cannot be written, or there are too many.
+        OutboxError if they are not writable, or too many.
         """
         name = hashlib.sha256(payload).hexdigest()
         file = virtual_data_file(self._folder, name)
         if not file.exists():
             try:
-                kept = sum(each.stat().st_size for each in file.parent.glob("*"))
-                if kept + len(payload) > MOST_KEPT:
+                size = sum(each.stat().st_size for each in file.parent.glob("*"))
+                if size + len(payload) > MAX_KEPT:
                     raise OutboxError(
-                        f"{file.parent} has {kept:,} bytes, and may have {MOST_KEPT:,} "
-                        "(the node's owner can move what is there elsewhere)"
+                        f"has {size:,} bytes, and may have {MAX_KEPT:,}",
+                        where=file.parent,
+                        remedy="the node's owner can move what is there elsewhere",
                     )
                 file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 with replacing(file) as partial:
                     partial.touch(mode=0o600)
                     partial.write_bytes(payload)
             except OSError as error:
-                raise OutboxError(f"{file} cannot be written: {error.strerror}") from error
+                raise OutboxError(f"not writable: {error.strerror}", where=file) from error
         return name
 
     def bytes_of_a_day(self, now: datetime.datetime) -> int:
         """Bytes that have left in the 24 hours before `now`."""
-        self._forget(now)
+        self._drop_old(now)
         return sum(num_bytes for _, num_bytes in self._of_today)
 
-    def _forget(self, now: datetime.datetime) -> None:
+    def _drop_old(self, now: datetime.datetime) -> None:
         while self._of_today and self._of_today[0][0] <= now - _DAY:
             self._of_today.popleft()
 
@@ -159,13 +138,7 @@ def virtual_data_file(folder: Path, name: str) -> Path:
 
 
 def entries(folder: Path) -> Iterator[Entry]:
-    """Read a log's lines in order, and check the chain.
-
-    Raises
-    ------
-    OutboxError
-        At the first line that was changed, or before which one is missing.
-    """
+    """Read a log's lines in order; OutboxError at the first that breaks the chain."""
     file, previous = log_file(folder), FIRST
     if not file.exists():
         return
@@ -182,8 +155,9 @@ def entries(folder: Path) -> Iterator[Entry]:
                 whole = False
             if not whole:
                 raise OutboxError(
-                    f"{file}: the chain breaks at line {number}: it was changed, or lines before "
-                    "it are missing"
+                    f"the chain breaks at line {number}: it was changed, or lines before it are "
+                    "missing",
+                    where=file,
                 )
             previous = entry["hash"]
             yield entry
@@ -195,10 +169,7 @@ def _hash(entry: Mapping[str, Any]) -> str:
 
 
 def _whole_lines(file: Path) -> int:
-    """Bytes of a log, from which half a line that a power cut left is cut off.
-
-    What that line tells of has not left.
-    """
+    """Bytes of a log, without the half line of a power cut: what it records has not left."""
     if not file.exists():
         return 0
     content = file.read_bytes()

@@ -11,20 +11,15 @@ from flwr_distill.node.asked import Asked, table_of
 from flwr_distill.task.errors import DatasetError, SettingsError
 from flwr_distill.task.file_state import read_once
 from flwr_distill.task.image_files import class_names
-from flwr_distill.task.settings import (
-    PrivateSettings,
-)
+from flwr_distill.task.settings import PrivateSettings
 from flwr_distill.task.survey import survey
 
-_MOST_CLASSES = 100
+_MAX_CLASSES = 100
 """Classes that are named: a run may have ten thousand, with names of its choice."""
 
 
 class OwnData:
-    """The data that a node config names; read again when its files have changed.
-
-    Without data of its own a node has a partition of a public set, and nothing to count.
-    """
+    """The data that a node config names, read again when they have changed."""
 
     def __init__(self, node_config: Mapping[str, Any]) -> None:
         self._node_config = node_config
@@ -53,16 +48,16 @@ class OwnData:
         except DatasetError:
             return []
 
-    def class_names_in(self, asked: Asked) -> list[str]:
+    def class_names_in(self, request: Asked) -> list[str]:
         """Names of a run's first classes, as far as the node knows them."""
-        if asked.run_config.get("dataset") != "private":
+        if request.run_config.get("dataset") != "private":
             return []
         try:
-            table = table_of(asked.run_config, "private")
+            table = table_of(request.run_config, "private")
             names = PrivateSettings.checked(table, "run config").class_names
         except SettingsError:
             return []
-        return list(names or self.class_names())[:_MOST_CLASSES]
+        return list(names or self.class_names())[:_MAX_CLASSES]
 
     def _files(self) -> list[Path]:
         return [Path(self._node_config["data"])]

@@ -1,7 +1,7 @@
-"""How long a node waits until it polls for work again.
+"""How long a node waits until it polls for work again: a share of the time that it has been idle.
 
-The pause is a share of the time that the node has been idle: it polls often during a run and
-seldom in between, and a message waits little longer than its sender did.
+It polls often during a run and seldom in between, and a message waits little longer than its
+sender.
 """
 
 from __future__ import annotations
@@ -23,34 +23,17 @@ JITTER = 0.25
 
 
 def pause(idle_for: float, *, busy: float, idle: float, spacing: float = 0.0) -> float:
-    """Longest pause of a node that has been idle for so long, in seconds.
+    """Longest pause of a node that has been idle for so many seconds, between `busy` and `idle`.
 
-    Parameters
-    ----------
-    idle_for : float
-        Seconds since the last message.
-    busy, idle : float
-        The shortest and the longest pause.
-    spacing : float (default: 0.0)
-        What the server asks for while nodes are keen; counts up to `KEEN` seconds, so that no
-        server puts nodes to sleep.
+    `spacing` is the server's wish; it counts up to `KEEN` seconds, so that no server puts nodes to
+    sleep.
     """
     keen = min(max(SHARE * idle_for, spacing), KEEN)
     return min(max(busy, keen, LONG_SHARE * idle_for), idle)
 
 
 class Pace:
-    """The pauses of one node; see `pause`.
-
-    Parameters
-    ----------
-    busy, idle : float
-        Shortest and longest pause, in seconds.
-    generator : random.Random
-        Draws each pause's jitter: the last quarter of it.
-    clock : callable (default: time.monotonic)
-        Gives the time in seconds.
-    """
+    """The pauses of one node; see `pause`. `generator` draws their jitter."""
 
     def __init__(
         self,
@@ -65,7 +48,7 @@ class Pace:
         self._generator = generator
         self._clock = clock
         self._spacing = 0.0
-        self._looked_for = 0.0
+        self._polled_for = 0.0
         self._last_work = clock()
 
     def worked(self) -> None:
@@ -73,7 +56,7 @@ class Pace:
         self._last_work = self._clock()
 
     def space(self, seconds: float) -> None:
-        """Take the server's word for how far apart polls should be, until it says otherwise."""
+        """Set the server's wish for the seconds between polls."""
         self._spacing = seconds if math.isfinite(seconds) else 0.0
 
     def draw_wait(self) -> float:
@@ -82,12 +65,12 @@ class Pace:
 
     def polled(self, seconds: float) -> None:
         """Record how long a poll took."""
-        self._looked_for = seconds
+        self._polled_for = seconds
 
     @property
     def has_waited(self) -> bool:
-        """Whether the last poll has waited as long as any may, so that the SuperLink lets it."""
-        return self._looked_for >= (1 - JITTER) * LONGEST_WAIT
+        """Whether the last poll has waited as long as any may: the SuperLink lets polls wait."""
+        return self._polled_for >= (1 - JITTER) * LONGEST_WAIT
 
     def draw(self) -> float:
         """Draw the seconds to wait until the next poll; none after one that has waited."""

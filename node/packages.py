@@ -8,10 +8,7 @@ _METADATA = (".dist-info", ".egg-info", ".pth")
 
 
 def installed_packages() -> frozenset[tuple[str, int]]:
-    """Metadata of the packages on this process's path, each with the time when it was written.
-
-    Installing, upgrading or removing a package changes it; editing its code does not.
-    """
+    """Metadata files of the packages on this process's path, with times: installs change them."""
     packages = set()
     for folder in sys.path:
         with suppress(OSError):  # some of the path is not there, or an archive

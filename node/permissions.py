@@ -11,7 +11,7 @@ _FOLDER = "raw-data-allowed"
 
 
 def allow_raw_data(state_dir: Path, run_id: int) -> None:
-    """Let a run have the node's samples as they are."""
+    """Let a run have the node's samples unchanged."""
     folder = state_dir / _FOLDER
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with replacing(folder / str(run_id)) as partial:
@@ -19,5 +19,5 @@ def allow_raw_data(state_dir: Path, run_id: int) -> None:
 
 
 def raw_data_allowed(state_dir: Path, run_id: int) -> bool:
-    """Whether the owner has allowed a run to have samples as they are."""
+    """Whether the owner has allowed a run to have samples unchanged."""
     return (state_dir / _FOLDER / str(run_id)).is_file()

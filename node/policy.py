@@ -1,13 +1,14 @@
 """A node's policy: what its owner lets runs ask of it, and send from it.
 
-Whoever may submit a run executes code on every node. The policy is the owner's word on that, and is
-kept outside the submitted app (`node.guard`). What it cannot hold: `docs/policy.md`.
-What a strict one lets a run ask, and what leaves: `node.listed`.
+Anyone who may submit a run executes code on every node, so the policy is enforced outside the app
+(`node.guard`). What it cannot enforce: `docs/policy.md`.
 """
 
 from __future__ import annotations
 
 import datetime
+import operator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,9 +19,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
 from flwr_distill.task.errors import SettingsError
-from flwr_distill.task.settings import (
-    Block,
-)
+from flwr_distill.task.settings import Block
 from flwr_distill.task.text_files import EncodingError, read_text
 
 ANY = "any"
@@ -60,6 +59,30 @@ AbsolutePath = Annotated[str, Field(pattern="^/")]
 
 
 _NOT_REAL = ("noise", "class-stats", "pixel-stats")
+_OFF = (None, "any", "allowed", "none")
+"""Values of fields in `_NEEDS` that need nothing."""
+_DECLARED = ("replies", lambda replies: replies == "declared")
+_NO_LINKS = ("direct_links", operator.not_)
+_NEEDS: dict[str, list[tuple[str, Callable[[Any], bool], str]]] = {
+    "settings": [
+        (*_DECLARED, "replies: declared"),
+        ("paths", lambda paths: paths == "named", "paths: named"),
+    ],
+    "most_epsilon": [
+        ("least_noise", bool, "least-noise above 0: without noise, epsilon has no bound")
+    ],
+    "evaluation_epsilon": [
+        (*_DECLARED, "replies: declared, else accuracy can leave in another record"),
+        ("holdout", bool, "holdout, else a run chooses the samples (set it to 0.1)"),
+    ],
+    "single_updates": [(*_DECLARED, "replies: declared: the node must see what it sends")],
+    "most_bytes_a_day": [(*_NO_LINKS, "direct-links: false: the node must see all bytes")],
+    "sandbox": [(*_NO_LINKS, "direct-links: false, because a sandboxed app has no network")],
+    "most_disk": [
+        ("sandbox", lambda sandbox: sandbox != "none", "a sandbox, else the app writes anywhere")
+    ],
+}
+"""What a field needs unless it is off: another field above it, its check, and the error."""
 
 
 class Policy(Block):
@@ -88,7 +111,7 @@ class Policy(Block):
     """``listed``: settings of runs and keys of messages must be on a list (`node.listed`), in their
     ranges, and the other bounds there hold. Needs ``replies: declared`` and ``paths: named``."""
     raw_data: Literal["never", "ask", "allowed"] = "never"
-    """Whether its samples may leave it as they are: ``never``, ``allowed``, or ``ask``: in runs
+    """Whether its samples may leave it unchanged: ``never``, ``allowed``, or ``ask``: in runs
     that its owner has allowed by id (`node.permissions`)."""
     starts: Annotated[list[Name] | None, _OrAny] = Field(default_factory=lambda: [*_NOT_REAL])
     """What its virtual data may start from: ``noise``, ``class-stats``, ``pixel-stats``,
@@ -141,57 +164,14 @@ class Policy(Block):
     readable: list[AbsolutePath] = Field(default_factory=list)
     """Absolute paths that the app may read in its sandbox, besides Python and the node's data."""
 
-    @field_validator("most_epsilon")
+    @field_validator(*_NEEDS)
     @classmethod
-    def _is_counted(cls, epsilon: float | None, info: ValidationInfo) -> float | None:
-        if epsilon is not None and not info.data.get("least_noise"):
-            raise ValueError("needs least-noise above 0: without noise, epsilon has no bound")
-        return epsilon
-
-    @field_validator("settings")
-    @classmethod
-    def _are_all_read(cls, settings: str, info: ValidationInfo) -> str:
-        for key, needed in (("replies", "declared"), ("paths", "named")):
-            if settings == "listed" and info.data.get(key) != needed:
-                raise ValueError(f"listed needs {key}: {needed}")
-        return settings
-
-    @field_validator("evaluation_epsilon")
-    @classmethod
-    def _is_of_fixed_samples(cls, epsilon: float | None, info: ValidationInfo) -> float | None:
-        if epsilon is not None and info.data.get("replies") != "declared":
-            raise ValueError("needs replies: declared, else accuracy can leave in another record")
-        if epsilon is not None and info.data.get("holdout") is None:
-            raise ValueError("needs holdout, else a run chooses the samples (set it to 0.1)")
-        return epsilon
-
-    @field_validator("single_updates")
-    @classmethod
-    def _are_looked_at(cls, single_updates: str, info: ValidationInfo) -> str:
-        if single_updates == "never" and info.data.get("replies") != "declared":
-            raise ValueError("never needs replies: declared, else the node sees no difference")
-        return single_updates
-
-    @field_validator("most_bytes_a_day")
-    @classmethod
-    def _are_all_seen(cls, most: int | None, info: ValidationInfo) -> int | None:
-        if most is not None and info.data.get("direct_links"):
-            raise ValueError("needs direct-links: false, else the node does not see all bytes")
-        return most
-
-    @field_validator("sandbox")
-    @classmethod
-    def _has_no_network(cls, sandbox: str, info: ValidationInfo) -> str:
-        if sandbox != "none" and info.data.get("direct_links"):
-            raise ValueError("needs direct-links: false, because a sandboxed app has no network")
-        return sandbox
-
-    @field_validator("most_disk")
-    @classmethod
-    def _is_measured(cls, most: int | None, info: ValidationInfo) -> int | None:
-        if most is not None and info.data.get("sandbox") == "none":
-            raise ValueError("needs a sandbox, else the app writes anywhere")
-        return most
+    def _has_what_it_needs(cls, value: object, info: ValidationInfo) -> object:
+        if value not in _OFF:
+            for key, is_enough, what in _NEEDS[info.field_name or ""]:
+                if not is_enough(info.data.get(key)):
+                    raise ValueError(f"needs {what}")
+        return value
 
     @field_validator("hours")
     @classmethod
@@ -243,14 +223,10 @@ PRESETS = {"standard": STANDARD, "open": OPEN, "hospital": HOSPITAL}
 
 
 def read_policy(source: object) -> Policy:
-    """Read a policy: the name of a preset, a YAML file, or what such a file holds.
+    """Read a policy: the name of a preset, a YAML file, or the content of such a file.
 
-    ``extends: hospital`` in it takes what it does not say from that preset, else ``standard``.
-
-    Raises
-    ------
-    SettingsError
-        If it cannot be read, or holds an unknown key or a wrong value; names the nearest key.
+    ``extends: hospital`` in it takes what it does not set from that preset, else ``standard``.
+    SettingsError if it is unreadable or wrong; of an unknown key, the error names the nearest.
     """
     where = "policy"
     if isinstance(source, str | Path):
@@ -258,11 +234,12 @@ def read_policy(source: object) -> Policy:
             return PRESETS[str(source)]
         where, source = f"policy {source}", _read(Path(source).expanduser())
     if not isinstance(source, dict):
-        raise SettingsError(f"{where} must hold lines such as `extends: hospital`")
+        raise SettingsError("must have lines such as `extends: hospital`", source=where)
     values: dict[Any, Any] = dict(source)
     base = values.pop("extends", "standard")
     if not isinstance(base, str) or base not in PRESETS:
-        raise SettingsError(f"{where}: extends = {base!r}: must be one of {', '.join(PRESETS)}")
+        problem = f"must be one of {', '.join(PRESETS)}"
+        raise SettingsError(problem, where="extends", value=base, source=where)
     inherited = PRESETS[base].model_dump(by_alias=True)
     return Policy.checked({**inherited, **{str(k): v for k, v in values.items()}}, where)
 
@@ -296,10 +273,10 @@ def in_words(policy: Policy) -> list[str]:
         if p.paths == "named"
         else "Reads any file that a run names.",
         {
-            "never": "Never sends its samples as they are.",
-            "ask": "Sends its samples as they are in runs that its owner has allowed to have them "
+            "never": "Never sends its samples unchanged.",
+            "ask": "Sends its samples unchanged in runs that its owner has allowed to have them "
             "(flwr-distill policy allow RUN).",
-            "allowed": "Sends its samples as they are, if a run asks for them.",
+            "allowed": "Sends its samples unchanged, if a run asks for them.",
         }[p.raw_data],
         f"Starts virtual data from {_any_of(p.starts, 'anything, real images too')}.",
         _classes_in_words(p),
@@ -360,12 +337,12 @@ def _evaluation_in_words(p: Policy) -> str:
 
 
 def cannot_hold(policy: Policy) -> list[str]:
-    """What a policy does not keep an app from, a sentence each."""
+    """What a policy does not prevent, a sentence each."""
     if policy.bundles is not None or policy.publishers is not None:
         return []
     network = ", or open connections of its own" if policy.sandbox == "none" else ""
     return [
-        "Not held: any app bundle is run, and one that was changed can hide data in a model's "
+        "Not enforced: any app bundle is run, and one that was changed can hide data in a model's "
         f"weights{network}. Name the ones you have read (bundles).",
     ]
 
@@ -380,10 +357,9 @@ def _read(file: Path) -> object:
     try:
         return yaml.safe_load(read_text(file))
     except (OSError, EncodingError, yaml.YAMLError) as error:
-        raise SettingsError(
-            f"policy {file} cannot be read: {' '.join(str(error).split())} (give a YAML file, or "
-            f"one of {', '.join(PRESETS)})"
-        ) from None
+        problem = f"unreadable: {' '.join(str(error).split())}"
+        remedy = f"give a YAML file, or one of {', '.join(PRESETS)}"
+        raise SettingsError(problem, where=file, remedy=remedy, source="policy") from None
 
 
 def _times(hours: str) -> tuple[datetime.time, datetime.time]:

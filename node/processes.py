@@ -11,34 +11,16 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from flwr_distill.node.kernel import die_with
-from flwr_distill.node.nursery import fork
+from flwr_distill.node.nursery import ForkedProcess, fork
 from flwr_distill.node.proxies import exempt_loopback
 
-_DIES_WITHIN = 30.0
+_KILL_TIMEOUT = 30.0
 
 
-class Process(Protocol):
-    """A process from `start_bound`."""
-
-    @property
-    def pid(self) -> int:
-        """Its id, and that of its group."""
-
-    @property
-    def returncode(self) -> int | None:
-        """Exit code, negative for a signal; None while it runs, as far as was asked."""
-
-    def poll(self) -> int | None:
-        """Return the exit code, None while it runs."""
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end; return the exit code."""
-
-    def terminate(self) -> None:
-        """Send SIGTERM."""
+Process = subprocess.Popen[bytes] | ForkedProcess
+"""A process from `start_bound`."""
 
 
 def start_bound(
@@ -54,10 +36,8 @@ def start_bound(
 
     The kernel ties it to the *thread* that calls this function: call it from one that lives as long
     as the process should. On systems other than Linux it survives a parent killed with -9. Standard
-    output and error are appended to `log`, or go to the file descriptor `output`; like `env` and
-    `cwd`, None inherits this process's. Loopback is exempt from proxies.
-
-    Where a nursery runs (`node.nursery`), it forks the processes of nodes.
+    output and error are appended to `log`, or go to the file descriptor `output`; None inherits, as
+    for `env` and `cwd`. Loopback is exempt from proxies. A nursery forks the process if it can.
     """
     given = os.environ if env is None else env
     environment = {**given, **exempt_loopback(given)}
@@ -92,18 +72,9 @@ def start_nursery(
     env: Mapping[str, str],
     cwd: Path | None = None,
 ) -> Process:
-    """Start a nursery (`node.nursery`), whose socket is in this folder.
+    """Start one of `node.nursery.NURSERIES`, which imports more modules too.
 
-    Parameters
-    ----------
-    folder : Path
-        Only this user may enter it.
-    name : str
-        Which of `node.nursery.NURSERIES`.
-    modules : sequence of str (default: ())
-        More modules for it to import.
-    log, env, cwd
-        Of `start_bound`.
+    Its socket is in `folder`, which only this user may enter. `log`, `env`, `cwd`: `start_bound`'s.
     """
     from flwr_distill.protocol.socket_path import short_path  # here: a nursery imports this file
 
@@ -112,23 +83,13 @@ def start_nursery(
             listener.bind(path)
         listener.listen(socket.SOMAXCONN)
         number = listener.fileno()
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "flwr_distill.node.nursery",
-            name,
-            str(number),
-            *modules,
-        ]
+        program = [sys.executable, "-P", "-m", "flwr_distill.node.nursery"]
+        command = [*program, name, str(number), *modules]
         return start_bound(command, log=log, env=env, cwd=cwd, pass_fds=[number])
 
 
 def stop(processes: Sequence[Process], *, grace: float = 8.0) -> None:
-    """Send SIGTERM to processes from `start_bound`, then SIGKILL to what remains of their groups.
-
-    `grace` is the time in seconds, for all of them together, between the two signals.
-    """
+    """Send SIGTERM to processes, and after `grace` seconds SIGKILL to the rest of their groups."""
     for process in processes:
         if process.poll() is None:
             process.terminate()
@@ -140,14 +101,11 @@ def stop(processes: Sequence[Process], *, grace: float = 8.0) -> None:
 
 
 def kill_group(process: Process) -> None:
-    """Kill a process from `start_bound` and its group with SIGKILL.
-
-    One that the kernel does not let go, as with a broken driver, is left behind.
-    """
+    """Kill a process and its group with SIGKILL; one that a broken driver keeps is left behind."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=_DIES_WITHIN)
+        process.wait(timeout=_KILL_TIMEOUT)
 
 
 if __name__ == "__main__":

@@ -24,11 +24,10 @@ def check_superlink(
     root_certificates: Path | None,
     timeout: float,
 ) -> None:
-    """Wait until a SuperLink's Fleet API answers at an address.
+    """Wait until a SuperLink's Fleet API answers at an address; `NodeError` if waiting is in vain.
 
-    Flower would retry a wrong address or certificate forever; this raises `NodeError` for them and
-    waits only for a SuperLink that is not up yet. `root_certificates` None: the system's. It goes
-    through a proxy where gRPC would.
+    Flower would retry a wrong address or certificate forever. `root_certificates` None: the
+    system's. It goes through a proxy where gRPC would.
     """
     host, port = _split(address)
     context = None if insecure else _tls_context(root_certificates)
@@ -38,30 +37,34 @@ def check_superlink(
         try:
             return _greet(host, port, context, proxy)
         except ssl.SSLCertVerificationError as error:
-            raise NodeError(
-                f"the SuperLink's certificate at {address} is not trusted: {error.verify_message} "
-                "(root-certificates must hold the authority that signed it, and it must name "
-                f"{host})"
+            remedy = (
+                "root-certificates must hold the authority that signed it, and it must name " + host
+            )
+            raise _unreachable(
+                address, f"its certificate is not trusted: {error.verify_message}", remedy
             ) from error
         except ssl.SSLError as error:
-            raise NodeError(
-                f"no TLS at superlink={address} ({error.reason}): start the SuperLink with "
-                "certificates, or the node with insecure"
-            ) from error
+            remedy = "start the SuperLink with certificates, or the node with insecure"
+            raise _unreachable(address, f"no TLS there ({error.reason})", remedy) from error
         except (OSError, EOFError) as error:
             if time.monotonic() > deadline:
-                raise NodeError(
-                    f"no SuperLink answers at superlink={address} after {timeout:.0f} s: {error} "
-                    "(is it the Fleet API's address, 9092 by default, and does TLS match?"
-                    f"{proxy_hint(address)})"
-                ) from error
+                remedy = (
+                    "is it the Fleet API's address, 9092 by default, and does TLS match?"
+                    + proxy_hint(address)
+                )
+                problem = f"no SuperLink answers after {timeout:.0f} s: {error}"
+                raise _unreachable(address, problem, remedy) from error
             time.sleep(0.2)
+
+
+def _unreachable(address: str, problem: str, remedy: str) -> NodeError:
+    return NodeError(problem, where="superlink", value=address, remedy=remedy)
 
 
 def _split(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise NodeError(f"superlink={address} is not an address: give host:port, as in node7:9092")
+        raise _unreachable(address, "not an address", "give host:port, as in node7:9092")
     return host.strip("[]"), int(port)
 
 
@@ -70,7 +73,9 @@ def _tls_context(root_certificates: Path | None) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=root_certificates)
     except (ssl.SSLError, OSError) as error:
         raise NodeError(
-            f"root-certificates={root_certificates} is not a PEM file of certificates: {error}"
+            f"not a PEM file of certificates: {error}",
+            where="root-certificates",
+            value=str(root_certificates),
         ) from error
     context.set_alpn_protocols(["h2"])
     return context
@@ -90,7 +95,6 @@ def _greet(host: str, port: int, context: ssl.SSLContext | None, proxy: Proxy | 
 
 
 def _pass_through(connection: socket.socket, host: str, port: int, proxy: Proxy) -> None:
-    """Have a proxy connect to a server."""
     server = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     lines = [f"CONNECT {server} HTTP/1.1", f"Host: {server}"]
     if proxy.authorization:

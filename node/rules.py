@@ -1,7 +1,6 @@
-"""What a policy says of a message that comes in: free functions.
+"""What a policy says of a message that comes in: free functions; `node.replies` judges replies.
 
-They read what the run and the server ask for, and do not believe it: what cannot be read is
-refused. Replies are judged in `node.replies`.
+They read what the run and the server ask for, and do not trust it: what is unreadable is refused.
 """
 
 from __future__ import annotations
@@ -25,10 +24,7 @@ from flwr_distill.protocol.registry import COMMON, all_methods
 from flwr_distill.protocol.schema import Pace
 from flwr_distill.task.auxiliary_names import NAMED, NOISE, OWN_FILE
 from flwr_distill.task.errors import SettingsError
-from flwr_distill.task.settings import (
-    TaskSettings,
-    TrainSettings,
-)
+from flwr_distill.task.settings import TaskSettings, TrainSettings
 
 _CODE = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
 _NO_CODE = "torchvision:"
@@ -40,39 +36,27 @@ MAX_NOISY_EPSILON = 10.0
 """Largest epsilon at which noise on virtual data counts, where the policy has no `most_epsilon`."""
 
 
-def judge_message(policy: Policy, asked: Asked, now: datetime.datetime) -> Refusal | None:
-    """Why a policy refuses a message; None if it does not.
-
-    Parameters
-    ----------
-    now : datetime
-        By the node's clock.
-    """
+def judge_message(policy: Policy, request: Asked, now: datetime.datetime) -> Refusal | None:
+    """Why a policy refuses a message; None if it does not. `now` is by the node's clock."""
     if not policy.works_at(now.time()):
         return Refusal("hours", f"it is {now:%H:%M}, the node works at {policy.hours} (wait)")
-    refusals = (rule(policy, asked) for rule in _RULES)
+    refusals = (rule(policy, request) for rule in _RULES)
     return next((refusal for refusal in refusals if refusal), None)
 
 
-def judge_request(policy: Policy, asked: Asked, content: RecordDict) -> Refusal | None:
-    """Why a policy refuses a message for the records and keys in it; None if it does not.
-
-    Parameters
-    ----------
-    content : RecordDict
-        The message's.
-    """
+def judge_request(policy: Policy, request: Asked, content: RecordDict) -> Refusal | None:
+    """Why a policy refuses a message for the records and keys in it; None if it does not."""
     if policy.settings == "any":
         return None
-    phase = asked.phase
+    phase = request.phase
     if phase is None or phase.request is None:
-        reason = f"listed, and no request {asked.message_type!r:.60} is on the list"
+        reason = f"listed, and no request {request.message_type!r:.60} is on the list"
         return Refusal("settings", reason)
     try:
         phase.request.check(RecordDict({k: v for k, v in content.items() if k != PACE}))
         Pace.checked(content.config_records.get(PACE, ConfigRecord()), f"message {PACE}")
     except ValueError as error:
-        return Refusal("settings", f"listed, and in {asked.message_type}: {error}")
+        return Refusal("settings", f"listed, and in {request.message_type}: {error}")
     return None
 
 
@@ -86,16 +70,8 @@ def judge_spending(
 ) -> Refusal | None:
     """Why a policy refuses to let more leave; None if it does not.
 
-    Parameters
-    ----------
-    epsilon : float
-        What has left over all runs on the node's data set, with the reply at hand.
-    num_bytes : int
-        What has left in the last 24 hours, with the reply at hand.
-    counted : bool (default: True)
-        Whether the reply says what it costs, or costs nothing.
-    evaluations : int (default: 0)
-        Evaluations over all runs on the node's data set, with the one at hand.
+    `epsilon` and `evaluations` are totals over all runs on the node's data set, `num_bytes` that of
+    24 hours; each includes the reply at hand. `counted`: the reply states its cost, or has none.
     """
     if policy.most_evaluations is not None and evaluations > policy.most_evaluations:
         reason = f"{policy.most_evaluations:,} over all runs on this node's data, and all are spent"
@@ -104,15 +80,11 @@ def judge_spending(
     if most is not None and not counted:
         return Refusal("most-epsilon", "the reply does not say what epsilon it costs")
     if most is not None and not epsilon <= most:
-        return Refusal(
-            "most-epsilon",
-            f"{most:g} over all runs on this node's data, and this would make it {epsilon:.4g} "
-            "(the node can take no further part)",
-        )
+        reason = f"{most:g} over all runs on this node's data, and this would make it {epsilon:.4g}"
+        return Refusal("most-epsilon", f"{reason} (the node can take no further part)")
     if most_bytes is not None and num_bytes > most_bytes:
-        return Refusal(
-            "most-bytes-a-day", f"{most_bytes:,}, and this would make it {num_bytes:,} (wait)"
-        )
+        reason = f"{most_bytes:,}, and this would make it {num_bytes:,} (wait)"
+        return Refusal("most-bytes-a-day", reason)
     return None
 
 
@@ -123,83 +95,81 @@ def judge_bundle(policy: Policy, bundle: str) -> Refusal | None:
     return Refusal("bundles", f"the app bundle {bundle} is not among them")
 
 
-def _bundles(policy: Policy, asked: Asked) -> Refusal | None:
-    return judge_bundle(policy, asked.bundle)
-
-
-def _named_code(policy: Policy, asked: Asked) -> Refusal | None:
+def _named_code(policy: Policy, request: Asked) -> Refusal | None:
     if policy.bundles is None and policy.publishers is None and policy.settings == "any":
         return None
-    named = [s for s in (*asked.all_settings, *asked.settings) if _code_in(s.value)]
+    named = [s for s in (*request.all_settings, *request.settings) if _code_in(s.value)]
     odd = [setting for setting in named if setting.name not in ("strategy", "start")]
     rule = "publishers" if policy.publishers is not None else "settings"
     rule = "bundles" if policy.bundles is not None else rule
     return _first(rule, "runs no other code", odd, "name what the bundle has itself")
 
 
-def _listed(policy: Policy, asked: Asked) -> Refusal | None:
-    """Refuse settings that have no row, paths under other names, and values out of range."""
+def _listed(policy: Policy, request: Asked) -> Refusal | None:
     if policy.settings == "any":
         return None
-    for setting in asked.all_settings:
-        bound = _bound_of(asked, setting)
+    for setting in request.all_settings:
+        bound = _bound_of(request, setting)
         if bound is None:
-            return Refusal("settings", f"listed, and {setting} is not on the list (leave it out)")
+            return Refusal("settings", f"listed, and {setting} is not on the list (remove it)")
         if bound == OFF and setting.value is not False:
-            return Refusal("settings", f"listed, and the run asks for {setting} (set it to false)")
+            return _first("settings", "listed", [setting], "set it to false")
         if bound not in (SERVER, LINKS, OWNER) and _is_a_path(setting.value):
-            return Refusal("paths", f"named, and the run asks for {setting} (name no path)")
+            return _first("paths", "named", [setting], "name no path")
     try:
-        TaskSettings.checked(asked.run_config, "run config")
+        TaskSettings.checked(request.run_config, "run config")
     except SettingsError as error:
         return Refusal("settings", f"listed, and {error}")
     return None
 
 
-def _paths(policy: Policy, asked: Asked) -> Refusal | None:
+def _paths(policy: Policy, request: Asked) -> Refusal | None:
     if policy.paths == "any":
         return None
     odd = (
         s
-        for s in asked.all_settings
+        for s in request.all_settings
         if SETTINGS.get(s.name.replace("_", "-")) == PATHS and not _is_a_name(s)
     )
     remedy = "the node's owner can name a file, `files` of the node's settings, for @NAME"
     return _first("paths", "named", odd, remedy)
 
 
-def _evaluations(policy: Policy, asked: Asked) -> Refusal | None:
-    if policy.evaluation_epsilon is None or not asked.evaluates:
+def _evaluations(policy: Policy, request: Asked) -> Refusal | None:
+    if policy.evaluation_epsilon is None or not request.evaluates:
         return None
-    if asked.phase is None or not asked.phase.rates:
-        what = f"{asked.message_type!r:.60} gives more than the received model's accuracy"
+    if request.phase is None or not request.phase.rates:
+        what = f"{request.message_type!r:.60} gives more than the received model's accuracy"
         return Refusal("evaluation-epsilon", f"{policy.evaluation_epsilon:g}, and {what}")
     return None
 
 
-def _strategies(policy: Policy, asked: Asked) -> Refusal | None:
+def _strategies(policy: Policy, request: Asked) -> Refusal | None:
     allowed = policy.strategies
-    odd = [name for name in asked.methods if allowed is not None and name not in allowed]
+    names = (request.start, request.strategy) if request.start else (request.strategy,)
+    odd = [name for name in names if allowed is not None and name not in allowed]
     if allowed is None or not odd:
         return None
     reason = f"strategy = {odd[0]!r:.60} (take one of {', '.join(allowed)})"
     return Refusal("strategies", reason)
 
 
-def _message_types(policy: Policy, asked: Asked) -> Refusal | None:
+def _message_types(policy: Policy, request: Asked) -> Refusal | None:
     allowed = policy.message_types
-    if allowed is not None and asked.message_type not in allowed:
-        return Refusal("message-types", f"{asked.message_type!r:.60} is not among them")
-    if policy.replies == "declared" and asked.phase is None:
-        reason = f"strategy = {asked.strategy!r:.60} declares no message {asked.message_type!r:.60}"
+    if allowed is not None and request.message_type not in allowed:
+        return Refusal("message-types", f"{request.message_type!r:.60} is not among them")
+    if policy.replies == "declared" and request.phase is None:
+        reason = (
+            f"strategy = {request.strategy!r:.60} declares no message {request.message_type!r:.60}"
+        )
         return Refusal("replies", reason)
     return None
 
 
-def _raw_data(policy: Policy, asked: Asked) -> Refusal | None:
+def _raw_data(policy: Policy, request: Asked) -> Refusal | None:
     if policy.raw_data == "allowed":
         return None
-    odd = (s for s in asked.values("share-raw-data") if s.value is not False)
+    odd = (s for s in request.values("share-raw-data") if s.value is not False)
     remedies = {
         "never": "set it to false",
         "ask": "set it to false, or have its owner allow it: flwr-distill policy allow RUN",
@@ -207,59 +177,61 @@ def _raw_data(policy: Policy, asked: Asked) -> Refusal | None:
     return _first("raw-data", policy.raw_data, odd, remedies[policy.raw_data])
 
 
-def _starts(policy: Policy, asked: Asked) -> Refusal | None:
+def _starts(policy: Policy, request: Asked) -> Refusal | None:
     if policy.starts is None:
         return None
-    odd = (s for s in asked.values("start") if s.value not in policy.starts)
+    odd = (s for s in request.values("start") if s.value not in policy.starts)
     allowed = ", ".join(policy.starts)
     return _first("starts", allowed, odd, "take one of these")
 
 
-def _noise(policy: Policy, asked: Asked) -> Refusal | None:
+def _noise(policy: Policy, request: Asked) -> Refusal | None:
     least = policy.least_noise
     if not least:
         return None
-    if asked.message_type == DESCRIBE_COLUMNS:
+    if request.message_type == DESCRIBE_COLUMNS:
         reason = f"{least:g}, and means of columns have none (state them in private.columns)"
         return Refusal("least-noise", reason)
     try:
-        epsilons = _own_epsilons(asked)
-        uncovered = "" if epsilons else _uncovered(asked)
+        epsilons = _own_epsilons(request)
+        uncovered = "" if epsilons else _uncovered(request)
     except SettingsError as error:
         epsilons, uncovered = [], str(error)
     if epsilons:
-        return _own_privacy(policy, asked, epsilons)
+        return _own_privacy(policy, request, epsilons)
     if uncovered:
         return Refusal("least-noise", uncovered)
-    noises = asked.values("dp-noise")
+    noises = request.values("dp-noise")
     odd = [s for s in noises if not _number(s.value) >= least]
-    training = {s.where for s in asked.said if s.name == "dp-noise"}
+    training = {s.where for s in request.message_settings if s.name == "dp-noise"}
     if odd:
         return _first("least-noise", f"{least:g}", odd, f"set it to {least:g} or more")
     most = max_noisy_epsilon(policy)
     odd = [  # in a request to distil, 0 turns differential privacy off
         s
-        for s in asked.said
+        for s in request.message_settings
         if s.name == EPSILON and s.where not in training and not 0 < _number(s.value) <= most
     ]
     return _first("least-noise", f"{least:g}", odd, f"set it above 0, and to {most:g} at most")
 
 
-def _virtual_data(policy: Policy, asked: Asked) -> Refusal | None:
+def _virtual_data(policy: Policy, request: Asked) -> Refusal | None:
     """Refuse what the number of real images does not bound, and noise that protects nothing."""
     most = max_noisy_epsilon(policy)
     if policy.real_per_virtual == 1:
         return None
-    odd = (s for s in asked.values("distiller") if fits_labels(str(s.value)))
+    odd = (s for s in request.values("distiller") if fits_labels(str(s.value)))
     refusal = _first("real-per-virtual", str(policy.real_per_virtual), odd, "take dm")
-    if refusal or asked.virtual_epsilon <= most:
+    if refusal or request.virtual_epsilon <= most:
         return refusal
-    reason = f"{policy.real_per_virtual}, and dp-epsilon = {asked.virtual_epsilon:g} hides nothing"
+    reason = (
+        f"{policy.real_per_virtual}, and dp-epsilon = {request.virtual_epsilon:g} hides nothing"
+    )
     return Refusal("real-per-virtual", f"{reason} (set it to {most:g} at most, or to 0)")
 
 
 def fits_labels(distiller: str) -> bool:
-    """Whether virtual data by a distiller show unusual records, however many others there are.
+    """Whether virtual data by a distiller show unusual records, among however many others.
 
     KIP fits every record's label, where the others match means (docs/privacy.md).
     """
@@ -271,52 +243,53 @@ def max_noisy_epsilon(policy: Policy) -> float:
     return MAX_NOISY_EPSILON if policy.most_epsilon is None else policy.most_epsilon
 
 
-def _own_epsilons(asked: Asked) -> list[float]:
-    """Epsilon by the method's own settings, and that of the message; empty if it has none."""
-    method = asked.method
-    if method is None or method.own_privacy is None or asked.start:
+def _own_epsilons(request: Asked) -> list[float]:
+    """Epsilon by the method's own settings, and that of the message; empty without one."""
+    method = request.method
+    if method is None or method.own_privacy is None or request.start:
         return []
-    arguments = str(asked.run_config.get("strategy-args", ""))
-    table = table_of(asked.run_config, method.table_name)
+    arguments = str(request.run_config.get("strategy-args", ""))
+    table = table_of(request.run_config, method.table_name)
     epsilons = [method.own_privacy(method_settings(method, table, arguments))]
     if not epsilons[0] > 0:
         return []
-    phase = asked.phase
+    phase = request.phase
     if phase is not None and phase.own_privacy is not None:
-        epsilons.append(phase.own_privacy(asked.said_by_record))
+        epsilons.append(phase.own_privacy(request.records))
     elif not (phase and phase.rates) and phase not in COMMON:
         epsilons.append(0.0)  # such as plain training, which would see the samples
     return epsilons
 
 
-def _own_privacy(policy: Policy, asked: Asked, epsilons: list[float]) -> Refusal | None:
+def _own_privacy(policy: Policy, request: Asked, epsilons: list[float]) -> Refusal | None:
     """Judge a run whose method has privacy of its own, in place of noise in training."""
-    most, name = policy.most_epsilon, f"strategy = {asked.strategy!r:.60}"
+    most, name = policy.most_epsilon, f"strategy = {request.strategy!r:.60}"
+    rule = "least-noise"
     if most is None:
         reason = f"{name} has an epsilon in place of it (the node's owner must set most-epsilon)"
-        return Refusal("least-noise", reason)
-    if not all(epsilon > 0 for epsilon in epsilons):
-        reason = f"the message {asked.message_type!r:.60} asks for more than {name} makes private"
-        return Refusal("least-noise", reason)
-    if not max(epsilons) <= most:
+    elif not all(epsilon > 0 for epsilon in epsilons):
+        reason = f"the message {request.message_type!r:.60} asks for more than {name} makes private"
+    elif not max(epsilons) <= most:
+        rule = "most-epsilon"
         reason = f"{most:g}, and {name} asks for {max(epsilons):g} (lower it)"
-        return Refusal("most-epsilon", reason)
-    return None
+    else:
+        return None
+    return Refusal(rule, reason)
 
 
-def _delta(policy: Policy, asked: Asked) -> Refusal | None:
+def _delta(policy: Policy, request: Asked) -> Refusal | None:
     if policy.most_delta >= 1 or not policy.least_noise:
         return None
-    odd = (s for s in asked.values("dp-delta") if not _number(s.value) <= policy.most_delta)
+    odd = (s for s in request.values("dp-delta") if not _number(s.value) <= policy.most_delta)
     return _first("most-delta", f"{policy.most_delta:g}", odd, "lower it")
 
 
-def _epochs(policy: Policy, asked: Asked) -> Refusal | None:
+def _epochs(policy: Policy, request: Asked) -> Refusal | None:
     if policy.most_epochs is None:
         return None
     odd = (
         s
-        for s in asked.settings
+        for s in request.settings
         if s.name.endswith("epochs")
         and not s.name.startswith("server-")
         and not _number(s.value) <= policy.most_epochs
@@ -324,35 +297,34 @@ def _epochs(policy: Policy, asked: Asked) -> Refusal | None:
     return _first("most-epochs", str(policy.most_epochs), odd, "lower it")
 
 
-def _links(policy: Policy, asked: Asked) -> Refusal | None:
+def _links(policy: Policy, request: Asked) -> Refusal | None:
     if policy.direct_links:
         return None
-    for route in asked.routes.values():
+    for route in request.routes.values():
         if route.get("link") != "relay" and route.get("address") != "":
             reason = f"false, and the message has a route to {route.get('address')!r:.60}"
             return Refusal("direct-links", f'{reason} (set links to "relay")')
     return None
 
 
-def _single_updates(policy: Policy, asked: Asked) -> Refusal | None:
+def _single_updates(policy: Policy, request: Asked) -> Refusal | None:
     if policy.single_updates == "allowed":
         return None
-    if asked.run_config.get("secure-sums") is not True:
-        return Refusal("single-updates", "never, and the run has secure-sums off (set it to true)")
-    if asked.start:
-        reason = f"never, and start = {asked.start!r:.60} has no secure sums (leave it empty)"
-        return Refusal("single-updates", reason)
-    if asked.method is None or not asked.method.summed:
-        reason = f"never, and strategy = {asked.strategy!r:.60} has no secure sums (take fedavg)"
-        return Refusal("single-updates", reason)
-    if asked.phase is None:
-        what = f"{asked.message_type!r:.60} of strategy = {asked.strategy!r:.60} has no masks"
-        return Refusal("single-updates", f"never, and {what}")
-    return None
+    strategy, method = f"strategy = {request.strategy!r:.60}", request.method
+    if request.run_config.get("secure-sums") is not True:
+        reason = "the run has secure-sums off (set it to true)"
+    elif request.start:
+        reason = f"start = {request.start!r:.60} has no secure sums (leave it empty)"
+    elif method is None or not method.summed:
+        reason = f"{strategy} has no secure sums (take fedavg)"
+    elif request.phase is None:
+        reason = f"{request.message_type!r:.60} of {strategy} has no masks"
+    else:
+        return None
+    return Refusal("single-updates", f"never, and {reason}")
 
 
 _RULES: tuple[Callable[[Policy, Asked], Refusal | None], ...] = (
-    _bundles,
     _named_code,
     _strategies,
     _single_updates,
@@ -370,8 +342,7 @@ _RULES: tuple[Callable[[Policy, Asked], Refusal | None], ...] = (
 )
 
 
-def _bound_of(asked: Asked, setting: Setting) -> str | None:
-    """What bounds a setting, by `node.listed`; None if it is not on the list."""
+def _bound_of(request: Asked, setting: Setting) -> str | None:
     table, _, inner = setting.where.rstrip(".").partition(".")
     name = setting.name
     if table == "aggregator-args":
@@ -379,11 +350,12 @@ def _bound_of(asked: Asked, setting: Setting) -> str | None:
     if table.startswith("message "):
         if not inner or inner.isdecimal():  # a key of the record, which its request declares
             return bound_of("", name) or RANGE
-        # Of the settings in it, which are JSON.
-        of_method = _settings_by_table().get(asked.method.table_name, ()) if asked.method else ()
-        return bound_of("", name) or (RANGE if name in of_method else None)
+        # A setting within one that is JSON.
+        own_table = request.method.table_name if request.method else ""
+        own_names = _settings_by_table().get(own_table, ())
+        return bound_of("", name) or (RANGE if name in own_names else None)
     if table == "strategy-args":
-        table, name = asked.method.table_name if asked.method else "", name.replace("_", "-")
+        table, name = request.method.table_name if request.method else "", name.replace("_", "-")
     own = _settings_by_table()
     if inner or (table in own and name not in own[table]):
         return None
@@ -394,7 +366,6 @@ def _bound_of(asked: Asked, setting: Setting) -> str | None:
 
 @cache
 def _settings_by_table() -> dict[str, set[str]]:
-    """Settings of all methods, by the name of their table."""
     tables: dict[str, set[str]] = {}
     for method in all_methods().values():
         if method.settings is not None:
@@ -420,23 +391,23 @@ def _first(rule: str, allowed: str, odd: Iterable[Setting], remedy: str) -> Refu
     return Refusal(rule, f"{allowed}, and the run asks for {setting} ({remedy})")
 
 
-def _uncovered(asked: Asked) -> str:
-    """What differential privacy would not cover in the run, with the remedy; empty if nothing."""
-    arguments = str(asked.run_config.get("strategy-args", ""))
-    of_start = _uncovered_of(asked.method_of_start, asked.run_config, "")
-    return of_start or _uncovered_of(asked.method, asked.run_config, arguments)
+def _uncovered(request: Asked) -> str:
+    """What differential privacy would not cover in the run, with the remedy; '' if nothing."""
+    arguments = str(request.run_config.get("strategy-args", ""))
+    of_start = _uncovered_of(request.method_of_start, request.run_config, "")
+    return of_start or _uncovered_of(request.method, request.run_config, arguments)
 
 
 def _uncovered_of(method: Method | None, config: Mapping[str, Any], arguments: str) -> str:
     if method is None:
         return ""
     if method.unprotected is None:
-        if method.phases or method.terms:
-            return f"{method.name} does not declare what differential privacy covers"
-        return ""
+        declares = "does not declare what differential privacy covers"
+        return f"{method.name} {declares}" if method.phases or method.terms else ""
     settings = method_settings(method, table_of(config, method.table_name), arguments)
-    train = TrainSettings.checked(table_of(config, "train"), "run config")
-    return method.unprotected(settings, train)
+    return method.unprotected(
+        settings, TrainSettings.checked(table_of(config, "train"), "run config")
+    )
 
 
 def _code_in(value: object) -> bool:

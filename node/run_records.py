@@ -1,7 +1,6 @@
 """What a node records of each run, where no app can write: its app bundle, and what it resumes.
 
-By these records the sandbox of a run shows its app that run's files and those of the runs that it
-resumes (`node.run_sandbox`). A run of another bundle cannot say that it resumes one to see these.
+The sandbox of a run shows its app the files of these runs (`node.run_sandbox`), of one bundle only.
 """
 
 from __future__ import annotations
@@ -30,13 +29,7 @@ class _Record:
 
 
 class RunRecords:
-    """Records of runs in a node's state directory.
-
-    Parameters
-    ----------
-    state_dir : Path
-        The node's.
-    """
+    """Records of runs in a node's state directory."""
 
     def __init__(self, state_dir: Path) -> None:
         self._runs = state_dir / RUNS
@@ -45,12 +38,8 @@ class RunRecords:
     def note(self, run_id: int, bundle: str, resumes: int | None = None) -> None:
         """Note that a run is of a bundle, and the run that it resumes.
 
-        The first bundle of a run, or of one that resumes it, remains its bundle.
-
-        Raises
-        ------
-        RunRecordError
-            If the run or the one that it resumes is of another bundle, or if it resumes two.
+        The first bundle of a run, or of one that resumes it, remains its bundle. RunRecordError if
+        the run or the one that it resumes is of another bundle, or if it resumes two.
         """
         own = self._read(run_id) or _Record(bundle)
         if own.bundle != bundle:

@@ -1,7 +1,6 @@
-"""The sandbox of each run: of the state directory its app sees its own run's files alone.
+"""The sandbox of each run (`node.sandbox`): of the state directory it has the run's files alone.
 
-`node.sandbox` says what else is in it. A process is started for each run, since nothing can be
-mounted later. How much a run's app may keep on disk is bounded here, too.
+Each run has a process, since nothing can be mounted later.
 """
 
 from __future__ import annotations
@@ -62,14 +61,8 @@ class RunSandbox:
 class RunSandboxes:
     """Makes the sandboxes of a node's runs.
 
-    Parameters
-    ----------
-    command : sequence of str
-        From `node.sandbox.sandbox_command`: what all runs have in common.
-    state_dir : Path
-        The node's.
-    most_disk : int, optional
-        Bytes that the app of a run may keep; None for `SHARE`.
+    `command`, from `node.sandbox.sandbox_command`, is common to all. `most_disk` are the bytes that
+    the app of a run may keep; None for `SHARE`.
     """
 
     def __init__(self, command: Sequence[str], state_dir: Path, most_disk: int | None) -> None:
@@ -86,10 +79,7 @@ class RunSandboxes:
     def of_run(self, run_id: int, bundle: str) -> RunSandbox:
         """Make what the app may write: of its run, the runs that it resumes, and its bundle.
 
-        Raises
-        ------
-        OSError
-            If the disk is full, or a link is in the place of a folder.
+        OSError if the disk is full, or a link is in the place of a folder.
         """
         if not _BUNDLE.fullmatch(bundle):
             raise OSError(f"{bundle!r:.80} is not the SHA-256 of an app bundle")
@@ -126,16 +116,9 @@ def _mount(source: Path, target: Path) -> Mount:
 
 
 class Disk:
-    """Measures what an app keeps on disk, against a bound.
+    """Measures what an app keeps in the folders that it can write, against a bound.
 
-    Parameters
-    ----------
-    state_dir : Path
-        On the disk that counts.
-    folders : sequence of Path
-        That the app can write.
-    most : int, optional
-        Bytes in all of them; None for `SHARE` of what is free or theirs at first.
+    `most` are the bytes in all of them; None for `SHARE` of what is free or theirs at first.
     """
 
     def __init__(self, state_dir: Path, folders: Sequence[Path], most: int | None) -> None:
@@ -149,33 +132,33 @@ class Disk:
         """Why the app keeps too much, and what helps; empty if it does not, or none is due."""
         if not self._folders or time.monotonic() < self._due:
             return ""
-        kept = self._kept()
+        usage = self._usage()
         self._due = time.monotonic() + MEASURED_EVERY
         free = self._free()
         if self._reserve is None:
             self._reserve = min(RESERVE, free // 2)
         if self._most is None:
-            self._most = int(SHARE * (free + (kept or 0)))
+            self._most = int(SHARE * (free + (usage or 0)))
         names = " and ".join(str(path.relative_to(self._state_dir)) for path in self._folders)
-        if kept is None:
+        if usage is None:
             text = f"more files or deeper folders than can be counted in {names}"
-        elif kept > self._most:
-            text = f"{kept:,} bytes in {names}, over {self._most:,}"
+        elif usage > self._most:
+            text = f"{usage:,} bytes in {names}, over {self._most:,}"
         elif free < self._reserve:
-            text = f"{kept:,} bytes, and the disk has fewer than {self._reserve:,} left"
+            text = f"{usage:,} bytes, and the disk has fewer than {self._reserve:,} left"
         else:
             return ""
         return f"most-disk: the app keeps {text} (the node's owner can remove them or allow more)"
 
-    def _kept(self) -> int | None:
-        kept = 0
+    def _usage(self) -> int | None:
+        usage = 0
         for path in self._folders:
             with untrusted.folder(path) as folder:
                 use = untrusted.disk_use(folder)
             if use is None:
                 return None
-            kept += use
-        return kept
+            usage += use
+        return usage
 
     def _free(self) -> int:
         status = os.statvfs(self._state_dir)

@@ -1,12 +1,9 @@
 """Sandbox of the process that runs the app: no network but its SuperNode, no files but its data.
 
-A sandbox is made of Linux namespaces by bubblewrap (``bwrap``), which needs no root where users
-may make them. Inside are read-only: the system's libraries, Python and its packages, the
-node's data, its certificates for links, and what the policy names as ``readable``; and, from
-`node.run_sandbox`, the app bundle of the run and, to write, what strategies keep of that run in the
-state directory. The outbox and account of what has left the node, its key for the SuperLink, its
-environment, other runs' files and other users' processes are outside. Whatever the app writes is
-hostile to all that is outside (`storage.untrusted`).
+Bubblewrap (``bwrap``) makes it of Linux namespaces. Inside are, read-only, the system's libraries,
+Python, the node's data, its certificates for links, what the policy names as ``readable``, and the
+run's bundle and files (`node.run_sandbox`). Outbox, account, the key for the SuperLink, environment
+and other runs are outside. What the app writes is hostile to the outside (`storage.untrusted`).
 """
 
 from __future__ import annotations
@@ -46,10 +43,10 @@ _VARIABLES = (
 )
 """Beginnings of environment variables' names; others may hold passwords."""
 _HOME = "/run/home"
-"""Where the app may write what nobody keeps; packages may lie in /tmp."""
+"""Where the app may write temporary files; packages may lie in /tmp."""
 _MAX_TEMPORARY = 1 << 30
 """Bytes in each temporary folder of a sandbox, in memory; bubblewrap 0.7 bounds them."""
-_STARTS_WITHIN = 20.0
+_START_TIMEOUT = 20.0
 
 
 def why_no_sandbox() -> str:
@@ -61,7 +58,7 @@ def why_no_sandbox() -> str:
             [bwrap, *_namespaces(), *_read_only(_SYSTEM), "true"],
             capture_output=True,
             text=True,
-            timeout=_STARTS_WITHIN,
+            timeout=_START_TIMEOUT,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -72,16 +69,16 @@ def why_no_sandbox() -> str:
 
 
 def why_exposed(settings: NodeSettings) -> str:
-    """Why an app in a sandbox could read a secret of the node; an empty text if it cannot."""
+    """Why an app in a sandbox could read a secret of the node; '' if it cannot."""
     state, login = settings.state_dir, settings.auth_key
     for path in _readable(settings):
         if state.is_relative_to(path.resolve()):
-            return f"{path} holds the node's state directory {state}: move one of them"
+            return f"the node's state directory {state} is in {path}: move one of them"
     if login is None:
         return ""
     for path in [*map(Path, _SYSTEM), *_python(), *_readable(settings)]:
         if login.is_relative_to(path.resolve()):
-            return f"{path} holds auth-key={login}: move the key"
+            return f"auth-key={login} is in {path}: move the key"
     links = settings.peer_key and _public(settings.peer_key)
     if links and links == _public(login):
         return (
@@ -92,14 +89,11 @@ def why_exposed(settings: NodeSettings) -> str:
 
 
 def sandbox_command(settings: NodeSettings, environment: Mapping[str, str]) -> list[str]:
-    """The command that runs the one after it in a sandbox; the module says what is inside.
+    """The command that runs the one after it in a sandbox.
 
-    Parameters
-    ----------
-    environment : Mapping[str, str]
-        Of the node's processes; what may hold secrets is left out.
+    `environment` is that of the node's processes; variables that may be secrets stay outside.
     """
-    kept = {name: value for name, value in environment.items() if name.startswith(_VARIABLES)}
+    passed = {name: value for name, value in environment.items() if name.startswith(_VARIABLES)}
     devices = [path for name in _GPU_DEVICES for path in Path("/dev").glob(name)]
     return [
         *("bwrap", *_namespaces()),
@@ -112,7 +106,7 @@ def sandbox_command(settings: NodeSettings, environment: Mapping[str, str]) -> l
         *_read_only(_readable(settings)),
         *(("--tmpfs", environment[NURSERY]) if NURSERY in environment else ()),  # it forks outside
         *("--setenv", "HOME", _HOME, "--setenv", "TMPDIR", _HOME, "--setenv", "USER", "app"),
-        *(word for name, value in kept.items() for word in ("--setenv", name, value)),
+        *(word for name, value in passed.items() for word in ("--setenv", name, value)),
     ]
 
 
@@ -128,25 +122,24 @@ def _read_only(paths: Iterable[str | Path]) -> list[str]:
 
 
 def _python() -> list[Path]:
-    """Where this Python, what is installed for it, and other packages on its path are.
+    """Where this Python, its packages, and others on its path are.
 
-    Of a folder on the path that is not an installation's, such as a checkout, only packages and
-    modules are inside: beside them may lie keys and data.
+    Of a checkout on the path only packages and modules are inside: beside them may be keys and
+    data.
     """
     installed = [Path(sys.base_prefix), Path(sys.prefix)]
     installed += [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
     folders = [Path(path) for path in sys.path if Path(path).is_absolute()]
-    found = list(installed)
+    inside = list(installed)
     for folder in folders:
         if _is_installation(folder) or any(folder.is_relative_to(each) for each in installed):
-            found.append(folder)
+            inside.append(folder)
         else:
-            found += _packages_in(folder)
-    return list(dict.fromkeys(found))
+            inside += _packages_in(folder)
+    return list(dict.fromkeys(inside))
 
 
 def _is_installation(folder: Path) -> bool:
-    """Whether packages are installed there, as by ``pip install --target``."""
     return folder.name in _PACKAGES or any(folder.glob("*.dist-info"))
 
 
@@ -160,7 +153,6 @@ def _packages_in(folder: Path) -> Iterator[Path]:
 
 
 def _readable(settings: NodeSettings) -> list[Path]:
-    """What the policy lets be read, data, what links read, and an edge's sockets."""
     root = settings.node_config.get("data-root")
     files = [
         *map(Path, settings.policy.readable),
@@ -187,18 +179,15 @@ def _public(file: Path) -> bytes | None:
 
 def _state(folder: Path) -> list[str]:
     """An empty state directory, with what all runs see of the node's."""
-    NodeStore.open(
-        folder, 0, 0
-    ).secret()  # made here: a sandbox cannot make files beside its folders
+    NodeStore.open(folder, 0, 0).secret()  # here: a sandbox cannot write beside its folders
     (folder / DOOR).mkdir(mode=0o700, parents=True, exist_ok=True)
     door = ["--ro-bind", str(folder / DOOR), str(INSIDE)]
     return ["--tmpfs", str(folder), *door, *_read_only([folder / SECRET])]
 
 
 def _temporary(*paths: str) -> list[str]:
-    """Folders in memory."""
     usage = subprocess.run(
-        ["bwrap", "--help"], capture_output=True, text=True, timeout=_STARTS_WITHIN, check=False
+        ["bwrap", "--help"], capture_output=True, text=True, timeout=_START_TIMEOUT, check=False
     )
     size = ["--size", str(_MAX_TEMPORARY)] if "--size" in usage.stdout else []
     return [word for path in paths for word in (*size, "--tmpfs", path)]

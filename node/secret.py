@@ -21,7 +21,6 @@ def holdout_secret(folder: Path) -> bytes:
 
 
 def _secret(file: Path) -> Path:
-    """The file of a secret; made where there is none."""
     if not file.exists() or file.stat().st_size != _BYTES:  # empty after a power cut
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as partial:

@@ -1,7 +1,7 @@
 """A node on another Flower than 1.32: what is missing, and how to start Flower's own SuperNode.
 
-Where `flower` has no folder for the installed line, that one does all the work: Flower
-starts a process for each message. In either case there is nothing between SuperLink and app.
+That one does all the work where `flower` has no folder for the installed line. In either case there
+is nothing between SuperLink and app.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
-from flwr_distill.node.line import has_folder
 from flwr_distill.node.policy import OPEN
 from flwr_distill.node.settings import NodeError, NodeSettings
 
@@ -29,32 +29,30 @@ def is_another() -> bool:
 
 def is_stock() -> bool:
     """Whether the installed Flower's own SuperNode does all the work."""
-    return not has_folder()
+    # By name: the room `flower` stands above this one.
+    return not import_module("flwr_distill.flower.lines").folder_for("node")
 
 
 def check_another(settings: NodeSettings) -> str:
-    """Return what to log of a node on another Flower than 1.32.
-
-    Raises
-    ------
-    NodeError
-        If the settings ask for what it cannot do.
-    """
+    """Return what to log on another Flower than 1.32; NodeError if that cannot do what is set."""
     installed = version("flwr")
     if settings.policy != OPEN:
         raise NodeError(
-            f"policy: it cannot be kept with flwr {installed}: give policy=open, which lets runs "
-            "ask for anything, or install flwr==1.32.1"
+            f"cannot be enforced with flwr {installed}",
+            where="policy",
+            remedy="give policy=open, which lets runs ask for anything, or install flwr==1.32.1",
         )
     if not is_stock():
         return (
-            f"flwr {installed}: one warm process serves all messages; no policy is kept "
+            f"flwr {installed}: one warm process serves all messages; no policy is enforced "
             "(docs/flower.md)"
         )
     if settings.metrics_port is not None:
         raise NodeError(
-            f"metrics-port={settings.metrics_port}: nothing is known of Flower's own SuperNode "
-            f"with flwr {installed}: drop it, or install flwr==1.32.1"
+            f"Flower's own SuperNode has no metrics with flwr {installed}",
+            where="metrics-port",
+            value=settings.metrics_port,
+            remedy="drop it, or install flwr==1.32.1",
         )
     return (
         f"flwr {installed}: Flower's own SuperNode does the work, with a process for each message, "
@@ -69,15 +67,7 @@ def environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def supernode_command(settings: NodeSettings, node_config: Path, port: int) -> list[str]:
-    """Return the command of Flower's own SuperNode.
-
-    Parameters
-    ----------
-    node_config : Path
-        TOML file with what apps see.
-    port : int
-        A free one on loopback, for its apps.
-    """
+    """Return the command of Flower's own SuperNode, which serves apps at a port on loopback."""
     return [
         str(Path(sys.executable).with_name("flower-supernode")),
         *("--superlink", settings.superlink, "--node-config", str(node_config)),

@@ -1,12 +1,8 @@
 """Supervises a node's processes: SuperNode, executor and, with a peer address, mailbox.
 
-On a Flower without a folder for its line, the SuperNode is Flower's own and there is no executor
-(`node.stock`).
-
-If one of them ends, all are stopped and started again: a SuperNode whose executor died would wait
-for its answer forever, and an executor's task is void without its SuperNode. On SIGTERM a SuperNode
-tells the SuperLink, so strategies get an error for it at once. After SIGKILL the SuperLink refuses
-the node's key for up to a minute; the node restarts until it is accepted.
+If one ends, all restart: a SuperNode whose executor died would wait for its reply forever, and an
+executor's task is void without its SuperNode. On SIGTERM a SuperNode signs off, so strategies get
+an error for it at once. After SIGKILL the SuperLink refuses the node's key for up to a minute.
 """
 
 from __future__ import annotations
@@ -59,11 +55,12 @@ from flwr_distill.node.stock import (
 )
 from flwr_distill.protocol.messages import HOLDOUT, HOLDOUT_SECRET
 from flwr_distill.storage.store import remove_old_runs
+from flwr_distill.task.errors import DatasetError
 
 MAILBOX_ENVIRONMENT = {"GRPC_VERBOSITY": "info"}
 """Makes gRPC log refused TLS handshakes, which Flower silences."""
 
-_LONGEST_PAUSE = 10.0
+_MAX_PAUSE = 10.0
 _SWEEP = 3600.0
 _DAY = 86_400.0
 _SETTLED_AFTER = 30.0
@@ -104,10 +101,7 @@ class Node:
     def run(self) -> None:
         """Run the node; after SIGTERM or SIGINT stop all of its processes and return.
 
-        Raises
-        ------
-        NodeError
-            If a restart would not help.
+        NodeError if a restart would not help.
         """
         previous = {
             number: signal.signal(number, _raise_stop_signal)
@@ -134,9 +128,9 @@ class Node:
         self._node_config.chmod(0o600)  # one that an earlier version made
         self._node_config.write_text(flat_toml(app_config(settings)), encoding="utf-8")
         if exposed := check_peers(settings):
-            print(f"flwr-distill node: {exposed}", file=sys.stderr, flush=True)
+            _log(exposed)
         if is_another():
-            print(check_another(settings), file=sys.stderr, flush=True)
+            _print(check_another(settings))
         else:
             check_superlink(
                 settings.superlink,
@@ -156,22 +150,22 @@ class Node:
             serve_metrics(self._status, settings.metrics_port)
 
     def _decide_on_sandbox(self) -> None:
-        """Decide whether the app runs in a sandbox, and log it."""
         policy = self._settings.policy
         if policy.sandbox == "none":
             return
         reason = why_no_sandbox()
         if reason and policy.sandbox == "required":
-            raise NodeError(f"policy: sandbox: required, and this machine allows none: {reason}")
+            problem = f"this machine allows no sandbox: {reason}"
+            raise NodeError(problem, where="policy: sandbox", value=policy.sandbox)
         self._sandboxed = not reason
         if self._sandboxed and (exposed := why_exposed(self._settings)):
-            raise NodeError(f"policy: sandbox: {policy.sandbox}: {exposed}")
+            raise NodeError(exposed, where="policy: sandbox", value=policy.sandbox)
         outcome = (
             "Enforced: the app runs in a sandbox."
             if self._sandboxed
             else f"Not enforced: no sandbox, {reason}. The app has this user's files and network."
         )
-        print(f"Policy: {outcome}", file=sys.stderr, flush=True)
+        _print(f"Policy: {outcome}")
 
     def _supervise(self) -> None:
         pause = 1.0
@@ -182,10 +176,9 @@ class Node:
             self._stop_parts()
             if time.monotonic() - started > _SETTLED_AFTER:
                 pause = 1.0
-            text = f"flwr-distill node: {reason}: starting all parts again in {pause:.0f} s"
-            print(text, file=sys.stderr, flush=True)
+            _log(f"{reason}: restarting all processes in {pause:.0f} s")
             time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, _MAX_PAUSE)
 
     def _start_parts(self) -> None:
         port = _free_port()
@@ -210,10 +203,7 @@ class Node:
         self._write_status()
 
     def _start_nursery(self) -> None:
-        """Start what the parts are forked from, unless it runs or a local federation has one.
-
-        One that is older than packages that were installed since would give parts the old ones.
-        """
+        """Start the nursery of the parts, unless one runs that is no older than any package."""
         if self._stock or sys.platform != "linux" or NURSERY in os.environ:
             return
         packages = installed_packages()
@@ -227,8 +217,7 @@ class Node:
             self._nursery = start_nursery(folder, PARTS, env=self._environment())
             self._nursery_folder = folder
         except OSError as error:
-            text = f"each part imports what it needs alone, which takes more memory: {error}"
-            print(f"flwr-distill node: {text}", file=sys.stderr, flush=True)
+            _log(f"no nursery, so each process imports for itself, in more memory: {error}")
 
     def _stop_nursery(self) -> None:
         if self._nursery is not None:
@@ -255,10 +244,7 @@ class Node:
                 self._write_status()
 
     def _note(self, kind: str, value: int | str) -> None:
-        """Note a report in the status.
-
-        A worker that was let go leaves the node as ready as it was; one that died does not.
-        """
+        """Note a report: a worker that was released leaves the node ready, a dead one does not."""
         if kind == "released":
             for gone in ("worker", "device"):
                 self._status.pop(gone, None)
@@ -279,14 +265,8 @@ class Node:
     def _supernode_command(self, port: int, report: int) -> list[str]:
         settings = self._settings
         command = [
-            *(
-                sys.executable,
-                "-P",
-                "-m",
-                SUPERNODE,
-                str(report),
-                str(settings.state_dir),
-            ),
+            *(sys.executable, "-P", "-m", SUPERNODE),
+            *(str(report), str(settings.state_dir)),
             *(str(settings.poll_busy), str(settings.poll_idle)),
             settings.policy.model_dump_json(by_alias=True),
             *("--superlink", settings.superlink),
@@ -333,10 +313,9 @@ class Node:
         }
 
     def _write_status(self) -> None:
-        """Write `node.json`: process ids, `online` (Flower's node id), `ready` (it can work).
+        """Write `node.json`: process ids, `online` (Flower's node id), `ready` (last warm worker).
 
-        `worker` and `device`, what it computes on, are there while it is. `ready` is the id of the
-        last worker that was warm. The node works without the file, as on a full disk.
+        `worker` and `device` are there while they run. A full disk does not end the node.
         """
         file = status_file(self._settings.state_dir)
         temporary = file.with_suffix(".new")
@@ -344,12 +323,11 @@ class Node:
             temporary.write_text(json.dumps(self._status), encoding="utf-8")
             temporary.replace(file)
         except OSError as error:
-            print(f"flwr-distill node: {file} is not written: {error}", file=sys.stderr, flush=True)
+            _log(f"{file} is not writable: {error}")
             temporary.unlink(missing_ok=True)
 
 
 def _checked(report: list[Any]) -> tuple[str, int | str]:
-    """A report's kind and value."""
     match report:
         case ["online" | "worker" | "ready" | "released" as kind, int(value)]:
             return kind, value
@@ -372,25 +350,23 @@ def app_config(settings: NodeSettings) -> dict[str, NodeConfigValue]:
 
 
 def _log_policy(policy: Policy) -> None:
-    """Log what the node refuses, and what its policy cannot hold."""
     if policy == OPEN:
         lines = ["open, runs may ask for anything (--policy hospital, or a file, refuses)"]
     else:
         lines = [*in_words(policy), *cannot_hold(policy)]
     for line in lines:
-        print(f"Policy: {line}", file=sys.stderr, flush=True)
+        _print(f"Policy: {line}")
 
 
 def _log_data(folder: Path, policy: Policy) -> None:
-    """Log what a folder of images holds, for those who start the node; it never ends the node."""
-    from flwr_distill.task.errors import DatasetError  # here: imports Pillow
-    from flwr_distill.task.survey import survey
+    """Log what a folder of images has, for those who start the node; never ends the node."""
+    from flwr_distill.task.survey import survey  # here: imports Pillow
 
     try:
-        found = survey(folder, decode=False)
-        lines = [found.in_a_line()]
+        overview = survey(folder, decode=False)
+        lines = [overview.in_a_line()]
         for name in policy.classes or ():
-            if (count := found.counts.get(name, 0)) < policy.fewest_of_a_class:
+            if (count := overview.counts.get(name, 0)) < policy.fewest_of_a_class:
                 lines.append(
                     f"class {name} has {counted(count, 'sample')}, and fewest-of-a-class is "
                     f"{policy.fewest_of_a_class}: take it out of the policy's classes"
@@ -398,7 +374,15 @@ def _log_data(folder: Path, policy: Policy) -> None:
     except DatasetError as error:
         lines = [str(error)]
     for line in lines:
-        print(f"flwr-distill node: data={folder}: {line}", file=sys.stderr, flush=True)
+        _log(f"data={folder}: {line}")
+
+
+def _log(line: str) -> None:
+    _print(f"flwr-distill node: {line}")
+
+
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _raise_stop_signal(number: int, frame: FrameType | None) -> None:

@@ -150,7 +150,7 @@ def test_one_sample_less_of_a_class_takes_no_other_away(tmp_path: Path) -> None:
         config = tuple(sorted(site.node_config.items()))
         data = local_data(RunSource().task(context), config, torch.device("cpu"))
         used.append(len(data.train) + len(data.holdout))
-        assert site.guard._most_classes() == 10
+        assert site.guard._max_classes() == 10
     assert used == [200, 199]
 
 

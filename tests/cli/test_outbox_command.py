@@ -193,5 +193,5 @@ def test_policies_are_explained_in_words(name):
     result = command("policy", "check", name)
     assert result.exit_code == 0
     assert ("Never sends its samples" in result.output) == (name != "open")
-    assert "Not held: any app bundle is run" in result.output
+    assert "Not enforced: any app bundle is run" in result.output
     assert_refused(command("policy", "check", "hospitl"), "one of standard, open, hospital")

@@ -9,8 +9,7 @@ from torch import nn
 from flwr_distill.client.app import app
 from flwr_distill.client.session import Session
 from flwr_distill.distill.virtual_data import VirtualData
-from flwr_distill.node.asked import Asked
-from flwr_distill.node.replies import virtual_data
+from flwr_distill.node.parcels import virtual_data_for_server
 from flwr_distill.strategies.feddm.method import DISTILL_AROUND
 from flwr_distill.strategies.fedlgd.client import virtual_samples
 from flwr_distill.strategies.fedlgd.method import VirtualTraining
@@ -39,9 +38,8 @@ def context(tmp_path):
 def sent(context, message_type, content):
     """The virtual data that leave for the server, as the node's guard sees them."""
     reply = app(Message(content, 5, message_type), context).content
-    asked = Asked.by(content, message_type=message_type, bundle="", run_config={})
-    (payload,) = virtual_data(asked, reply, {})
-    return VirtualData.from_bytes(payload).labels
+    (payload,) = virtual_data_for_server(reply).values()
+    return VirtualData.from_bytes(payload.content).labels
 
 
 def with_model():

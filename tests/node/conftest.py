@@ -1,7 +1,5 @@
 """A tiny Flower app without torch, a federation of our nodes to run it on, and certificates."""
 
-import datetime
-import ipaddress
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -10,11 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
+from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.fleet.submission import RunOutcome
 from flwr_distill.node.supervisor import status_file
@@ -69,11 +64,11 @@ def train(message: Message, context: Context) -> Message:
             faults = getrusage(RUSAGE_SELF).ru_minflt - before
     counted = context.state.metric_records.get("count", MetricRecord({"n": 0}))["n"] + 1
     context.state["count"] = MetricRecord({"n": counted})
-    told = ConfigRecord({"pid": os.getpid(), "greeting": GREETING, "count": counted,
+    answer = ConfigRecord({"pid": os.getpid(), "greeting": GREETING, "count": counted,
                          "faults": faults,
                          "threads": os.environ["OMP_NUM_THREADS"],
                          "node-config": str(dict(context.node_config))})
-    return Message(RecordDict({"told": told}), reply_to=message)
+    return Message(RecordDict({"answer": answer}), reply_to=message)
 """
 
 SERVER = """
@@ -101,9 +96,9 @@ def main(grid: Grid, context: Context) -> None:
         while waiting and time.monotonic() - start < config["timeout"]:
             for reply in grid.pull_messages(list(waiting)):
                 node = waiting.pop(reply.metadata.reply_to_message_id)
-                told = ({"error": reply.error.code, "reason": reply.error.reason}
-                        if reply.has_error() else dict(reply.content["told"]))
-                replies[node] = told | {"after": time.monotonic() - start}
+                answer = ({"error": reply.error.code, "reason": reply.error.reason}
+                        if reply.has_error() else dict(reply.content["answer"]))
+                replies[node] = answer | {"after": time.monotonic() - start}
             time.sleep(0.02)
         print("PHASE", json.dumps(replies), flush=True)
 """
@@ -114,18 +109,18 @@ class Reply:
     """What the tiny app's ServerApp says of one node's reply, `after` so many seconds."""
 
     after: float
-    told: dict[str, Any]
+    answer: dict[str, Any]
 
     @property
     def error(self) -> int:
-        return int(self.told.get("error", 0))
+        return int(self.answer.get("error", 0))
 
 
 def phases(outcome: RunOutcome) -> list[dict[str, Reply]]:
     """The replies of each phase, by Flower's node id."""
     found = [match[1] for line in outcome.lines if (match := re.match(r"PHASE (.*)", line))]
     return [
-        {node: Reply(told.pop("after"), told) for node, told in json.loads(text).items()}
+        {node: Reply(answer.pop("after"), answer) for node, answer in json.loads(text).items()}
         for text in found
     ]
 
@@ -188,9 +183,10 @@ def rewrite_tiny_app() -> Callable[..., None]:
 
 @dataclass(frozen=True)
 class Certificates:
-    """PEM files: an authority, and the certificate and key that it vouches for on loopback."""
+    """PEM files: an authority, another, and certificate and key by the first for loopback."""
 
     authority: Path
+    other_authority: Path
     server: Path
     key: Path
 
@@ -198,37 +194,11 @@ class Certificates:
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     """Certificates for servers on this machine."""
-    folder = tmp_path_factory.mktemp("certificates")
-    files = Certificates(folder / "ca.crt", folder / "server.crt", folder / "server.key")
-    ca_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a test's authority")])
-    server_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    loopback = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-    start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
-
-    def builder(subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
-        return (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(ca_name)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(start)
-            .not_valid_after(start + datetime.timedelta(days=30))
-        )
-
-    authority = builder(ca_name, ca_key).add_extension(x509.BasicConstraints(True, None), True)
-    server = builder(server_name, server_key).add_extension(
-        x509.SubjectAlternativeName([loopback, x509.DNSName("localhost")]), False
+    folder = tmp_path_factory.mktemp("certificates") / "certs"
+    issuer = CertificateFolder(folder)
+    issuer.create(days=30)
+    issuer.issue_server(["127.0.0.1", "localhost"], days=9)
+    server = folder / "server"
+    return Certificates(
+        issuer.certificate, issuer.nodes_certificate, server / "server.crt", server / "server.key"
     )
-    for file, unsigned in ((files.authority, authority), (files.server, server)):
-        signed = unsigned.sign(ca_key, hashes.SHA256())
-        file.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
-    files.key.write_bytes(
-        server_key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    return files

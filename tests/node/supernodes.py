@@ -81,6 +81,11 @@ class SuperNode:
         time.sleep(late)
         _insert_message(message, self.state, self.objects)
 
+    def ask(self, do: str = "", **message: Any) -> dict[str, Any]:
+        """Put a message for the app; what it answers."""
+        self.send(do, **message)
+        return answer(self.reply())
+
     def replies(self) -> Any:
         """Replies that have not been seen yet."""
         state = self.state
@@ -182,13 +187,13 @@ def running_executor(
         process.wait()
 
 
-def told(reply: Message) -> dict[str, Any]:
+def answer(reply: Message) -> dict[str, Any]:
     assert not reply.has_error(), reply.error
-    return dict(reply.content.config_records["told"])
+    return dict(reply.content.config_records["answer"])
 
 
-def wait_until(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+def wait_until(what: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -19,7 +19,7 @@ def is_here():
     return "torch._dynamo.eval_frame" in sys.modules
 
 def trained():
-    found = []
+    results = []
     for make in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
         weight = torch.nn.Parameter(torch.arange(1.0, 4.0))
         optimizer = make([weight], lr=0.1)
@@ -28,63 +28,63 @@ def trained():
             weight.square().sum().backward()
             optimizer.step()
             optimizer.load_state_dict(optimizer.state_dict())
-        found.append(weight.tolist())
-    return found
+        results.append(weight.tolist())
+    return results
 """
 STORY = """
-told = {"trained without": trained()}
+seen = {"trained without": trained()}
 for module in list(sys.modules.values()):
     hasattr(module, "__file__")
 inspect.getmodule(compile("0", "nowhere", "exec"))
-told["after a look through all modules"] = is_here()
+seen["after a look through all modules"] = is_here()
 
 def inner(x):
     return x + (1 if torch.compiler.is_compiling() else 2)
 
 disabled = torch._dynamo.disable(inner, True, wrapping=False)
-told["disabled without"] = [disabled(1), is_here()]
+seen["disabled without"] = [disabled(1), is_here()]
 compiled = torch.compile(lambda x: disabled(x) * 2, backend="eager")
-told["disabled in what is compiled"] = compiled(torch.ones(1)).item()
-told["here"] = is_here() and torch._dynamo is sys.modules[COMPILER]
-told["kind"] = type(torch._dynamo).__name__
-told["trained with"] = trained()
+seen["disabled in what is compiled"] = compiled(torch.ones(1)).item()
+seen["here"] = is_here() and torch._dynamo is sys.modules[COMPILER]
+seen["kind"] = type(torch._dynamo).__name__
+seen["trained with"] = trained()
 put_off_compiler()
-told["still here"] = type(torch._dynamo).__name__
-print(json.dumps(told))
+seen["still here"] = type(torch._dynamo).__name__
+print(json.dumps(seen))
 """
 
 
 def run(code: str) -> str:
-    found = subprocess.run(
+    results = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
-    assert found.returncode == 0, found.stderr
-    return found.stdout
+    assert results.returncode == 0, results.stderr
+    return results.stdout
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[str, Any]:
+def seen() -> dict[str, Any]:
     """What a process saw that trains, then compiles, then trains again."""
     story: dict[str, Any] = json.loads(run(BEGIN + STORY))
     return story
 
 
-def test_optimisers_train_to_the_same_weights_without_it(told: dict[str, Any]) -> None:
-    assert told["trained without"] == told["trained with"]
+def test_optimisers_train_to_the_same_weights_without_it(seen: dict[str, Any]) -> None:
+    assert seen["trained without"] == seen["trained with"]
 
 
-def test_neither_training_nor_a_look_through_all_modules_imports_it(told: dict[str, Any]) -> None:
-    assert told["after a look through all modules"] is False
+def test_neither_training_nor_a_look_through_all_modules_imports_it(seen: dict[str, Any]) -> None:
+    assert seen["after a look through all modules"] is False
 
 
-def test_it_keeps_out_of_functions_that_were_named_before_it_came(told: dict[str, Any]) -> None:
-    assert told["disabled without"] == [3, False]
-    assert told["disabled in what is compiled"] == 6
+def test_it_keeps_out_of_functions_that_were_named_before_it_came(seen: dict[str, Any]) -> None:
+    assert seen["disabled without"] == [3, False]
+    assert seen["disabled in what is compiled"] == 6
 
 
-def test_once_something_is_compiled_everyone_has_the_compiler_itself(told: dict[str, Any]) -> None:
-    assert told["here"]
-    assert told["kind"] == told["still here"] == "module"
+def test_once_something_is_compiled_everyone_has_the_compiler_itself(seen: dict[str, Any]) -> None:
+    assert seen["here"]
+    assert seen["kind"] == seen["still here"] == "module"
 
 
 def test_a_module_of_it_that_is_asked_for_first_is_the_one_that_it_uses() -> None:

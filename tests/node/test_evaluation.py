@@ -19,14 +19,14 @@ EVALUATION = Asked.by(
 
 
 def replied(**more: float) -> RecordDict:
-    told = {"num-examples": 200, "eval-accuracy": 0.3, "eval-loss": 1.5, **more}
-    return RecordDict({"metrics": MetricRecord(told)})
+    shown = {"num-examples": 200, "eval-accuracy": 0.3, "eval-loss": 1.5, **more}
+    return RecordDict({"metrics": MetricRecord(shown)})
 
 
 def frequencies(count: int, epsilon: float, draws: int) -> np.ndarray:
     """How often each of 0 to 100 leaves for a count of 100 samples."""
-    told = Counter(round(100 * noisy_rate(count / 100, 100, epsilon)) for _ in range(draws))
-    return np.array([told[k] for k in range(101)])
+    shown = Counter(round(100 * noisy_rate(count / 100, 100, epsilon)) for _ in range(draws))
+    return np.array([shown[k] for k in range(101)])
 
 
 def test_noise_has_the_geometric_mechanisms_distribution() -> None:
@@ -52,8 +52,8 @@ def test_one_sample_more_changes_no_probability_by_more_than_epsilon_allows() ->
 
 def test_a_rate_is_rounded_and_in_bounds() -> None:
     for rate in (0.0, 0.123456, 1.0):
-        told = [noisy_rate(rate, 137, 0.2) for _ in range(50)]
-        assert all(0 <= value <= 1 and value == round(value, 2) for value in told)
+        shown = [noisy_rate(rate, 137, 0.2) for _ in range(50)]
+        assert all(0 <= value <= 1 and value == round(value, 2) for value in shown)
 
 
 def test_only_the_rate_and_the_number_of_samples_are_left_of_an_evaluation() -> None:

@@ -17,7 +17,6 @@ from typing import Any
 
 import psutil
 import pytest
-from flwr.app import Message
 from flwr.common.constant import ErrorCode, SubStatus
 from flwr.supercore.constant import TaskType
 
@@ -31,8 +30,8 @@ from flwr_distill.flower.lines import module_of_line
 from flwr_distill.node.log_lines import OutputQuota
 from tests.node.supernodes import (
     SuperNode,
+    answer,
     running_executor,
-    told,
     wait_until,
     wait_until_gone,
 )
@@ -43,10 +42,48 @@ pytestmark = pytest.mark.faults
 
 
 @pytest.fixture
-def node() -> Iterator[SuperNode]:
+def idle() -> Iterator[SuperNode]:
+    """A SuperNode without a run."""
     supernode = SuperNode()
     yield supernode
     supernode.close()
+
+
+@pytest.fixture
+def node(idle: SuperNode, tiny_app: Path) -> SuperNode:
+    """A SuperNode with a run of the tiny app."""
+    idle.submit(tiny_app)
+    return idle
+
+
+@pytest.fixture
+def make_executor(
+    idle: SuperNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Any]]:
+    """Start an executor in this process, with a child that ends with the test."""
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    started: list[tuple[Any, int]] = []
+
+    def make(**more: Any) -> Any:
+        api, arguments = appio.AppIo(idle.address, None), ["--appio-address", idle.address]
+        executor: Any = node_executor.Executor(api, arguments, **more)
+        started.append((executor, executor._child.pid))
+        return executor
+
+    yield make
+    for executor, child in started:
+        executor.close()
+        wait_until_gone(child)
+
+
+def serve_one(executor: Any) -> float:
+    """Have an executor serve its next task; the seconds that it took."""
+    while (claim := executor._api.claim()) is None:
+        time.sleep(0.02)
+    start = time.monotonic()
+    executor._serve_task(*claim)
+    return time.monotonic() - start
 
 
 def test_tasks_are_served_over_tls_and_a_large_message_passes(
@@ -55,93 +92,72 @@ def test_tasks_are_served_over_tls_and_a_large_message_passes(
     node = SuperNode(certificates)
     node.submit(tiny_app)
     with running_executor(node, tmp_path, "--root-certificates", str(certificates.authority)):
-        node.send(payload=b"x" * 30_000_000)
-        first = told(node.reply())
-        node.send()
-        assert told(node.reply())["pid"] == first["pid"]
+        first = node.ask(payload=b"x" * 30_000_000)
+        assert node.ask()["pid"] == first["pid"]
     node.close()
 
 
-def test_a_message_may_come_after_its_task(node: SuperNode, tiny_app: Path, tmp_path: Path) -> None:
-    node.submit(tiny_app)
+def test_a_message_may_come_after_its_task(node: SuperNode, tmp_path: Path) -> None:
     with running_executor(node, tmp_path):
-        node.send()
-        first = told(node.reply())  # from here on it looks for tasks many times a second
-        node.send(late=1.0)
-        assert told(node.reply())["pid"] == first["pid"]
+        first = node.ask()  # from here on it polls for tasks many times a second
+        assert node.ask(late=1.0)["pid"] == first["pid"]
 
 
 @pytest.mark.skipif(
     not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is not glibc: nothing to keep"
 )
 def test_a_worker_keeps_freed_memory_during_a_message_and_gives_it_back_after(
-    node: SuperNode, tiny_app: Path, tmp_path: Path
+    node: SuperNode, tmp_path: Path
 ) -> None:
-    node.submit(tiny_app)
     with running_executor(node, tmp_path):
-        node.send()
-        worker = psutil.Process(told(node.reply())["pid"])
+        worker = psutil.Process(node.ask()["pid"])
         before = worker.memory_info().rss
-        node.send("allocate")
-        assert told(node.reply())["faults"] < 1_000  # 40 MB of new memory are 9,766 pages
+        assert node.ask("allocate")["faults"] < 1_000  # 40 MB of new memory are 9,766 pages
         wait_until(lambda: worker.memory_info().rss < before + 20_000_000)
 
 
 def test_an_idle_node_holds_no_torch_and_goes_on_with_the_next_message(
-    node: SuperNode, tiny_app: Path, tmp_path: Path
+    node: SuperNode, tmp_path: Path
 ) -> None:
-    node.submit(tiny_app)
     arguments = ("--release-after", "1", "--preload", "torch")
     with running_executor(node, tmp_path, *arguments) as executor:
-        node.send()
-        before = told(node.reply())
+        before = node.ask()
         assert holds_torch(before["pid"])
         wait_until_gone(before["pid"])
-        process = psutil.Process(executor.pid)
-        assert process.children() == []
+        assert psutil.Process(executor.pid).children() == []
         assert not holds_torch(executor.pid)
-        node.send()
-        after = told(node.reply())
+        after = node.ask()
     assert after["pid"] != before["pid"]
     assert after["count"] == before["count"] + 1  # the context lives in the SuperNode
 
 
 def test_a_node_that_has_had_no_message_holds_no_torch_either(
-    node: SuperNode, tmp_path: Path
+    idle: SuperNode, tmp_path: Path
 ) -> None:
     arguments = ("--release-after", "0.1", "--preload", "torch")
-    with running_executor(node, tmp_path, *arguments) as executor:
+    with running_executor(idle, tmp_path, *arguments) as executor:
         process = psutil.Process(executor.pid)
         wait_until(lambda: process.children() != [])
         wait_until(lambda: process.children() == [])
         assert executor.poll() is None
 
 
-def test_one_that_is_kept_warm_makes_room_for_a_fresh_one(
-    node: SuperNode, tiny_app: Path, tmp_path: Path
-) -> None:
-    node.submit(tiny_app)
+def test_one_that_is_kept_warm_makes_room_for_a_fresh_one(node: SuperNode, tmp_path: Path) -> None:
     arguments = ("--release-after", "1", "--keep-warm")
     with running_executor(node, tmp_path, *arguments) as executor:
-        node.send()
-        before = told(node.reply())
+        before = node.ask()
         wait_until_gone(before["pid"])
         wait_until(lambda: psutil.Process(executor.pid).children() != [])
         (fresh,) = psutil.Process(executor.pid).children()
         time.sleep(1.5)
-        node.send()
-        after = told(node.reply())
+        after = node.ask()
     assert after["pid"] == fresh.pid
     assert after["count"] == before["count"] + 1
 
 
-def test_a_child_killed_while_idle_is_replaced(
-    node: SuperNode, tiny_app: Path, tmp_path: Path
-) -> None:
-    node.submit(tiny_app)
+def test_a_child_killed_while_idle_is_replaced(node: SuperNode, tmp_path: Path) -> None:
     with running_executor(node, tmp_path):
-        node.send()
-        before = told(node.reply())["pid"]
+        before = node.ask()["pid"]
         time.sleep(1.0)  # until it is idle: its last note comes after the reply
         os.kill(before, signal.SIGKILL)
         node.send()
@@ -150,29 +166,25 @@ def test_a_child_killed_while_idle_is_replaced(
             assert reply.error.code == ErrorCode.CLIENT_APP_CRASHED
             node.send()
             reply = node.reply()
-        assert told(reply)["pid"] != before
+        assert answer(reply)["pid"] != before
 
 
 def test_after_an_error_that_cuda_does_not_recover_from_the_next_message_finds_a_fresh_child(
-    node: SuperNode, tiny_app: Path, tmp_path: Path
+    node: SuperNode, tmp_path: Path
 ) -> None:
-    node.submit(tiny_app)
     with running_executor(node, tmp_path):
-        node.send()
-        before = told(node.reply())["pid"]
+        before = node.ask()["pid"]
         node.send("lose")
         failed = node.reply()
         assert failed.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
         assert "lost" in str(failed.error.reason)
-        node.send()
-        assert told(node.reply())["pid"] != before
+        assert node.ask()["pid"] != before
         wait_until_gone(before)
 
 
 def test_a_reply_that_nobody_waits_for_any_more_is_not_sent(
-    node: SuperNode, tiny_app: Path, tmp_path: Path
+    node: SuperNode, tmp_path: Path
 ) -> None:
-    node.submit(tiny_app)
     with running_executor(node, tmp_path):
         node.send("sleep", ttl=2.0)
         reply = node.reply()
@@ -181,79 +193,51 @@ def test_a_reply_that_nobody_waits_for_any_more_is_not_sent(
 
 
 def test_a_hung_child_is_killed_and_answered_for_and_the_next_message_finds_another(
-    node: SuperNode, tiny_app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    node: SuperNode, make_executor: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_executor, "GRACE", 0.5)
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    node.submit(tiny_app)
     node.send()
-    executor = node_executor.Executor(
-        appio.AppIo(node.address, None), ["--appio-address", node.address]
-    )
+    executor = make_executor()
     before = executor._child.pid
-
-    def serve_one() -> Message:
-        while (claim := executor._api.claim()) is None:
-            time.sleep(0.02)
-        executor._serve_task(*claim)
-        return node.reply()
-
-    try:
-        assert told(serve_one())["pid"] == before
-        node.send("sleep", ttl=0.5)  # for 8 s
-        start = time.monotonic()
-        hung = serve_one()
-        assert time.monotonic() - start < 5
-        assert hung.error.code == ErrorCode.CLIENT_APP_CRASHED
-        assert "hung, and was killed" in str(hung.error.reason)
-        node.send()
-        assert told(serve_one())["pid"] == executor._child.pid != before
-    finally:
-        executor.close()
-    wait_until_gone(before)
+    serve_one(executor)
+    assert answer(node.reply())["pid"] == before
+    node.send("sleep", ttl=0.5)  # for 8 s
+    assert serve_one(executor) < 5
+    hung = node.reply()
+    assert hung.error.code == ErrorCode.CLIENT_APP_CRASHED
+    assert "hung, and was killed" in str(hung.error.reason)
+    node.send()
+    serve_one(executor)
+    assert answer(node.reply())["pid"] == executor._child.pid != before
 
 
 def test_the_app_of_a_run_that_has_ended_is_killed_and_the_next_message_finds_another(
-    node: SuperNode, tiny_app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    node: SuperNode, make_executor: Callable[..., Any]
 ) -> None:
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    node.submit(tiny_app)
     node.send("sleep60")
-    executor = node_executor.Executor(
-        appio.AppIo(node.address, None), ["--appio-address", node.address]
-    )
+    executor = make_executor()
     busy = executor._child.pid
 
     def end_tasks() -> None:
         for task in node.state.get_tasks(run_ids=[1]):
             node.state.finish_task(task.task_id, SubStatus.STOPPED, "")
 
-    try:
-        claim = executor._api.claim()
-        ending = threading.Timer(1.0, end_tasks)
-        ending.start()
-        start = time.monotonic()
-        executor._serve_task(*claim)
-        assert time.monotonic() - start < 10
-        assert not node.replies()
-        node.send()
-        executor._serve_task(*executor._api.claim())
-        assert told(node.reply())["pid"] == executor._child.pid != busy
-    finally:
-        executor.close()
-    wait_until_gone(busy)
+    threading.Timer(1.0, end_tasks).start()
+    assert serve_one(executor) < 10
+    assert not node.replies()
+    node.send()
+    serve_one(executor)
+    assert answer(node.reply())["pid"] == executor._child.pid != busy
 
 
 class Fills:
-    """A sandbox that is none, whose app keeps too much from a certain look on."""
+    """A sandbox that is none, whose app keeps too much from a certain check on."""
 
     command = ()
     title = "app"
 
-    def __init__(self, looks: int) -> None:
-        self.looks = looks
+    def __init__(self, checks: int) -> None:
+        self.checks = checks
         self.quota = OutputQuota()
 
     def of_no_run(self) -> "Fills":
@@ -263,53 +247,32 @@ class Fills:
         return self
 
     def excess(self) -> str:
-        self.looks -= 1
-        return "most-disk: a lot" if self.looks <= 0 else ""
+        self.checks -= 1
+        return "most-disk: a lot" if self.checks <= 0 else ""
 
 
-@pytest.mark.parametrize("looks", [1, 3], ids=["before it works", "while it works"])
+@pytest.mark.parametrize("checks", [1, 3], ids=["before it works", "while it works"])
 def test_an_app_that_keeps_too_much_is_ended_and_its_message_answered(
-    node: SuperNode, tiny_app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: int
+    node: SuperNode, make_executor: Callable[..., Any], checks: int
 ) -> None:
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    node.submit(tiny_app)
     node.send("sleep")  # for 8 s
-    executor = node_executor.Executor(
-        appio.AppIo(node.address, None), ["--appio-address", node.address], sandboxes=Fills(looks)
-    )
-    before = executor._child.pid
-    try:
-        while (claim := executor._api.claim()) is None:
-            time.sleep(0.02)
-        start = time.monotonic()
-        executor._serve_task(*claim)
-        assert time.monotonic() - start < 7
-        error = node.reply().error
-        assert error.code == ErrorCode.CLIENT_APP_CRASHED
-        assert "most-disk" in str(error.reason)
-        assert executor._child is None
-    finally:
-        executor.close()
-    wait_until_gone(before)
+    executor = make_executor(sandboxes=Fills(checks))
+    assert serve_one(executor) < 7
+    error = node.reply().error
+    assert error.code == ErrorCode.CLIENT_APP_CRASHED
+    assert "most-disk" in str(error.reason)
+    assert executor._child is None
 
 
 def test_an_app_that_goes_on_writing_between_messages_is_ended_too(
-    node: SuperNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_executor: Callable[..., Any],
 ) -> None:
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    arguments = ["--appio-address", node.address]
-    executor = node_executor.Executor(
-        appio.AppIo(node.address, None), arguments, sandboxes=Fills(2)
-    )
+    executor = make_executor(sandboxes=Fills(2))
     before = executor._child.pid
-    try:
-        executor._check_idle_child()
-        assert executor._child.pid == before
-        executor._check_idle_child()  # though it is not warm yet
-        assert executor._child is None
-    finally:
-        executor.close()
-    wait_until_gone(before)
+    executor._check_idle_child()
+    assert executor._child.pid == before
+    executor._check_idle_child()  # though it is not warm yet
+    assert executor._child is None
 
 
 def test_tasks_are_claimed_by_those_who_know_the_nodes_secret_alone(
@@ -325,18 +288,16 @@ def test_tasks_are_claimed_by_those_who_know_the_nodes_secret_alone(
     file = tmp_path / "secret"
     file.write_bytes(b"s" * 32)
     with running_executor(node, tmp_path, "--secret-file", str(file)):
-        assert told(node.reply())["greeting"] == "hello"
+        assert answer(node.reply())["greeting"] == "hello"
     node.close()
 
 
 def test_a_reply_that_went_out_before_its_last_objects_came_is_no_failure(
-    node: SuperNode, tiny_app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    node: SuperNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where the SuperLink has an object already: the SuperNode does not wait for it."""
-    node.submit(tiny_app)
     with running_executor(node, tmp_path):
-        node.send()
-        first = told(node.reply())
+        first = node.ask()
         preregister = node.objects.preregister
         seen = []
 
@@ -353,26 +314,18 @@ def test_a_reply_that_went_out_before_its_last_objects_came_is_no_failure(
             while not (replies := node.replies()):
                 time.sleep(0.02)
         assert seen[1:] == [replies[0].metadata.message_id]
-        node.send()
-        assert told(node.reply())["pid"] == first["pid"]
+        assert node.ask()["pid"] == first["pid"]
 
 
 def test_two_runs_of_different_apps_never_share_a_process(
-    node: SuperNode,
-    tiny_app: Path,
-    tmp_path: Path,
-    rewrite_tiny_app: Callable[..., None],
+    node: SuperNode, tmp_path: Path, rewrite_tiny_app: Callable[..., None]
 ) -> None:
     other_app = tmp_path / "other"
     other_app.mkdir()
     rewrite_tiny_app(other_app, greeting="bonjour")
-    node.submit(tiny_app, run_id=1)
     node.submit(other_app, run_id=2)
     with running_executor(node, tmp_path):
-        replies = []
-        for run_id in (1, 2, 1):
-            node.send(run_id=run_id)
-            replies.append(told(node.reply()))
+        replies = [node.ask(run_id=run_id) for run_id in (1, 2, 1)]
     assert [reply["greeting"] for reply in replies] == ["hello", "bonjour", "hello"]
     assert len({reply["pid"] for reply in replies}) == 3
 
@@ -383,12 +336,10 @@ def test_a_run_after_a_package_was_installed_gets_a_fresh_process_that_can_impor
     site = tmp_path / "site"
     site.mkdir()
     monkeypatch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
-    node.submit(tiny_app, run_id=1)
     node.submit(tiny_app, run_id=2)
 
     def process_of(run_id: int) -> int:
-        node.send(run_id=run_id)
-        return int(told(node.reply())["pid"])
+        return int(node.ask(run_id=run_id)["pid"])
 
     with running_executor(node, tmp_path / "home"):
         first = process_of(1)
@@ -403,7 +354,7 @@ def test_a_run_after_a_package_was_installed_gets_a_fresh_process_that_can_impor
 
 
 def test_an_app_may_bring_packages_that_are_called_as_ours(
-    node: SuperNode, tmp_path: Path, rewrite_tiny_app: Callable[..., None]
+    idle: SuperNode, tmp_path: Path, rewrite_tiny_app: Callable[..., None]
 ) -> None:
     app_dir = tmp_path / "app"
     app_dir.mkdir()
@@ -420,15 +371,14 @@ def test_an_app_may_bring_packages_that_are_called_as_ours(
     code.rename(app_dir / "client" / "app.py")
     settings = app_dir / "pyproject.toml"
     settings.write_text(settings.read_text().replace("tiny.client:app", "client.app:app"))
-    node.submit(app_dir)
-    with running_executor(node, tmp_path):
-        node.send()
-        greeting = told(node.reply())["greeting"]
+    idle.submit(app_dir)
+    with running_executor(idle, tmp_path):
+        greeting = idle.ask()["greeting"]
     assert greeting == ", ".join(f"the bundle's {name}" for name in names)
 
 
 def test_an_app_cannot_replace_its_workers_own_code(
-    node: SuperNode, tmp_path: Path, rewrite_tiny_app: Callable[..., None]
+    idle: SuperNode, tmp_path: Path, rewrite_tiny_app: Callable[..., None]
 ) -> None:
     app_dir = tmp_path / "app"
     app_dir.mkdir()
@@ -438,15 +388,14 @@ def test_an_app_cannot_replace_its_workers_own_code(
         (package / name).mkdir(parents=True)
         (package / "__init__.py").write_text("")
         (package / name / "__init__.py").write_text("IS_THE_APPS = True")
-        (package / name / "line.py").write_text("IS_THE_APPS = True")
+        (package / name / "kernel.py").write_text("IS_THE_APPS = True")
     code = app_dir / "tiny" / "client.py"
-    imports = "from flwr_distill import flower, node\nfrom flwr_distill.node import line\n"
-    greeting = "str([hasattr(m, 'IS_THE_APPS') for m in (flower, node, line)])"
+    imports = "from flwr_distill import flower, node\nfrom flwr_distill.node import kernel\n"
+    greeting = "str([hasattr(m, 'IS_THE_APPS') for m in (flower, node, kernel)])"
     code.write_text(imports + code.read_text().replace("'hello'", greeting))
-    node.submit(app_dir)
-    with running_executor(node, tmp_path):
-        node.send()
-        assert told(node.reply())["greeting"] == "[False, False, False]"
+    idle.submit(app_dir)
+    with running_executor(idle, tmp_path):
+        assert idle.ask()["greeting"] == "[False, False, False]"
 
 
 def test_a_worker_imports_no_package_of_ours_but_its_own() -> None:
@@ -458,9 +407,8 @@ def test_a_worker_imports_no_package_of_ours_but_its_own() -> None:
 
 
 def test_a_task_whose_message_is_gone_ends_the_executor_for_it_cannot_be_answered(
-    node: SuperNode, tiny_app: Path, tmp_path: Path
+    node: SuperNode, tmp_path: Path
 ) -> None:
-    node.submit(tiny_app)
     node.state.create_task(
         task_type=TaskType.CLIENT_APP, run_id=1, fab_hash=node.state.get_run(1).fab_hash
     )
@@ -478,9 +426,9 @@ def test_a_task_whose_message_is_gone_ends_the_executor_for_it_cannot_be_answere
     ],
 )
 def test_a_machine_that_cannot_do_the_work_is_told_from_one_that_can(
-    node: SuperNode, tmp_path: Path, arguments: list[str], reason: str
+    idle: SuperNode, tmp_path: Path, arguments: list[str], reason: str
 ) -> None:
-    with running_executor(node, tmp_path, *arguments) as executor:
+    with running_executor(idle, tmp_path, *arguments) as executor:
         _, errors = executor.communicate(timeout=60)
         assert executor.returncode == 1
         assert re.search(reason, errors)

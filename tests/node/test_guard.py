@@ -49,6 +49,7 @@ from typer.testing import CliRunner
 from flwr_distill.cli.main import app
 from flwr_distill.distill.packing import packed, unpacked
 from flwr_distill.distill.virtual_data import VirtualData
+from flwr_distill.distill.virtual_overview import Overview
 from flwr_distill.flower.app_config import run_config_of
 from flwr_distill.flower.line_1_32.node.guarding import Guarding
 from flwr_distill.flower.loop import WholeMessages, patch_loop
@@ -57,6 +58,7 @@ from flwr_distill.links.records import VIRTUAL_DATA, Introduction
 from flwr_distill.links.routes import Links
 from flwr_distill.links.seal import sealed_size
 from flwr_distill.links.transfer import introduce, send
+from flwr_distill.node.events import Answer
 from flwr_distill.node.guard import Guard
 from flwr_distill.node.outbox import FOLDER, entries, virtual_data_file
 from flwr_distill.node.policy import HOSPITAL, OPEN, STANDARD, Policy
@@ -167,19 +169,23 @@ class Node:
         message.metadata.__dict__["_message_id"] = message.object_id
         objects = get_all_nested_objects(message)
         before = len(self.state.get_tasks(statuses=["pending"]))
+        self.pull(message, get_object_tree(message), lambda name: objects[name].deflate())
+        offered = len(self.state.get_tasks(statuses=["pending"])) > before
+        return message if offered else None
+
+    def pull(self, header: Message, tree: ObjectTree, pull: Callable[[str], bytes]) -> None:
+        """Let the loop take a message, whose objects it pulls by name."""
         loop._pull_and_store_message(
             state=self.state,
             object_store=self.store,
             node_config={},
-            receive=lambda: (message, get_object_tree(message)),
-            get_run=lambda run_id: self.state.get_run(run_id),
-            get_fab=lambda *_: Fab("", b"", {}),
-            pull_object=lambda _, name: objects[name].deflate(),
+            receive=lambda: (header, tree),
+            get_run=self.state.get_run,
+            get_fab=lambda *_: self.bundle,
+            pull_object=lambda _, name: pull(name),
             confirm_message_received=lambda *_: None,
             trusted_entities=None,
         )
-        offered = len(self.state.get_tasks(statuses=["pending"])) > before
-        return message if offered else None
 
     def push(self, reply: Message) -> None:
         """Put a reply where the app's process puts it."""
@@ -209,13 +215,37 @@ class Node:
         assert header.metadata.message_id == tree.object_id
         return reply
 
-    def answers(self, content: RecordDict, message_type: str, reply: RecordDict) -> Message:
-        """Send a message, have the app reply, and return what the SuperLink gets."""
-        if (message := self.takes(content, message_type)) is not None:
-            self.push(Message(reply, reply_to=message))
+    def sends(self, reply: Message) -> Message:
+        """Have the app send a reply; what the SuperLink gets."""
+        self.push(reply)
         answer = self.arrived()
         assert answer is not None
         return answer
+
+    def answers(self, content: RecordDict, message_type: str, reply: RecordDict) -> Message:
+        """Send a message, have the app reply, and return what the SuperLink gets."""
+        if (message := self.takes(content, message_type)) is not None:
+            return self.sends(Message(reply, reply_to=message))
+        answer = self.arrived()
+        assert answer is not None
+        return answer
+
+    def trains(self, reply: RecordDict | None = None, **config: Any) -> Message:
+        """Send a message to train, have the app reply, and return what the SuperLink gets."""
+        return self.answers(train_message(**config), "train", trained() if reply is None else reply)
+
+    def working(self) -> Message:
+        """A message to train that the app works on."""
+        message = self.takes(train_message(), "train")
+        assert message is not None
+        return message
+
+    def describes(self, config: Mapping[str, Any], **records: Any) -> ConfigRecord:
+        """What the SuperLink learns of a node at the first meeting, as its app says."""
+        numbers = MetricRecord({"num-examples": 10})
+        reply = RecordDict({"metrics": numbers, "config": ConfigRecord(dict(config)), **records})
+        answer = self.answers(RecordDict(), "query.describe", reply)
+        return answer.content.config_records["config"]
 
     def log(self) -> list[dict[str, Any]]:
         return list(entries(self.state_dir / FOLDER))
@@ -244,17 +274,21 @@ def train_message(**config: Any) -> RecordDict:
     return RecordDict({"arrays": model(), "config": ConfigRecord({"server-round": 1} | config)})
 
 
-def refused(answer: Message, rule: str) -> bool:
+def check(answer: Message | None, rule: str) -> None:
+    """Check that a rule refuses a message or a reply; '' for none."""
+    assert answer is not None
+    if not rule:
+        assert answer.has_content(), answer.error
+        return
     assert answer.has_error(), answer
     assert answer.error.code == REFUSED, answer.error
-    assert answer.error.reason.startswith(f"the node's policy refuses it: {rule}: ")
-    return True
+    assert str(answer.error.reason).startswith(f"the node's policy refuses it: {rule}: ")
 
 
 def test_a_model_with_noise_leaves_and_is_in_the_outbox_first(make_node: MakeNode) -> None:
     node = make_node()
     settings = {"dp-noise": 1.0, "dp-delta": 1e-5, "dp-epsilon": 0.0, "local-epochs": 2}
-    answer = node.answers(train_message(**settings), "train", trained(2.0))
+    answer = node.trains(trained(2.0), **settings)
     weight = answer.content.array_records["arrays"]["weight"].numpy()
     np.testing.assert_array_equal(weight, np.ones((3, 2)))
     assert (answer.metadata.dst_node_id, answer.metadata.run_id) == (SERVER, 7)
@@ -281,11 +315,7 @@ def test_a_model_with_noise_leaves_and_is_in_the_outbox_first(make_node: MakeNod
         ({**PRIVATE, "strategy": "hfldd", "hfldd.share-raw-data": True}, {}, "raw-data"),
         ({**HFLDD, "train.dp-noise": 1.0}, {}, "least-noise"),
         ({**PRIVATE, "strategy": "hfldd"}, {}, "starts"),
-        (
-            {**PRIVATE, "strategy": "hfldd", "strategy-args": '{"start": "real"}'},
-            {},
-            "starts",
-        ),
+        ({**PRIVATE, "strategy": "hfldd", "strategy-args": '{"start": "real"}'}, {}, "starts"),
         (PRIVATE, {"share-raw-data": True}, "raw-data"),
         (PRIVATE, {"dp-epsilon": 0.0}, "least-noise"),  # as in a request to distil
         (PRIVATE, {"start": "real"}, "starts"),
@@ -296,9 +326,7 @@ def test_the_app_never_sees_a_message_that_the_policy_refuses(
 ) -> None:
     node = make_node(**{name.replace(".", "__"): value for name, value in run_config.items()})
     assert node.takes(train_message(**config), "train") is None
-    answer = node.arrived()
-    assert answer
-    assert refused(answer, rule)
+    check(node.arrived(), rule)
     assert not node.store.store  # neither message nor reply stays in memory
     assert rule in node.log()[0]["error"]
 
@@ -323,24 +351,17 @@ def test_a_context_that_the_app_hands_back_changed_is_not_believed(make_node: Ma
     """Flower keeps it: the next message's run and data would be what the app says."""
     node = make_node(strategy="fedavg")
     config: Any = {"data": "/data/elsewhere"}
-    context = Context(7, NODE, config, RecordDict(), {**PRIVATE})
-    node.state.set_run_series_context(7, context)
-    assert node.takes(train_message(), "train") is None
-    node.arrived()
+    node.state.set_run_series_context(7, Context(7, NODE, config, RecordDict(), {**PRIVATE}))
+    check(node.trains(), "least-noise")
     assert node.log()[0]["data"] == "/data/ward-3"
 
 
 def test_only_the_bundles_that_the_owner_knows_are_run(make_node: MakeNode) -> None:
     known = bundle(PRIVATE).hash_str
-    assert make_node(HOSPITAL.model_copy(update={"bundles": [known]})).takes(
-        train_message(), "train"
-    )
-    node = make_node(HOSPITAL.model_copy(update={"bundles": ["0" * 64]}))
-    assert node.takes(train_message(), "train") is None
-    answer = node.arrived()
-    assert answer
-    assert refused(answer, "bundles")
-    assert known in answer.error.reason  # so that the owner can add it
+    check(make_node(HOSPITAL.model_copy(update={"bundles": [known]})).trains(), "")
+    answer = make_node(HOSPITAL.model_copy(update={"bundles": ["0" * 64]})).trains()
+    check(answer, "bundles")
+    assert known in str(answer.error.reason)  # so that the owner can add it
 
 
 def signed(app: Fab, key: Ed25519PrivateKey, name: str = "hub") -> Fab:
@@ -356,40 +377,26 @@ def test_only_bundles_that_a_trusted_publisher_has_signed_are_run(make_node: Mak
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
     known = bundle(PRIVATE)
     changed = bundle({**PRIVATE, "seed": 7})
-    not_theirs = Fab(changed.hash_str, changed.content, signed(known, key).verifications)
     node = make_node(HOSPITAL.model_copy(update={"publishers": {"hub": public}}))
-    for given, runs in (
-        (signed(known, key), True),
-        (known, False),
-        (signed(known, other), False),
-        (signed(known, key, "another"), False),
-        (not_theirs, False),
-        (Fab(known.hash_str, known.content, {"hub": "[" * 9}), False),
+    for given, rule in (
+        (signed(known, key), ""),
+        (signed(known, other), "publishers"),
+        (signed(known, key, "another"), "publishers"),
+        (Fab(changed.hash_str, changed.content, signed(known, key).verifications), "publishers"),
+        (Fab(known.hash_str, known.content, {"hub": "[" * 9}), "publishers"),
+        (known, "publishers"),
     ):
         node.bundle = given
         node.begin(node.run_id + 1)
-        answer = node.answers(train_message(), "train", trained())
-        assert answer.has_content() if runs else answer.error.code == REFUSED
-    node.bundle = known
-    node.begin(node.run_id + 1)
-    answer = node.answers(train_message(), "train", trained())
-    assert refused(answer, "publishers")
+        check(node.trains(), rule)
     assert f"{known.hash_str} is signed by none of hub" in node.log()[-1]["error"]
-
-
-def test_flower_takes_no_bundle_under_another_ones_hash(make_node: MakeNode) -> None:
-    with pytest.raises(ValueError, match="hash mismatch"):
-        make_node().state.store_fab(Fab("1" * 64, b"another", {}))
 
 
 def test_outside_its_hours_a_node_does_nothing(make_node: MakeNode) -> None:
     node = make_node(HOSPITAL.model_copy(update={"hours": "20:00-06:00"}))
-    assert node.takes(train_message(), "train") is None
-    answer = node.arrived()
-    assert answer
-    assert refused(answer, "hours")
+    check(node.trains(), "hours")
     node.now = node.now.replace(hour=23)
-    assert node.takes(train_message(), "train")
+    check(node.trains(), "")
 
 
 def padded(array: Array) -> Array:
@@ -418,30 +425,23 @@ def test_a_changed_app_cannot_send_data_in_another_record_metric_or_array(
     reply: RecordDict, rule: str, make_node: MakeNode
 ) -> None:
     node = make_node()
-    assert refused(node.answers(train_message(), "train", reply), rule)
+    check(node.trains(reply), rule)
     assert PLANTED not in node.bytes  # nor in what the refusal says
 
 
 def test_what_a_changed_app_puts_beside_a_reply_does_not_leave(make_node: MakeNode) -> None:
     node = make_node()
-    message = node.takes(train_message(), "train")
-    assert message
     content = trained()
     content.array_records["arrays"]["weight"] = padded(content.array_records["arrays"]["weight"])
-    reply = Message(content, reply_to=message)
+    reply = Message(content, reply_to=node.working())
     reply.metadata.__dict__["_group_id"] = PLANTED.decode()  # a text that the server would get
-    node.push(reply)
-    answer = node.arrived()
-    assert answer
-    assert not answer.has_error()
+    check(node.sends(reply), "")
     assert PLANTED not in node.bytes
 
 
 def test_objects_that_belong_to_no_reply_do_not_leave_with_it(make_node: MakeNode) -> None:
     node = make_node()
-    message = node.takes(train_message(), "train")
-    assert message
-    reply = Message(trained(), reply_to=message)
+    reply = Message(trained(), reply_to=node.working())
     reply.metadata.__dict__["_message_id"] = reply.object_id
     stray = ConfigRecord({"them": PLANTED}).deflate()
     tree = get_object_tree(reply)
@@ -451,61 +451,58 @@ def test_objects_that_belong_to_no_reply_do_not_leave_with_it(make_node: MakeNod
         node.store.put(name, part.deflate())
     node.store.put(get_object_id(stray), stray)
     node.state.store_message(reply)
-    answer = node.arrived()
-    assert answer
-    assert not answer.has_error()
+    check(node.arrived(), "")
     assert PLANTED not in node.bytes
 
 
 def test_a_message_is_answered_once_and_an_errors_text_is_cut(make_node: MakeNode) -> None:
     node = make_node()
-    message = node.takes(train_message(), "train")
-    assert message
-    node.push(Message(Error(20, "x" * 10_000 + PLANTED.decode()), reply_to=message))
-    answer = node.arrived()
-    assert answer
-    assert (answer.error.code, len(answer.error.reason)) == (20, 300)
+    message = node.working()
+    answer = node.sends(Message(Error(20, "x" * 10_000 + PLANTED.decode()), reply_to=message))
+    assert (answer.error.code, len(str(answer.error.reason))) == (20, 300)
     assert PLANTED not in node.bytes
     node.push(Message(trained(), reply_to=message))
     assert node.arrived() is None
+    with pytest.raises(LookupError):
+        node.guard.release(message.metadata.message_id, Answer(trained()), 10)
 
 
 def test_lifetime_epsilon_outlasts_runs_and_restarts_and_ends_the_nodes_part(
     make_node: MakeNode,
 ) -> None:
     node = make_node()
-    assert node.answers(train_message(), "train", trained(4.0)).has_content()
-    assert node.answers(train_message(), "train", trained(6.0)).has_content()
+    check(node.trains(trained(4.0)), "")
+    check(node.trains(trained(6.0)), "")
     node = make_node()  # after a restart
     node.begin(8)
-    assert node.answers(train_message(), "train", trained(3.0)).has_content()
-    assert refused(node.answers(train_message(), "train", trained(4.5)), "most-epsilon")
+    check(node.trains(trained(3.0)), "")
+    check(node.trains(trained(4.5)), "most-epsilon")
     assert [line.get("lifetime") for line in node.log()] == [4.0, 6.0, 9.0, None]
-    assert node.answers(train_message(), "train", trained(4.0)).has_content()
+    check(node.trains(trained(4.0)), "")
     node.begin(9)
-    assert node.answers(train_message(), "train", trained(0.0)).has_content()  # spent, not above
-    assert refused(node.answers(train_message(), "train", trained(1e-9)), "most-epsilon")
+    check(node.trains(trained(0.0)), "")  # spent, not above
+    check(node.trains(trained(1e-9)), "most-epsilon")
 
 
 def test_a_resumed_run_goes_on_with_the_epsilon_of_the_one_before(make_node: MakeNode) -> None:
     node = make_node()
-    node.answers(train_message(), "train", trained(4.0))
+    node.trains(trained(4.0))
     node.begin(8)
     NodeStore.open(node.state_dir, 8, NODE).take_over("7", str(NODE), 1)
-    node.answers(train_message(), "train", trained(5.0))
+    node.trains(trained(5.0))
     assert node.log()[-1]["lifetime"] == 5.0
 
 
-def test_a_run_whose_account_begins_anew_adds_all_of_it(make_node: MakeNode) -> None:
+def test_a_run_whose_account_restarts_adds_all_of_it(make_node: MakeNode) -> None:
     node = make_node()
     for claim in (4.0, 1.0, 1.5):
-        assert node.answers(train_message(), "train", trained(claim)).has_content()
+        check(node.trains(trained(claim)), "")
     assert [line["lifetime"] for line in node.log()] == [4.0, 5.0, 5.5]
 
 
 @pytest.mark.parametrize("claim", [-1.0, float("nan")])
 def test_an_app_that_makes_epsilon_up_sends_nothing(claim: float, make_node: MakeNode) -> None:
-    assert make_node().answers(train_message(), "train", trained(claim)).has_error()
+    assert make_node().trains(trained(claim)).has_error()
 
 
 def virtual_training(epsilon: float = 2.0) -> RecordDict:
@@ -520,34 +517,31 @@ def test_private_virtual_data_pass_without_noise_in_training_and_are_booked_once
     make_node: MakeNode,
 ) -> None:
     node = make_node(**PRIVATE_FEDLGD)
+
+    def training(reply: RecordDict, rule: str) -> None:
+        check(node.answers(virtual_training(), TRAIN_VIRTUAL, reply), rule)
+
     assert node.takes(RecordDict(), "query.describe")
     node.guard._pending.clear()
     gradient = ArrayRecord({"weight": Array(np.ones((3, 2), np.float32))})
     for _ in range(3):
-        reply = trained(1.99, gradient=gradient)
-        assert node.answers(virtual_training(), TRAIN_VIRTUAL, reply).has_content()
+        training(trained(1.99, gradient=gradient), "")
     assert node.log()[-1]["lifetime"] == 1.99
-    odd = trained(1.99, samples=model())
-    assert refused(node.answers(virtual_training(), TRAIN_VIRTUAL, odd), "replies")
+    training(trained(1.99, samples=model()), "replies")
     for run in range(8, 12):
         node.begin(run)
-        assert node.answers(virtual_training(), TRAIN_VIRTUAL, trained(1.99)).has_content()
+        training(trained(1.99), "")
     node.begin(12)
-    assert refused(node.answers(virtual_training(), TRAIN_VIRTUAL, trained(1.99)), "most-epsilon")
+    training(trained(1.99), "most-epsilon")
 
 
 def test_private_virtual_data_that_do_not_say_their_epsilon_stay(make_node: MakeNode) -> None:
     node = make_node(**PRIVATE_FEDLGD)
     silent = RecordDict({"arrays": model(), "metrics": MetricRecord({"num-examples": 10})})
-    assert refused(node.answers(virtual_training(), TRAIN_VIRTUAL, silent), "most-epsilon")
-    assert refused(node.answers(virtual_training(), TRAIN_VIRTUAL, trained(11.0)), "most-epsilon")
-
-
-def test_a_server_that_promises_private_virtual_data_and_asks_for_others_gets_none(
-    make_node: MakeNode,
-) -> None:
-    node = make_node(**PRIVATE_FEDLGD)
-    assert refused(node.answers(virtual_training(0.0), TRAIN_VIRTUAL, trained()), "least-noise")
+    for reply in (silent, trained(11.0)):
+        check(node.answers(virtual_training(), TRAIN_VIRTUAL, reply), "most-epsilon")
+    # Nor do those for which a server that promises an epsilon asks without one.
+    check(node.answers(virtual_training(0.0), TRAIN_VIRTUAL, trained()), "least-noise")
 
 
 def test_a_damaged_account_is_not_an_empty_one(make_node: MakeNode) -> None:
@@ -558,13 +552,14 @@ def test_a_damaged_account_is_not_an_empty_one(make_node: MakeNode) -> None:
 
 def test_no_more_leaves_in_a_day_than_the_owner_lets(make_node: MakeNode) -> None:
     node = make_node(HOSPITAL.model_copy(update={"most_bytes_a_day": 3000}))
-    answers = [node.answers(train_message(), "train", trained(1.0)) for _ in range(10)]
+    answers = [node.trains() for _ in range(10)]
     sent = sum(answer.has_content() for answer in answers)
     assert 0 < sent < 10
-    assert all(refused(answer, "most-bytes-a-day") for answer in answers[sent:])
+    for answer in answers[sent:]:
+        check(answer, "most-bytes-a-day")
     assert sum(line["bytes"] for line in node.log()[:sent]) <= 3000
     node.now += datetime.timedelta(days=1, seconds=1)
-    assert node.answers(train_message(), "train", trained(1.0)).has_content()
+    check(node.trains(), "")
 
 
 class Sender:
@@ -600,19 +595,43 @@ def parcel_of(
     return message, RecordDict({"parcel": parcel, "metrics": numbers})
 
 
+def distils(node: Node, payload: bytes, rule: str, **parcel: Any) -> None:
+    """Have a node send virtual data to another, and check which rule refuses them."""
+    message, reply = parcel_of(node, payload, **parcel)
+    check(node.answers(message, "train.distill", reply), rule)
+
+
+def distils_for_server(node: Node, payload: bytes, rule: str) -> None:
+    reply = RecordDict({VIRTUAL_DATA: ConfigRecord({"payload": payload})})
+    check(node.answers(train_message(), "train.feddm_distill", reply), rule)
+
+
 def test_virtual_data_that_left_sealed_are_in_the_outbox_to_look_at(make_node: MakeNode) -> None:
     node, payload = make_node(SEALED, **HFLDD), virtual()
-    message, reply = parcel_of(node, payload)
-    answer = node.answers(message, "train.distill", reply)
-    assert answer.has_content(), answer.error
+    distils(node, payload, "")
     (line,) = node.log()
     (name,) = line["virtual"]
     assert virtual_data_file(node.state_dir / FOLDER, name).read_bytes() == payload
-    (told,) = line["parcels"]
+    (parcel,) = line["parcels"]
     size = sealed_size(len(payload), VIRTUAL_DATA)
-    told = {key: told[key] for key in ("to", "purpose", "link", "bytes")}
-    assert list(told.values()) == [str(OTHER), VIRTUAL_DATA, "relay", size]
+    known = {"to": str(OTHER), "purpose": VIRTUAL_DATA, "link": "relay", "bytes": size}
+    assert parcel == known
     assert line["title"] == "members distil their data"
+
+
+def test_a_parcel_is_decoded_once(make_node: MakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, decoded = Overview.of, list[int]()
+
+    def count(payload: bytes, most: int) -> Overview:
+        decoded.append(len(payload))
+        return read(payload, most)
+
+    monkeypatch.setattr(Overview, "of", count)
+    policy = SEALED.model_copy(update={"real_per_virtual": 50, "classes": ["a", "b"]})
+    node = make_node(policy, **HFLDD)
+    monkeypatch.setattr(node.guard._data, "counts", lambda: [50, 50])
+    distils(node, virtual(), "")
+    assert len(decoded) == 1
 
 
 @pytest.mark.parametrize(
@@ -627,8 +646,7 @@ def test_virtual_data_in_the_outbox_have_the_names_of_their_classes_as_far_as_kn
     make_node: MakeNode, run: dict[str, str], names: list[str] | int
 ) -> None:
     node = make_node(SEALED, **HFLDD, **run)
-    message, reply = parcel_of(node, virtual())
-    assert node.answers(message, "train.distill", reply).has_content()
+    distils(node, virtual(), "")
     (line,) = node.log()
     assert (line["classes"] if isinstance(names, list) else len(line["classes"])) == names
 
@@ -637,34 +655,25 @@ def test_what_the_outbox_keeps_is_bounded_and_beyond_it_nothing_leaves(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = virtual()
-    monkeypatch.setattr("flwr_distill.node.outbox.MOST_KEPT", len(first) + 1)
+    monkeypatch.setattr("flwr_distill.node.outbox.MAX_KEPT", len(first) + 1)
     node = make_node(SEALED, **HFLDD)
-    for payload, leaves in ((first, True), (first, True), (virtual(), False)):
-        message, reply = parcel_of(node, payload)
-        answer = node.answers(message, "train.distill", reply)
-        assert answer.has_content() if leaves else refused(answer, "outbox")
+    for payload, rule in ((first, ""), (first, ""), (virtual(), "outbox")):
+        distils(node, payload, rule)
 
 
 @pytest.mark.parametrize(
-    ("payload", "rule"),
+    ("policy", "payload", "rule"),
     [
-        (virtual(method="raw"), "raw-data"),
-        (virtual(init="real"), "starts"),
-        (PLANTED, "replies"),
+        (SEALED, virtual(method="raw"), "raw-data"),
+        (Policy(raw_data="never"), virtual(method="raw"), "raw-data"),
+        (SEALED, virtual(init="real"), "starts"),
+        (SEALED, PLANTED, "replies"),
     ],
 )
 def test_a_parcel_is_opened_before_it_leaves(
-    payload: bytes, rule: str, make_node: MakeNode
+    policy: Policy, payload: bytes, rule: str, make_node: MakeNode
 ) -> None:
-    node = make_node(SEALED, **HFLDD)
-    message, reply = parcel_of(node, payload)
-    assert refused(node.answers(message, "train.distill", reply), rule)
-
-
-def test_raw_data_stay_where_that_is_the_only_rule(make_node: MakeNode) -> None:
-    node = make_node(Policy(raw_data="never"), **HFLDD)
-    message, reply = parcel_of(node, virtual(method="raw"))
-    assert refused(node.answers(message, "train.distill", reply), "raw-data")
+    distils(make_node(policy, **HFLDD), payload, rule)
 
 
 def test_an_owner_who_is_asked_allows_one_run_and_no_other_that_an_app_says_goes_on_with_it(
@@ -673,38 +682,15 @@ def test_an_owner_who_is_asked_allows_one_run_and_no_other_that_an_app_says_goes
     node = make_node(Policy(raw_data="ask"), **HFLDD, **{"hfldd.share-raw-data": True})
     message, reply = parcel_of(node, virtual(method="raw"))
     answer = node.answers(message, "train.distill", reply)
-    assert refused(answer, "raw-data")
-    assert "flwr-distill policy allow RUN" in answer.error.reason
-    told = CliRunner().invoke(app, ["policy", "allow", "7", "--state-dir", str(node.state_dir)])
-    assert told.exit_code == 0, told.output
-    message, reply = parcel_of(node, virtual(method="raw"))
-    assert node.answers(message, "train.distill", reply).has_content()
+    check(answer, "raw-data")
+    assert "flwr-distill policy allow RUN" in str(answer.error.reason)
+    allowed = CliRunner().invoke(app, ["policy", "allow", "7", "--state-dir", str(node.state_dir)])
+    assert allowed.exit_code == 0, allowed.output
+    distils(node, virtual(method="raw"), "")
     node.begin(8)
-    message, reply = parcel_of(node, virtual(method="raw"))
-    assert refused(node.answers(message, "train.distill", reply), "raw-data")
+    distils(node, virtual(method="raw"), "raw-data")
     NodeStore.open(node.state_dir, 8, NODE).write(CONTINUES, f"7/{NODE}".encode())
-    message, reply = parcel_of(node, virtual(method="raw"))
-    assert refused(node.answers(message, "train.distill", reply), "raw-data")
-
-
-def test_virtual_data_show_no_more_classes_than_are_large_enough(
-    make_node: MakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The node counts its samples itself: it does not believe the app."""
-    table = tmp_path / "ward.csv"
-    monkeypatch.setitem(NODE_CONFIG, "data", str(table))
-    fewest = HOSPITAL.fewest_of_a_class
-    policy = SEALED.model_copy(update={"fewest_of_a_class": fewest})
-    for small, leaves in ((fewest - 1, False), (fewest, True)):
-        table.write_text("height,label\n" + "1.7,a\n" * 30 + "1.8,b\n" * small)
-        node = make_node(policy, **HFLDD)
-        message, reply = parcel_of(node, virtual())  # of two classes, for another node
-        answer = node.answers(message, "train.distill", reply)
-        assert answer.has_content() if leaves else refused(answer, "fewest-of-a-class")
-        node = make_node(Policy(fewest_of_a_class=fewest, real_per_virtual=1), strategy="feddm")
-        reply = RecordDict({VIRTUAL_DATA: ConfigRecord({"payload": virtual()})})  # for the server
-        answer = node.answers(train_message(), "train.feddm_distill", reply)
-        assert answer.has_content() if leaves else refused(answer, "fewest-of-a-class")
+    distils(node, virtual(method="raw"), "raw-data")
 
 
 @pytest.fixture
@@ -719,37 +705,42 @@ def with_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[i
     return write
 
 
+def test_virtual_data_show_no_more_classes_than_are_large_enough(
+    make_node: MakeNode, with_samples: Callable[[int, int], None]
+) -> None:
+    """The node counts its samples itself: it does not believe the app."""
+    fewest = HOSPITAL.fewest_of_a_class
+    policy = SEALED.model_copy(update={"fewest_of_a_class": fewest})
+    for small, rule in ((fewest - 1, "fewest-of-a-class"), (fewest, "")):
+        with_samples(30, small)
+        distils(make_node(policy, **HFLDD), virtual(), rule)
+        uncounted = Policy(fewest_of_a_class=fewest, real_per_virtual=1)
+        distils_for_server(make_node(uncounted, strategy="feddm"), virtual(), rule)
+
+
 @pytest.mark.parametrize(
-    ("samples", "epsilon", "leaves"),
-    [((99, 49), 0.0, False), ((50, 50), 0.0, True), ((1, 1), 1.0, True)],
+    ("samples", "epsilon", "rule"),
+    [((99, 49), 0.0, "real-per-virtual"), ((50, 50), 0.0, ""), ((1, 1), 1.0, "")],
 )
 def test_behind_each_virtual_image_without_privacy_are_enough_real_ones(
     samples: tuple[int, int],
     epsilon: float,
-    leaves: bool,
+    rule: str,
     make_node: MakeNode,
     with_samples: Callable[[int, int], None],
 ) -> None:
     """One virtual image of each class: of few real ones attacks find most (docs/privacy.md)."""
     with_samples(*samples)
-    node = make_node(STANDARD, **HFLDD)
-    message, reply = parcel_of(node, virtual(), dp_epsilon=epsilon)
-    answer = node.answers(message, "train.distill", reply)
-    assert answer.has_content() if leaves else refused(answer, "real-per-virtual")
+    distils(make_node(STANDARD, **HFLDD), virtual(), rule, dp_epsilon=epsilon)
 
 
 def test_however_many_real_images_there_are_none_by_kip_leave(
     make_node: MakeNode, with_samples: Callable[[int, int], None]
 ) -> None:
     with_samples(1000, 1000)
-    for policy, leaves in ((UNCOUNTED, True), (STANDARD, False)):
-        node = make_node(policy, **HFLDD)
-        message, reply = parcel_of(node, virtual(method="kip"))
-        answer = node.answers(message, "train.distill", reply)
-        assert answer.has_content() if leaves else refused(answer, "real-per-virtual")
-        asking = make_node(policy, **HFLDD | {"hfldd.distiller": "kip"})
-        answer = asking.answers(message, "train.distill", reply)
-        assert answer.has_content() if leaves else refused(answer, "real-per-virtual")
+    for policy, rule in ((UNCOUNTED, ""), (STANDARD, "real-per-virtual")):
+        for run in (HFLDD, {**HFLDD, "hfldd.distiller": "kip"}):
+            distils(make_node(policy, **run), virtual(method="kip"), rule)
 
 
 def test_virtual_images_of_a_run_add_up_and_the_same_ones_count_once(
@@ -757,15 +748,13 @@ def test_virtual_images_of_a_run_add_up_and_the_same_ones_count_once(
 ) -> None:
     with_samples(*2 * [2 * STANDARD.real_per_virtual - 1])
     node, first, second = make_node(STANDARD, **HFLDD), virtual(), virtual()
-    for payload, epsilon, leaves in (
-        (first, 0.0, True),
-        (first, 0.0, True),
-        (second, 1.0, True),
-        (second, 0.0, False),
+    for payload, epsilon, rule in (
+        (first, 0.0, ""),
+        (first, 0.0, ""),
+        (second, 1.0, ""),
+        (second, 0.0, "real-per-virtual"),
     ):
-        message, reply = parcel_of(node, payload, dp_epsilon=epsilon)
-        answer = node.answers(message, "train.distill", reply)
-        assert answer.has_content() if leaves else refused(answer, "real-per-virtual")
+        distils(node, payload, rule, dp_epsilon=epsilon)
 
 
 def test_virtual_data_show_no_more_classes_than_the_owner_names(
@@ -773,11 +762,8 @@ def test_virtual_data_show_no_more_classes_than_the_owner_names(
 ) -> None:
     """Whatever the node's data hold, which are not there here."""
     monkeypatch.setitem(NODE_CONFIG, "data", str(tmp_path / "missing"))
-    for names, leaves in ((["a"], False), (["a", "b"], True)):
-        node = make_node(Policy(classes=names, real_per_virtual=1), **HFLDD)
-        message, reply = parcel_of(node, virtual())  # of two classes
-        answer = node.answers(message, "train.distill", reply)
-        assert answer.has_content() if leaves else refused(answer, "classes")
+    for names, rule in ((["a"], "classes"), (["a", "b"], "")):  # virtual data are of two
+        distils(make_node(Policy(classes=names, real_per_virtual=1), **HFLDD), virtual(), rule)
 
 
 def of_zeros(num_bytes: int) -> bytes:
@@ -785,17 +771,12 @@ def of_zeros(num_bytes: int) -> bytes:
     side = 2**10
     pixels = torch.zeros(num_bytes // side**2, 1, side, side, dtype=torch.uint8)
     labels = torch.zeros(len(pixels), dtype=torch.int16)
-    about = json.loads(_about(virtual()))
+    content = unpacked(virtual(), 2**20)
+    size = int.from_bytes(content[:8], "little")
+    about = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["about"])
     about["scale"], about["offset"] = 1.0, 0.0
     metadata = {"about": json.dumps(about)}
     return packed(save_tensors({"pixels": pixels, "labels": labels}, metadata=metadata))
-
-
-def _about(payload: bytes) -> str:
-    content = unpacked(payload, 2**20)
-    size = int.from_bytes(content[:8], "little")
-    text: str = json.loads(content[8 : 8 + size])["__metadata__"]["about"]
-    return text
 
 
 @pytest.mark.parametrize("strategy", ["hfldd", "feddm"])
@@ -807,33 +788,25 @@ def test_virtual_data_of_any_size_are_judged_in_little_memory(
     payload = of_zeros(size)
     assert len(payload) < size / 1000
     node = make_node(UNCOUNTED, **HFLDD | {"strategy": strategy})
-    if strategy == "hfldd":
-        asked = "train.distill"
-        message, reply = parcel_of(node, payload)
-    else:
-        asked, message = "train.feddm_distill", train_message()
-        reply = RecordDict({VIRTUAL_DATA: ConfigRecord({"payload": payload})})
     tracemalloc.start()
-    answer = node.answers(message, asked, reply)
+    (distils if strategy == "hfldd" else distils_for_server)(node, payload, "")
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert answer.has_content(), answer.error
     assert peak < size / 2
 
 
 @pytest.mark.parametrize(
-    ("largest", "leaves"), [(2**22 + 2**16, True), (2**20, False), (50, False)]
+    ("largest", "rule"), [(2**22 + 2**16, ""), (2**20, "replies"), (50, "replies")]
 )
 def test_virtual_data_are_no_larger_than_their_route_says(
-    largest: int, leaves: bool, make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+    largest: int, rule: str, make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither sealed nor unpacked."""
     node = make_node(UNCOUNTED, **HFLDD)
     with monkeypatch.context() as changed_app:
         changed_app.setattr("flwr_distill.links.records.Waybill.check_size", lambda *_: None)
         message, reply = parcel_of(node, of_zeros(2**22), largest=largest)
-    answer = node.answers(message, "train.distill", reply)
-    assert answer.has_content() if leaves else refused(answer, "replies")
+    check(node.answers(message, "train.distill", reply), rule)
 
 
 def test_a_second_record_hides_nothing_of_the_one_that_counts(make_node: MakeNode) -> None:
@@ -850,39 +823,38 @@ def test_a_parcel_that_another_key_seals_does_not_leave(
     node = make_node(policy, **HFLDD)
     message, reply = parcel_of(node, virtual())
     reply.config_records["parcel"]["payload"] = PLANTED * 10
-    assert refused(node.answers(message, "train.distill", reply), "replies")
+    check(node.answers(message, "train.distill", reply), "replies")
     message, _ = parcel_of(node, virtual())
     _, reply = parcel_of(node, virtual())  # for another route
-    assert refused(node.answers(message, "train.distill", reply), "replies")
+    check(node.answers(message, "train.distill", reply), "replies")
 
 
 @pytest.mark.parametrize(
-    ("payload", "leaves"),
+    ("payload", "rule"),
     [
-        (save(MODEL), True),
-        (PLANTED, False),
-        (save({**MODEL, "weight": np.zeros((9, 9), np.float32)}), False),
-        (save({**MODEL, "patients": np.zeros(9, np.float32)}), False),
-        (save(MODEL, metadata={"patients": PLANTED.decode()}), False),
+        (save(MODEL), ""),
+        (PLANTED, "replies"),
+        (save({**MODEL, "weight": np.zeros((9, 9), np.float32)}), "replies"),
+        (save({**MODEL, "patients": np.zeros(9, np.float32)}), "replies"),
+        (save(MODEL, metadata={"patients": PLANTED.decode()}), "replies"),
     ],
 )
 def test_a_model_for_another_node_is_the_runs_and_holds_nothing_else(
-    payload: bytes, leaves: bool, make_node: MakeNode
+    payload: bytes, rule: str, make_node: MakeNode
 ) -> None:
     node = make_node(SEALED.model_copy(update={"strategies": None}), strategy="fedseq")
     message, reply = parcel_of(node, payload, PASSED_MODEL)
     del message["config"]
     message["arrays"] = model()
     reply["metrics"] = MetricRecord({"num-examples": 3, "num-steps": 1})
-    answer = node.answers(message, TRAIN_IN_TURN, reply)
-    assert answer.has_content() if leaves else refused(answer, "replies")
+    check(node.answers(message, TRAIN_IN_TURN, reply), rule)
 
 
 def test_a_receipt_of_a_parcel_that_went_past_the_node_does_not_leave(make_node: MakeNode) -> None:
     node = make_node(SEALED, **HFLDD)
     message, reply = parcel_of(node, virtual())
     reply.config_records["parcel"].update({"link": "direct", "payload": b""})
-    assert refused(node.answers(message, "train.distill", reply), "replies")
+    check(node.answers(message, "train.distill", reply), "replies")
     assert node.log()[0]["bytes"] < 500  # of the refusal alone
 
 
@@ -899,8 +871,8 @@ def test_a_parcel_for_a_key_that_no_authority_signed_does_not_leave(
 
     node = make_node(SEALED, **HFLDD)
     message, reply = parcel_of(node, virtual())
-    monkeypatch.setattr("flwr_distill.node.opened.Credentials.of", lambda node_config: Strict())
-    assert refused(node.answers(message, "train.distill", reply), "replies")
+    monkeypatch.setattr("flwr_distill.node.parcels.Credentials.of", lambda node_config: Strict())
+    check(node.answers(message, "train.distill", reply), "replies")
 
 
 def test_a_node_knows_the_model_from_the_one_that_another_node_sent_it(
@@ -917,12 +889,10 @@ def test_a_node_knows_the_model_from_the_one_that_another_node_sent_it(
     route = links.route(OTHER, NODE, "passed-model")
     delivery = links.forward(route, send(other, route, save(MODEL)))
     numbers = MetricRecord({"num-examples": 3, "num-steps": 1})
-    content = RecordDict({"delivery": delivery})
-    reply = RecordDict({"arrays": model(), "metrics": numbers})
-    assert node.answers(content, "train.fedseq_last", reply).has_content()
-    odd = RecordDict({"arrays": model(weight=np.zeros((9, 9))), "metrics": numbers})
-    content = RecordDict({"delivery": delivery})
-    assert refused(node.answers(content, "train.fedseq_last", odd), "replies")
+    for arrays, rule in ((model(), ""), (model(weight=np.zeros((9, 9))), "replies")):
+        reply = RecordDict({"arrays": arrays, "metrics": numbers})
+        content = RecordDict({"delivery": delivery})
+        check(node.answers(content, "train.fedseq_last", reply), rule)
 
 
 def test_a_route_past_the_node_is_refused_before_the_app_can_take_it(make_node: MakeNode) -> None:
@@ -939,16 +909,12 @@ def test_a_route_past_the_node_is_refused_before_the_app_can_take_it(make_node: 
 def test_virtual_data_for_the_server_are_judged_too(
     payload: bytes, rule: str, make_node: MakeNode
 ) -> None:
-    node = make_node(UNCOUNTED, strategy="feddm")
-    reply = RecordDict({VIRTUAL_DATA: ConfigRecord({"payload": payload})})
-    answer = node.answers(train_message(), "train.feddm_distill", reply)
-    assert refused(answer, rule) if rule else answer.has_content()
+    distils_for_server(make_node(UNCOUNTED, strategy="feddm"), payload, rule)
 
 
 def test_other_bytes_of_a_plug_in_are_not_taken_for_virtual_data(make_node: MakeNode) -> None:
     node = make_node(STANDARD, strategy="fedavg")
-    reply = trained(them=ConfigRecord({"payload": b"a sketch of some kind"}))
-    assert node.answers(train_message(), "train", reply).has_content()
+    check(node.trains(trained(them=ConfigRecord({"payload": b"a sketch of some kind"}))), "")
     assert node.log()[0]["virtual"] == []
 
 
@@ -957,8 +923,7 @@ def test_bytes_that_do_not_say_what_they_cost_stay_where_epsilon_is_bounded(
     blob: Any, make_node: MakeNode
 ) -> None:
     node = make_node(STANDARD.model_copy(update={"most_epsilon": 10.0}), strategy="fedavg")
-    reply = RecordDict({"them": ConfigRecord({"blob": blob})})
-    assert refused(node.answers(train_message(), "train", reply), "most-epsilon")
+    check(node.trains(RecordDict({"them": ConfigRecord({"blob": blob})})), "most-epsilon")
 
 
 def test_the_open_policy_lets_everything_pass_and_writes_it_down(make_node: MakeNode) -> None:
@@ -971,14 +936,9 @@ def test_the_open_policy_lets_everything_pass_and_writes_it_down(make_node: Make
 
 def test_what_cannot_be_written_down_does_not_leave(make_node: MakeNode) -> None:
     node = make_node(OPEN)
-    message = node.takes(train_message(), "train")
-    assert message
-    node.push(Message(trained(), reply_to=message))
-    (node.state_dir / FOLDER).mkdir(exist_ok=True)
-    (node.state_dir / FOLDER / "log.jsonl").mkdir()
-    answer = node.arrived()
-    assert answer
-    assert refused(answer, "outbox")
+    message = node.working()
+    (node.state_dir / FOLDER / "log.jsonl").mkdir(parents=True)
+    check(node.sends(Message(trained(), reply_to=message)), "outbox")
 
 
 def test_a_run_is_read_once_and_its_method_looked_up_once_a_message(
@@ -996,14 +956,15 @@ def test_a_run_is_read_once_and_its_method_looked_up_once_a_message(
     for run_id in (7, 7, 8):
         if run_id != node.run_id:
             node.begin(run_id)
-        assert node.answers(train_message(), "train", trained()).has_content()
+        check(node.trains(), "")
     assert looked_up == ["fedavg"] * 3
     assert len(node.read) == 2  # of runs 7 and 8
 
 
 @pytest.mark.parametrize(
-    "said",
+    "lie",
     [
+        {},
         {"name": "a patient's name"},
         {"dataset": "another"},
         {"class-names": ["a", "patient's", "record"]},
@@ -1011,76 +972,55 @@ def test_a_run_is_read_once_and_its_method_looked_up_once_a_message(
         {"classes": [3, 1, 2]},
         {"classes": [1, 1]},
     ],
-    ids=lambda said: str(next(iter(said))),
+    ids=lambda lie: str(next(iter(lie), "honest")),
 )
 def test_what_a_node_says_of_itself_is_what_its_owner_knows(
-    said: dict[str, Any], make_node: MakeNode
+    lie: dict[str, Any], make_node: MakeNode
 ) -> None:
     """These are free texts and numbers, which an app could fill with samples."""
-    node = make_node(SEALED, **PRIVATE)
-    metrics = MetricRecord({"num-examples": 10})
     honest = {"name": "ward-3", "classes": [0, 1, 5], "class-names": ["0", "1", "2"]}
-    for config, leaves in ((honest, True), ({**honest, **said}, False)):
-        reply = RecordDict({"metrics": metrics, "config": ConfigRecord(config)})
-        answer = node.answers(RecordDict(), "query.describe", reply)
-        missing = answer.content.config_records["config"].get("missing", [])
-        assert leaves == (not missing), missing
+    config = make_node(SEALED, **PRIVATE).describes({**honest, **lie})
+    assert ("missing" in config) == bool(lie)
 
 
-@pytest.mark.parametrize("said", [{"certificate": PLANTED}, {"address": "192.0.2.1:80"}])
+@pytest.mark.parametrize("lie", [{"certificate": PLANTED}, {"address": "192.0.2.1:80"}])
 def test_a_node_introduces_itself_with_its_own_certificate_and_address(
-    said: dict[str, Any], make_node: MakeNode
+    lie: dict[str, Any], make_node: MakeNode
 ) -> None:
-    node = make_node(SEALED, **PRIVATE)
-    introduction = ConfigRecord({"public-key": b"k" * 32, **said})
-    metrics = MetricRecord({"num-examples": 10})
-    reply = RecordDict({"metrics": metrics, "introduction": introduction})
-    answer = node.answers(RecordDict(), "query.describe", reply)
-    assert "replies" in str(answer.content.config_records["config"]["missing"])
+    introduction = ConfigRecord({"public-key": b"k" * 32, **lie})
+    config = make_node(SEALED, **PRIVATE).describes({}, introduction=introduction)
+    assert "replies" in str(config["missing"])
 
 
 def test_labels_are_not_told_where_the_owner_asks_for_differential_privacy(
     make_node: MakeNode,
 ) -> None:
     node = make_node()
-    for config, leaves in (({}, True), ({"classes": [0, 1, 5]}, False)):
-        own = ConfigRecord({"name": "ward-3", **config})
-        reply = RecordDict({"metrics": MetricRecord({"num-examples": 10}), "config": own})
-        answer = node.answers(RecordDict(), "query.describe", reply)
-        assert leaves == ("missing" not in answer.content.config_records["config"])
+    assert "missing" not in node.describes({"name": "ward-3"})
+    assert "missing" in node.describes({"name": "ward-3", "classes": [0, 1, 5]})
 
 
-def test_what_an_app_says_that_it_lacks_counts_as_its_errors_do(make_node: MakeNode) -> None:
-    node, told = make_node(SEALED, **PRIVATE), ""
+def test_what_an_app_says_is_missing_counts_as_its_errors_do(make_node: MakeNode) -> None:
+    node, left = make_node(SEALED, **PRIVATE), ""
     for number in range(30):
         texts = [f"{number} {place} " + "x" * 250 for place in range(8)]
-        config = ConfigRecord({"name": "ward-3", "missing": texts})
-        reply = RecordDict({"metrics": MetricRecord({"num-examples": 0}), "config": config})
-        answer = node.answers(RecordDict(), "query.describe", reply)
-        told += " ".join(answer.content.config_records["config"]["missing"])
-    assert 0 < told.count("x" * 250) <= 40
-    assert told.endswith("(the node's log says why)")
+        missing: Any = node.describes({"name": "ward-3", "missing": texts})["missing"]
+        left += " ".join(missing)
+    assert 0 < left.count("x" * 250) <= 40
+    assert left.endswith("(the node's log says why)")
 
 
 def test_an_apps_errors_are_bounded_over_a_day(make_node: MakeNode) -> None:
     node = make_node(SEALED, **PRIVATE)
-    told = []
-    for number in range(60):
-        message = node.takes(train_message(), "train")
-        assert message
-        node.push(Message(Error(1, f"{number} " + "x" * 300), reply_to=message))
-        answer = node.arrived()
-        assert answer
-        told.append(answer.error.reason or "")
-    assert sum(len(text) for text in told if "x" in text[:20]) <= 10_000
-    assert "used up" in told[-1]
+
+    def failing(text: str) -> str:
+        return str(node.sends(Message(Error(1, text), reply_to=node.working())).error.reason)
+
+    left = [failing(f"{number} " + "x" * 300) for number in range(60)]
+    assert sum(len(text) for text in left if "x" in text[:20]) <= 10_000
+    assert "used up" in left[-1]
     node.now += datetime.timedelta(days=1)
-    message = node.takes(train_message(), "train")
-    assert message
-    node.push(Message(Error(1, "something else"), reply_to=message))
-    answer = node.arrived()
-    assert answer
-    assert answer.error.reason == "something else"
+    assert failing("something else") == "something else"
 
 
 def test_a_message_that_cannot_be_read_is_answered_and_does_not_end_the_node(
@@ -1104,43 +1044,26 @@ def test_a_message_that_cannot_be_read_is_answered_and_does_not_end_the_node(
             content = objects[broken].replace(before.encode(), name.encode())
     parsed = ObjectTree.FromString(tree)
     message.metadata.__dict__["_message_id"] = parsed.object_id
-    loop._pull_and_store_message(
-        state=node.state,
-        object_store=node.store,
-        node_config={},
-        receive=lambda: (remove_content_from_message(message), parsed),
-        get_run=node.state.get_run,
-        get_fab=lambda *_: node.bundle,
-        pull_object=lambda _, name: objects[name],
-        confirm_message_received=lambda *_: None,
-        trusted_entities=None,
-    )
-    answer = node.arrived()
-    assert answer is not None
-    assert refused(answer, "policy")
-    assert not node.answers(train_message(), "train", trained()).has_error(), "it continues"
+    node.pull(remove_content_from_message(message), parsed, objects.__getitem__)
+    check(node.arrived(), "policy")
+    check(node.trains(), "")
 
 
 def test_a_reply_of_an_app_without_objects_does_not_end_the_node(make_node: MakeNode) -> None:
     node = make_node()
-    message = node.takes(train_message(), "train")
-    assert message is not None
-    reply = Message(trained(), reply_to=message)
+    reply = Message(trained(), reply_to=node.working())
     reply.metadata.__dict__["_message_id"] = "f" * 64
     node.store.preregister(7, get_object_tree(reply))  # objects of a reply with another id
     node.state.store_message(reply)
     assert node.arrived() is None
-    assert not node.answers(train_message(), "train", trained()).has_error(), "it continues"
+    check(node.trains(), "")
 
 
 def test_a_fingerprint_of_data_leaves_only_where_any_reply_does(make_node: MakeNode) -> None:
     """The node cannot tell an app's fingerprint from bytes of a sample."""
     for policy, leaves in ((OPEN, True), (SEALED, False)):
         node = make_node(policy, **PRIVATE)
-        own = ConfigRecord({"name": "ward-3", "fingerprint": PLANTED[:16]})
-        reply = RecordDict({"metrics": MetricRecord({"num-examples": 10}), "config": own})
-        answer = node.answers(RecordDict(), "query.describe", reply)
-        config = answer.content.config_records["config"]
+        config = node.describes({"name": "ward-3", "fingerprint": PLANTED[:16]})
         assert "missing" not in config
         assert ("fingerprint" in config, PLANTED[:16] in node.bytes) == (leaves, leaves)
 
@@ -1148,14 +1071,14 @@ def test_a_fingerprint_of_data_leaves_only_where_any_reply_does(make_node: MakeN
 def test_a_node_counts_the_samples_that_its_data_have_now(tmp_path: Path) -> None:
     """What its owner has withdrawn since a run counts no more."""
     data = tmp_path / "data"
-    for name, number in (("ant", 3), ("bee", 3)):
+    for name in ("ant", "bee"):
         (data / name).mkdir(parents=True)
-        for place in range(number):
+        for place in range(3):
             Image.new("L", (4, 4)).save(data / name / f"{place}.png")
     policy, config = Policy(fewest_of_a_class=3), {"data": str(data)}
     guard = Guard(policy, tmp_path / "state", config, run_config_of)
     known = guard._data.identify({})
-    assert guard._most_classes() == 2
+    assert guard._max_classes() == 2
     (data / "bee" / "1.png").unlink()
-    assert guard._most_classes() == 1
+    assert guard._max_classes() == 1
     assert guard._data.identify({}) != known

@@ -165,29 +165,29 @@ def test_each_row_of_a_rule_holds(key: str, bound: str) -> None:
     ],
 )
 def test_what_is_not_on_the_list_is_refused_by_its_name(config: dict[str, Any], rule: str) -> None:
-    said = refused(config)
-    assert said.startswith(rule) if rule else not said
+    text = refused(config)
+    assert text.startswith(rule) if rule else not text
 
 
 @pytest.mark.parametrize(
-    ("record", "values", "said"),
+    ("record", "values", "text"),
     [
-        ("config", {"more": 1}, "more is not a known key"),
-        ("config", {"clipping_norm": 1.0}, "clipping_norm is not a known key"),
+        ("config", {"more": 1}, "more: is not a known key"),
+        ("config", {"clipping_norm": 1.0}, "clipping_norm: is not a known key"),
         ("config", {"lr": -1.0}, "lr = -1.0"),
         ("model-contrast", {"mu": 1.0}, "a record 'model-contrast' is not on the list"),
         ("arrays.1", {}, "a record 'arrays.1' is not on the list"),
-        ("pace", {"more": 1}, "message pace: more is not a known key"),
+        ("pace", {"more": 1}, "message pace: more: is not a known key"),
     ],
 )
 def test_a_message_with_a_record_or_a_key_that_is_not_on_the_list_is_refused(
-    record: str, values: dict[str, Any], said: str
+    record: str, values: dict[str, Any], text: str
 ) -> None:
     content = RecordDict({record: ConfigRecord(values)})
     refusal = judged(content, "train", {**DEFAULTS, **PRIVATE}, HOSPITAL)
     assert refusal is not None
     assert refusal.rule == "settings"
-    assert said in refusal.reason
+    assert text in refusal.reason
 
 
 def test_a_message_without_a_request_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,8 +239,8 @@ def test_the_page_is_what_the_code_says() -> None:
 @pytest.mark.parametrize("name", METRICS)
 def test_exact_numbers_of_samples_do_not_leave_with_differential_privacy(name: str) -> None:
     for phase in {phase.message_type: phase for phase in PHASES.values()}.values():
-        told = {key for reply in phase.replies for key in keys_of(reply.metrics)}
-        if name not in told or METRICS[name] != EXACT or phase.own_privacy:
+        shown = {key for reply in phase.replies for key in keys_of(reply.metrics)}
+        if name not in shown or METRICS[name] != EXACT or phase.own_privacy:
             continue
         (method,) = [m for (m, t), p in PHASES.items() if p is phase and t == phase.message_type][
             :1

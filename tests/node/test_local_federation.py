@@ -77,7 +77,7 @@ def test_a_node_that_cannot_work_is_not_started_again_but_its_reason_is_said(
 ) -> None:
     federation = LocalFederation(1, tmp_path)
     federation.nodes = [ended_with(tmp_path, "nodes: 7")]
-    with pytest.raises(RuntimeError, match="node-0 cannot work: nodes=7"):
+    with pytest.raises(RuntimeError, match="node-0 cannot work: nodes = 7"):
         federation.restart_dead_nodes()
 
 

@@ -27,33 +27,22 @@ def test_what_a_terminal_obeys_or_hides_is_escaped() -> None:
 @pytest.fixture
 def logger() -> tuple[logging.Logger, io.StringIO]:
     stream = io.StringIO()
-    made = logging.Logger("test")
-    made.addHandler(ConsoleHandler(stream=stream))
-    escape_records(made)
-    return made, stream
+    logger = logging.Logger("test")
+    logger.addHandler(ConsoleHandler(stream=stream))
+    escape_records(logger)
+    return logger, stream
 
 
-def test_a_text_of_a_message_begins_no_line_of_the_log(
+def test_no_text_of_a_message_or_an_error_begins_a_line_of_the_log(
     logger: tuple[logging.Logger, io.StringIO],
 ) -> None:
-    logger[0].info("[RUN %s, ROUND %s]", 5, FORGED)
+    error = ValueError(FORGED)
+    logger[0].info("[RUN %s, ROUND %s]", 5, FORGED, exc_info=error)
     first, *others = logger[1].getvalue().splitlines()
     assert first.endswith("[RUN 5, ROUND 1")
     assert others[0] == "    INFO : SuperNode ID: 7"
+    assert len(others) > 4  # with what the error says
     assert all(line.startswith("    ") and line.isprintable() for line in others)
-
-
-def test_a_text_of_an_error_begins_no_line_of_the_log(
-    logger: tuple[logging.Logger, io.StringIO],
-) -> None:
-    try:
-        raise ValueError(FORGED)
-    except ValueError as error:
-        logger[0].error("failed", exc_info=error)
-    first, *traceback = logger[1].getvalue().splitlines()
-    assert first.endswith("failed")
-    assert len(traceback) > 2
-    assert all(line.startswith("    ") for line in traceback)
 
 
 def printed(

@@ -9,12 +9,12 @@ import pytest
 CODE = """
 import resource, sys
 import psutil, torch
-from flwr_distill.node.memory import give_freed_back, keep_freed
+from flwr_distill.node.kernel import keep_freed, trim_heap
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
-def held():
+def resident():
     return psutil.Process().memory_info().rss
 
 if sys.argv[1] == "kept":
@@ -25,9 +25,9 @@ for _ in range(2):  # the first time, memory is new in any case
         blocks = [torch.ones(10_000_000) for _ in range(2)]  # 40 MB each
         blocks.clear()
 print(faults() - before)
-before = held()
-give_freed_back()
-print((before - held()) // 1_000_000)
+before = resident()
+trim_heap()
+print((before - resident()) // 1_000_000)
 """
 
 

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from flwr.common.constant import ErrorCode
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.fleet.submission import RunError
 from flwr_distill.node.nursery import NURSERY
+from tests.node.supernodes import wait_until
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
@@ -30,36 +32,33 @@ def kill_at(phase: int, victim: Callable[[], int]) -> Callable[[str], None]:
 
 
 def wait_until_back(tiny: Any, index: int, other_than: int = -1) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
+    def is_back() -> bool:
+        with suppress(FileNotFoundError):
             status = tiny.status(index)
-        except FileNotFoundError:
-            status = {}
-        if "online" in status and "ready" in status and status["pid"] != other_than:
-            return
-        time.sleep(0.1)
-    raise AssertionError("the node did not come back within 60 s")
+            return {"online", "ready"} <= status.keys() and status["pid"] != other_than
+        return False
+
+    wait_until(is_back, 60)
 
 
 def pids(phase: dict[str, Any]) -> set[int]:
-    return {reply.told["pid"] for reply in phase.values()}
+    return {reply.answer["pid"] for reply in phase.values()}
 
 
 def test_one_process_serves_all_messages_of_a_node_with_its_context_and_settings(
     tiny: Any,
 ) -> None:
-    found = tiny.run({"phases": 4, "nodes": 2})
-    assert len(found) == 4
-    assert all(pids(phase) == pids(found[0]) for phase in found)
-    assert pids(found[0]) == {tiny.status(0)["worker"], tiny.status(1)["worker"]}
-    for number, phase in enumerate(found, start=1):
-        assert {reply.told["count"] for reply in phase.values()} == {number}
-    for reply in found[0].values():
-        assert reply.told["threads"] == "1"
-        assert "'num-partitions': 2" in reply.told["node-config"]
-        assert "'sector': 7" in reply.told["node-config"]
-        assert "'device': 'auto'" in reply.told["node-config"]  # it preloads no torch
+    results = tiny.run({"phases": 4, "nodes": 2})
+    assert len(results) == 4
+    assert all(pids(phase) == pids(results[0]) for phase in results)
+    assert pids(results[0]) == {tiny.status(0)["worker"], tiny.status(1)["worker"]}
+    for number, phase in enumerate(results, start=1):
+        assert {reply.answer["count"] for reply in phase.values()} == {number}
+    for reply in results[0].values():
+        assert reply.answer["threads"] == "1"
+        assert "'num-partitions': 2" in reply.answer["node-config"]
+        assert "'sector': 7" in reply.answer["node-config"]
+        assert "'device': 'auto'" in reply.answer["node-config"]  # it preloads no torch
     assert tiny.status(0)["device"] == "auto"
 
 
@@ -69,10 +68,10 @@ def test_code_of_a_new_submission_is_what_runs(
     nodes = {tiny.status(index)["pid"] for index in (0, 1)}
     rewrite_tiny_app(tmp_path, greeting="bonjour")
     (phase,) = type(tiny)(tiny.federation, tmp_path).run({"phases": 1, "nodes": 2})
-    assert {reply.told["greeting"] for reply in phase.values()} == {"bonjour"}
+    assert {reply.answer["greeting"] for reply in phase.values()} == {"bonjour"}
     assert nodes == {tiny.status(index)["pid"] for index in (0, 1)}
     (phase,) = tiny.run({"phases": 1, "nodes": 2})
-    assert {reply.told["greeting"] for reply in phase.values()} == {"hello"}
+    assert {reply.answer["greeting"] for reply in phase.values()} == {"hello"}
 
 
 def test_a_run_that_is_stopped_leaves_its_nodes_free_for_the_next(tiny: Any) -> None:
@@ -93,39 +92,39 @@ def test_a_run_that_is_stopped_leaves_its_nodes_free_for_the_next(tiny: Any) -> 
 
 
 def test_an_app_that_fails_is_answered_for_at_once_and_the_rest_goes_on(tiny: Any) -> None:
-    found = tiny.run({"phases": 4, "nodes": 2, "do": "raise nothing exit"})
+    results = tiny.run({"phases": 4, "nodes": 2, "do": "raise nothing exit"})
     expected = [
         (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "as asked"),
         (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "not a Message"),
         (ErrorCode.CLIENT_APP_CRASHED, "exit code 3"),
     ]
-    for phase, (code, reason) in zip(found, expected, strict=False):
+    for phase, (code, reason) in zip(results, expected, strict=False):
         failed = [reply for reply in phase.values() if reply.error]
         assert len(phase) == 2
         assert [reply.error for reply in failed] == [code]
-        assert reason in failed[0].told["reason"]
+        assert reason in failed[0].answer["reason"]
         assert failed[0].after < 10
-    assert not any(reply.error for reply in found[3].values())
+    assert not any(reply.error for reply in results[3].values())
 
 
 def test_a_child_killed_in_mid_train_is_an_error_within_5_s_and_back_in_the_next_phase(
     tiny: Any,
 ) -> None:
     on_line = kill_at(1, lambda: tiny.status(0)["worker"])
-    found = tiny.run({"phases": 3, "nodes": 2, "do": "work sleep"}, on_line)
-    (failed,) = [reply for reply in found[1].values() if reply.error]
+    results = tiny.run({"phases": 3, "nodes": 2, "do": "work sleep"}, on_line)
+    (failed,) = [reply for reply in results[1].values() if reply.error]
     assert failed.error == ErrorCode.CLIENT_APP_CRASHED
-    assert "SIGKILL" in failed.told["reason"]
+    assert "SIGKILL" in failed.answer["reason"]
     assert failed.after < 2 + 5  # killed 2 s after the phase began
-    assert not any(reply.error for reply in found[2].values())
-    assert found[2].keys() == found[0].keys()
+    assert not any(reply.error for reply in results[2].values())
+    assert results[2].keys() == results[0].keys()
 
 
 @pytest.mark.parametrize("part", ["executor", "supernode"])
 def test_a_killed_part_restarts_and_the_run_goes_on_meanwhile(tiny: Any, part: str) -> None:
     on_line = kill_at(1, lambda: tiny.status(0)[part])
-    found = tiny.run({"phases": 2, "nodes": 1, "do": "work sleep", "timeout": 15.0}, on_line)
-    healthy = [reply for reply in found[1].values() if not reply.error]
+    results = tiny.run({"phases": 2, "nodes": 1, "do": "work sleep", "timeout": 15.0}, on_line)
+    healthy = [reply for reply in results[1].values() if not reply.error]
     assert len(healthy) == 1
     wait_until_back(tiny, 0)
     (phase,) = tiny.run({"phases": 1, "nodes": 2})
@@ -135,11 +134,8 @@ def test_a_killed_part_restarts_and_the_run_goes_on_meanwhile(tiny: Any, part: s
 def test_a_node_killed_whole_leaves_no_process_and_comes_back(tiny: Any) -> None:
     before = tiny.status(1)
     tiny.federation.nodes[1].kill()
-    deadline = time.monotonic() + 15
     parts = [before[name] for name in ("supernode", "executor", "worker")]
-    while any(_runs(pid) for pid in parts):
-        assert time.monotonic() < deadline, "parts of the node outlive it"
-        time.sleep(0.1)
+    wait_until(lambda: not any(_runs(pid) for pid in parts), 15)
     assert tiny.federation.restart_dead_nodes() == [tiny.federation.nodes[1]]
     wait_until_back(tiny, 1, other_than=before["pid"])
     (phase,) = tiny.run({"phases": 1, "nodes": 2})
@@ -176,10 +172,7 @@ def test_a_node_on_its_own_rests_wakes_and_outlives_the_process_that_its_parts_c
         assert not any(reply.error for reply in phase.values())
         wait_until_it_rests(alone)
         nursery.kill()
-        deadline = time.monotonic() + 60
-        while alone.status(0)["starts"] == 1 or "online" not in alone.status(0):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(lambda: alone.status(0)["starts"] > 1 and "online" in alone.status(0), 60)
         (phase,) = alone.run({"phases": 1, "nodes": 1})
         # The SuperNode had no time to sign off, so the server may think that both are there.
         assert sum(not reply.error for reply in phase.values()) == 1
@@ -189,7 +182,4 @@ def test_a_node_on_its_own_rests_wakes_and_outlives_the_process_that_its_parts_c
 
 
 def wait_until_it_rests(alone: Any) -> None:
-    deadline = time.monotonic() + 60
-    while "worker" in alone.status(0) or "ready" not in alone.status(0):
-        assert time.monotonic() < deadline, alone.status(0)
-        time.sleep(0.1)
+    wait_until(lambda: "ready" in alone.status(0) and "worker" not in alone.status(0), 60)

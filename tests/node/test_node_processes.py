@@ -12,6 +12,7 @@ import pytest
 
 from flwr_distill.node.kernel import die_with
 from flwr_distill.node.processes import start_bound, stop
+from tests.node.supernodes import wait_until
 
 PARENT = """
 import sys, time
@@ -38,25 +39,17 @@ def ended(pid: int) -> bool:
         return True
 
 
-def wait_for(condition: object, seconds: float = 10.0) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
 def test_a_process_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
-    told = tmp_path / "pid"
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(told)])
-    wait_for(lambda: told.exists() and told.read_text())
-    child = int(told.read_text())
+    file = tmp_path / "pid"
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(file)])
+    wait_until(lambda: file.exists() and bool(file.read_text()))
+    child = int(file.read_text())
     time.sleep(0.5)  # the child binds itself to its parent first
     assert not ended(child)
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
-    wait_for(lambda: ended(child))
+    wait_until(lambda: ended(child))
 
 
 def test_a_system_that_cannot_end_processes_with_their_parent_is_no_obstacle_but_named(
@@ -70,11 +63,11 @@ def test_a_system_that_cannot_end_processes_with_their_parent_is_no_obstacle_but
 def test_what_ignores_sigterm_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
     log = tmp_path / "log"
     process = start_bound([sys.executable, "-c", STUBBORN], log=log)
-    wait_for(lambda: log.read_text().strip())
+    wait_until(lambda: bool(log.read_text().strip()))
     grandchild = int(log.read_text())
     stop([process], grace=0.5)
     assert process.returncode == -signal.SIGKILL
-    wait_for(lambda: ended(grandchild))
+    wait_until(lambda: ended(grandchild))
 
 
 def test_processes_that_obey_end_together_and_not_one_after_the_other() -> None:

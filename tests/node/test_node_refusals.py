@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
+from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.fleet.local_federation import LocalFederation, free_ports
 from flwr_distill.node.processes import start_bound, stop
 from flwr_distill.node.supervisor import status_file
@@ -61,21 +60,12 @@ def no_preload(state_dir: Path) -> Path:
 
 
 def write_key(folder: Path) -> tuple[Path, Path]:
-    key = ec.generate_private_key(ec.SECP384R1())
-    private, public = folder / "node.key", folder / "node.pub"
-    private.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.OpenSSH,
-            serialization.NoEncryption(),
-        )
-    )
-    public.write_bytes(
-        key.public_key().public_bytes(
-            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-        )
-    )
-    return private, public
+    """A node's key for its login, and the public one."""
+    issuer = CertificateFolder(folder / "certs")
+    issuer.create(days=30)
+    issuer.issue_node("ward", ["localhost"], days=9)
+    own = folder / "certs" / "ward"
+    return own / "login.key", own / "login.pub"
 
 
 @pytest.fixture(scope="module")

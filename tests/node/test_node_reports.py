@@ -27,10 +27,10 @@ EXITING = (
 
 
 def wait_for_all(notes: Notes) -> list[Any]:
-    found = []
+    results = []
     while notes.is_waiting():
-        found.append(tuple(notes.receive(60)))
-    return found
+        results.append(tuple(notes.receive(60)))
+    return results
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from flwr_distill.node import child, nursery, processes, supervisor
@@ -17,6 +18,7 @@ from flwr_distill.node.nursery import NURSERY, ForkedProcess
 from flwr_distill.node.processes import Process, kill_group, start_bound, stop
 from flwr_distill.node.settings import NodeSettings
 from flwr_distill.node.supervisor import Node
+from tests.node.supernodes import wait_until_gone
 
 CHILD = """
 import os, sys, time
@@ -76,25 +78,10 @@ def start(folder: Path, *arguments: str, pass_fds: tuple[int, ...] = ()) -> Proc
 def lines(folder: Path, number: int = 1) -> list[str]:
     """The first lines of the log, once they are there."""
     deadline = time.monotonic() + 20
-    while len(found := (folder / "log").read_text().splitlines()) < number:
-        assert time.monotonic() < deadline, found
+    while len(results := (folder / "log").read_text().splitlines()) < number:
+        assert time.monotonic() < deadline, results
         time.sleep(0.02)
-    return found
-
-
-def gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
-def wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + 10
-    while not gone(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    return results
 
 
 def test_a_process_has_its_environment_its_log_and_the_pipes_that_it_is_given(
@@ -112,14 +99,14 @@ def test_a_process_has_its_environment_its_log_and_the_pipes_that_it_is_given(
 
 
 @pytest.mark.parametrize(
-    ("what", "said"), [("fail", "there is a reason"), ("raise", "ZeroDivisionError")]
+    ("what", "text"), [("fail", "there is a reason"), ("raise", "ZeroDivisionError")]
 )
 def test_a_process_that_fails_says_why_and_ends_with_1(
-    what: str, said: str, server: Process, tmp_path: Path
+    what: str, text: str, server: Process, tmp_path: Path
 ) -> None:
     process = start(tmp_path, what)
     assert process.wait(timeout=10) == 1
-    assert said in (tmp_path / "log").read_text()
+    assert text in (tmp_path / "log").read_text()
 
 
 def test_a_process_is_stopped_and_killed_like_any_other(server: Process, tmp_path: Path) -> None:
@@ -132,8 +119,8 @@ def test_a_process_is_stopped_and_killed_like_any_other(server: Process, tmp_pat
     assert first.returncode == -signal.SIGTERM
     kill_group(second)
     assert second.returncode == -signal.SIGKILL
-    assert gone(first.pid)
-    assert gone(second.pid)
+    assert not psutil.pid_exists(first.pid)
+    assert not psutil.pid_exists(second.pid)
 
 
 def test_a_process_ends_with_the_one_that_asked_for_it(server: Process, tmp_path: Path) -> None:
@@ -169,7 +156,7 @@ def test_a_hung_worker_is_killed_at_its_deadline_and_one_that_died_says_how(work
 def test_a_kill_that_nobody_confirms_is_not_waited_for(
     server: Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "_DIES_WITHIN", 0.1)
+    monkeypatch.setattr(processes, "_KILL_TIMEOUT", 0.1)
     process = start(tmp_path, "sleep")
     lines(tmp_path)
     os.kill(server.pid, signal.SIGSTOP)
@@ -182,16 +169,16 @@ def test_a_kill_that_nobody_confirms_is_not_waited_for(
 def test_a_worker_that_is_not_to_be_forked_is_started_though_there_is_a_nursery(
     server: Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[bool] = []
+    with_nursery: list[bool] = []
 
     def start_nothing(command: list[str], *, env: dict[str, str], **_: object) -> Process:
-        asked.append(NURSERY in env)
+        with_nursery.append(NURSERY in env)
         return start(tmp_path, "sleep")
 
     monkeypatch.setattr(child, "start_bound", start_nothing)
     for forked in (True, False):
         Child([], forked=forked).kill()
-    assert asked == [True, False]
+    assert with_nursery == [True, False]
 
 
 def test_a_nodes_nursery_has_neither_pytorch_nor_any_module_that_an_app_may_bring() -> None:
@@ -201,8 +188,10 @@ from flwr_distill.node import nursery
 nursery._import(nursery._FOR_ALL_PARTS)
 print(*sys.modules)
 """
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    imported = set(found.stdout.split())
+    results = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    imported = set(results.stdout.split())
     assert {"flwr", "grpc", "numpy"} <= imported
     assert "torch" not in imported
     ours = [name.split(".") for name in imported if name.startswith("flwr_distill.")]
@@ -211,8 +200,10 @@ print(*sys.modules)
 
 def test_a_nodes_supervisor_does_without_flower_numpy_and_pytorch() -> None:
     code = "import sys, flwr_distill.cli.main; print(*sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"flwr", "grpc", "numpy", "torch"} & set(found.stdout.split())
+    results = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert not {"flwr", "grpc", "numpy", "torch"} & set(results.stdout.split())
 
 
 def test_a_nursery_that_dies_takes_its_processes_along_and_programs_take_over(
@@ -232,10 +223,10 @@ def test_a_nursery_that_dies_takes_its_processes_along_and_programs_take_over(
 def test_parts_are_not_forked_from_a_nursery_that_is_older_than_a_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = {("pillow-12.0.dist-info", 1)}
+    results = {("pillow-12.0.dist-info", 1)}
     sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
     monkeypatch.delenv(NURSERY, raising=False)
-    monkeypatch.setattr(supervisor, "installed_packages", lambda: frozenset(found))
+    monkeypatch.setattr(supervisor, "installed_packages", lambda: frozenset(results))
     monkeypatch.setattr(supervisor, "start_nursery", lambda *_, **__: start_bound(sleep))
     node = Node(NodeSettings(insecure=True, state_dir=tmp_path))
     try:
@@ -244,7 +235,7 @@ def test_parts_are_not_forked_from_a_nursery_that_is_older_than_a_package(
         assert first is not None
         node._start_nursery()
         assert node._nursery is first
-        found.add(("numpy-2.4.dist-info", 2))
+        results.add(("numpy-2.4.dist-info", 2))
         node._start_nursery()
         assert node._nursery not in (None, first)
         assert first.poll() is not None

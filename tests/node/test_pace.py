@@ -65,10 +65,10 @@ def test_pauses_of_nodes_differ_by_the_jitter_and_are_never_above_what_they_may_
     assert len(set(pauses)) == 200
 
 
-@pytest.mark.parametrize(("asked", "longest"), [(1.0, 1.0), (50.0, KEEN), (0.0, 0.1)])
-def test_the_server_spaces_looks_within_bounds(asked, longest):
+@pytest.mark.parametrize(("wish", "longest"), [(1.0, 1.0), (50.0, KEEN), (0.0, 0.1)])
+def test_the_server_spaces_looks_within_bounds(wish, longest):
     pace = paced([0.0])
-    pace.space(asked)
+    pace.space(wish)
     assert (1 - JITTER) * longest <= pace.draw() <= longest
 
 

@@ -79,26 +79,26 @@ def test_a_superlink_that_cannot_say_changes_nothing(tmp_path: Path) -> None:
 def test_the_supernodes_loop_asks_now_and_then(
     links: dict[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int] = []
+    requests: list[int] = []
 
     def intake(*, get_run: Any, state: str) -> int:
         return len(state)
 
     def asking(run_id: int) -> object:
-        asked.append(run_id)
+        requests.append(run_id)
         return get_run(run_id)
 
     monkeypatch.setattr(start_client_internal, "_pull_and_store_message", intake)
     assert patch_loop(RunEnds(links[ENDED].parents[3], every=0.0))
     pull: Any = start_client_internal._pull_and_store_message
     assert pull(get_run=asking, state="abc") == 3
-    assert sorted(asked) == [RUNNING, ENDED]
+    assert sorted(requests) == [RUNNING, ENDED]
     assert not links[ENDED].exists()
     monkeypatch.setattr(start_client_internal, "_pull_and_store_message", intake)
     assert patch_loop(RunEnds(links[ENDED].parents[3], every=60.0))
     pull = start_client_internal._pull_and_store_message
     assert pull(get_run=asking, state="abc") == 3
-    assert len(asked) == 2
+    assert len(requests) == 2
 
 
 @pytest.fixture
@@ -187,5 +187,5 @@ def test_a_status_that_a_full_disk_does_not_take_ends_no_node(
 
     monkeypatch.setattr(Path, "write_text", full)
     Node(NodeSettings(insecure=True, state_dir=tmp_path))._write_status()
-    assert "node.json is not written: [Errno 28] No space left" in capfd.readouterr().err
+    assert "node.json is not writable: [Errno 28] No space left" in capfd.readouterr().err
     assert not list(tmp_path.iterdir())

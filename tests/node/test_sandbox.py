@@ -13,11 +13,12 @@ from flwr_distill.node.door import DOOR, INSIDE, open_door
 from flwr_distill.node.nursery import NURSERY
 from flwr_distill.node.run_sandbox import RunSandboxes
 from flwr_distill.node.sandbox import sandbox_command, why_no_sandbox
-from flwr_distill.node.settings import NodeError, NodeSettings, load_settings
+from flwr_distill.node.settings import NodeError, NodeSettings
 from flwr_distill.node.supervisor import Node
 from flwr_distill.protocol.edge import DOOR as DOOR_OF_EDGE
 from flwr_distill.protocol.edge import OPEN
 from flwr_distill.protocol.edge_calls import listen
+from tests.errors import at
 
 needs_sandbox = pytest.mark.skipif(
     bool(why_no_sandbox()), reason=f"no sandbox here: {why_no_sandbox()}"
@@ -198,15 +199,17 @@ def test_the_app_of_an_edges_node_can_call_the_edge_and_see_nothing_else_of_it(s
     assert ended.stdout.strip() == "b'pong' False", ended.stderr
 
 
-def test_a_node_that_must_box_in_does_not_start_where_it_cannot(settings, monkeypatch, capsys):
+def test_a_node_that_must_sandbox_does_not_start_where_it_cannot(settings, monkeypatch, capsys):
     monkeypatch.setattr("flwr_distill.node.supervisor.why_no_sandbox", lambda: "bwrap is forbidden")
-    with pytest.raises(NodeError, match=r"sandbox: required.*bwrap is forbidden"):
+    with pytest.raises(
+        NodeError, match="bwrap is forbidden", check=at("policy: sandbox", value="required")
+    ):
         Node(settings)._decide_on_sandbox()
     policy = settings.policy.model_copy(update={"sandbox": "where-possible"})
     node = Node(settings.model_copy(update={"policy": policy}))
     node._decide_on_sandbox()
-    said = capsys.readouterr().err
-    assert "Not enforced: no sandbox, bwrap is forbidden. The app has this user's files" in said
+    text = capsys.readouterr().err
+    assert "Not enforced: no sandbox, bwrap is forbidden. The app has this user's files" in text
     assert not node._sandboxed
     monkeypatch.setattr("flwr_distill.node.supervisor.why_no_sandbox", str)
     for each in (settings.policy, policy):
@@ -216,13 +219,8 @@ def test_a_node_that_must_box_in_does_not_start_where_it_cannot(settings, monkey
         assert node._sandboxed
 
 
-def test_a_box_needs_links_through_the_server():
-    with pytest.raises(NodeError, match=r"needs direct-links: false"):
-        load_settings(None, {"policy": {"sandbox": "required"}})
-
-
 @needs_sandbox
-def test_namespace_packages_of_an_installation_are_in_the_box(settings, tmp_path, monkeypatch):
+def test_namespace_packages_of_an_installation_are_in_the_sandbox(settings, tmp_path, monkeypatch):
     """As pip install --target makes one: google.protobuf is in a folder without __init__.py."""
     folder = tmp_path / "packages"
     (folder / "space" / "part").mkdir(parents=True)

@@ -26,11 +26,11 @@ supernode.main()
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "shown"),
     [("RuntimeError('refused')", "RuntimeError: refused"), ("KeyboardInterrupt", "")],
 )
 def test_it_waits_for_no_thread_that_flower_left_behind(
-    error: str, told: str, tmp_path: Path
+    error: str, shown: str, tmp_path: Path
 ) -> None:
     (tmp_path / "node-config.toml").touch()
     reports, report = Notes.pair()
@@ -46,7 +46,7 @@ def test_it_waits_for_no_thread_that_flower_left_behind(
             pass_fds=[report.fileno()],
         )
     assert ended.returncode == 1
-    assert (ended.stderr.splitlines() or [""])[-1] == told
+    assert (ended.stderr.splitlines() or [""])[-1] == shown
 
 
 def test_a_policy_that_another_version_of_flower_cannot_keep_ends_the_node(

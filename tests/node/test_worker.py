@@ -101,36 +101,34 @@ def test_a_full_gpu_is_named_with_its_memory_and_the_batch_size_and_what_helps(
 def test_what_a_failed_message_held_is_free_when_the_cache_is_emptied(
     notes_of: Callable[..., list[Note]], emptied: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held: list[weakref.ref[torch.Tensor]] = []
+    references: list[weakref.ref[torch.Tensor]] = []
     alive = []
 
     def app(message: Message, context: Context) -> Message:
         activations = torch.zeros(3)
-        held.append(weakref.ref(activations))
+        references.append(weakref.ref(activations))
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     def count() -> None:
-        alive.append(sum(tensor() is not None for tensor in held))
+        alive.append(sum(tensor() is not None for tensor in references))
 
     monkeypatch.setattr(torch.cuda, "empty_cache", count)
     notes_of(app)
-    assert len(held) == 2
+    assert len(references) == 2
     assert alive == [0, 0]
 
 
-def test_memory_that_cuda_itself_lacks_is_named_too_and_ends_the_worker(
-    notes_of: Callable[..., list[Note]], emptied: list[str]
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (torch.AcceleratorError("CUDA error: out of memory"), "lost"),
+        # Of a library's handle.
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublas..."), "failed"),
+    ],
+)
+def test_memory_that_is_missing_past_pytorchs_allocator_is_named_too(
+    notes_of: Callable[..., list[Note]], emptied: list[str], error: Exception, kind: str
 ) -> None:
-    ((kind, _, reason),) = notes_of(wrapped(torch.AcceleratorError("CUDA error: out of memory")))
-    assert kind == "lost"
+    (end, _, reason), *_ = notes_of(wrapped(error))
+    assert end == kind
     assert "is out of memory: lower the batch size" in reason
-
-
-def test_memory_that_a_library_of_cuda_lacks_for_its_handle_is_named_too(
-    notes_of: Callable[..., list[Note]], emptied: list[str]
-) -> None:
-    library = "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
-    (kind, _, reason), _ = notes_of(wrapped(RuntimeError(library)))
-    assert kind == "failed"
-    assert "is out of memory: lower the batch size" in reason
-    assert len(emptied) == 2

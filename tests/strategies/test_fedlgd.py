@@ -399,7 +399,7 @@ def test_a_private_run_passes_a_hospitals_guard_from_message_to_reply(client_gri
             account.book(str(node), "run", claim)
             spent = account.left(str(node))
             assert judge_spending(HOSPITAL, epsilon=spent, num_bytes=0, counted=True) is None
-            passed.append((asked.said_by_record["virtual"]["gradient"] != [], claim))
+            passed.append((asked.records["virtual"]["gradient"] != [], claim))
             return reply
 
         return judged
