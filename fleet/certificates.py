@@ -10,12 +10,12 @@
     NODE/                        ca.crt, nodes-ca.crt, node.crt, login.pub: for that node's machine
     USER/                        ca.crt, user.crt, user.key: for who submits runs
 
-Two authorities, because gRPC distinguishes a node from a SuperLink by nothing else: a node's
-mailbox is a TLS server too. Nodes and users trust ``ca.crt`` for the SuperLink, so that no
-certificate of a node is good for its place, whichever hosts it names.
+There are two authorities, because gRPC distinguishes a node from a SuperLink in no other way: a
+node's mailbox is a TLS server too. Nodes and users trust only ``ca.crt`` for the SuperLink, so a
+node's certificate cannot pose as it, whichever hosts it names.
 
-A node makes its keys on its own machine, and asks with `fleet.node_request` for a certificate.
-Where the authority makes keys as well, as for a federation on one machine, they are in the folder.
+A node makes its keys on its own machine, and requests a certificate with `fleet.node_request`.
+Keys that the authority makes, as for a federation on one machine, are in the folder.
 
 A node has two keys: ``login.key`` for the SuperLink, and ``node.key`` for other nodes. Apps sign
 with the second, so a sandbox can read it; nothing in a sandbox may log in as the node.
@@ -60,9 +60,8 @@ _PKCS8, _OPEN_SSH_PRIVATE = serialization.PrivateFormat.PKCS8, serialization.Pri
 class Issued:
     """An issued certificate: serial number in hexadecimal, dates in UTC, keys as for OpenSSH.
 
-    Users have a role; nodes and the SuperLink have none. Nodes have a key for their login; those of
-    earlier versions log in with the certificate's. `signer` is the name of the authority, which for
-    nodes of earlier versions is the SuperLink's.
+    Only users have a role. Nodes of earlier versions have no login key: they log in with the
+    certificate's key. `signer` names the authority; it was ``ca`` for nodes of earlier versions.
     """
 
     name: str
@@ -77,7 +76,7 @@ class Issued:
 
     @property
     def registered_key(self) -> str:
-        """The key with which a node logs in."""
+        """Key with which a node logs in."""
         return self.login_key or self.public_key
 
     @property
@@ -92,7 +91,7 @@ class Issued:
 
     @property
     def days_left(self) -> int:
-        """Days until it expires, of which the last is not a whole one."""
+        """Days until the day on which it expires."""
         return (datetime.date.fromisoformat(self.expires) - authority.now().date()).days
 
     @property
@@ -102,7 +101,10 @@ class Issued:
 
 
 class CertificateFolder:
-    """The authorities and the certificates they issued; :meth:`create` makes the folder."""
+    """The authorities and the certificates they issued; :meth:`create` makes the folder.
+
+    Its methods raise `CertificateError`.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -142,13 +144,10 @@ class CertificateFolder:
         self.write_revocations()
 
     def complete(self, days: int) -> list[str]:
-        """Add what a folder of an earlier version is missing: the authority for nodes.
+        """Add the authority for nodes to a folder of an earlier version.
 
-        Returns
-        -------
-        list[str]
-            Names of nodes whose certificates of an earlier version are good for the SuperLink's
-            place, because they name its host.
+        Returns the names of nodes whose certificates of an earlier version can pose as the
+        SuperLink, because they name its host.
         """
         if not self._nodes.certificate.exists():
             write_new(self._nodes.make("flwr-distill authority for nodes", days))
@@ -178,7 +177,7 @@ class CertificateFolder:
         return self._issue(name, hosts or [name], days, key.public_key(), files, login_key=public)
 
     def issue_user(self, name: str, role: Role, days: int) -> Issued:
-        """Issue a user's key and certificate, which bears the role; it is good for no node."""
+        """Issue a user's key and certificate, which has the role."""
         check_name(name)
         key = new_key()
         return self._issue(name, [], days, key.public_key(), {"user.key": _pem(key)}, role)
@@ -192,28 +191,31 @@ class CertificateFolder:
     ) -> Issued:
         """Issue a certificate for a node's request (PEM), of `fleet.node_request.request_node`.
 
-        Name and keys are the request's. Other nodes reach it at `hosts`, else at its name: a
-        request that wishes another host is refused, and of all else that it may ask for nothing is
-        granted. If there is a `fingerprint`, it must be the key's.
+        Only name and keys are taken from the request. Other nodes reach it at `hosts`, else at its
+        name; a request with another host is refused. A `fingerprint` must be the key's.
         """
-        asked = read_request(request)
-        found = authority.fingerprint(open_ssh(asked.key))
-        if fingerprint is not None and fingerprint != found:
-            raise CertificateError(f"fingerprint={fingerprint}: the request's key has {found}")
-        granted = list(hosts) or [asked.name]
-        if unnamed := [host for host in asked.hosts if host not in granted]:
+        node = read_request(request)
+        actual = authority.fingerprint(open_ssh(node.key))
+        if fingerprint is not None and fingerprint != actual:
+            raise CertificateError(
+                f"the request's key has {actual}", where="fingerprint", value=fingerprint
+            )
+        granted = list(hosts) or [node.name]
+        if unnamed := [host for host in node.hosts if host not in granted]:
             options = " ".join(f"--host {host}" for host in unnamed)
             raise CertificateError(
-                f"the request of {asked.name} names {', '.join(unnamed)}: give {options} if you "
-                "know that this is the node's own, else have it make a request without"
+                f"names {', '.join(unnamed)}",
+                where=f"the request of {node.name}",
+                remedy=f"give {options} if you know that this is the node's own, else have it make "
+                "a request without",
             )
-        return self._issue(asked.name, granted, days, asked.key, {}, login_key=asked.login_key)
+        return self._issue(node.name, granted, days, node.key, {}, login_key=node.login_key)
 
     def renew(self, name: str, days: int) -> Issued:
         """Issue a new certificate for the same key and hosts, in place of the last one."""
         last = self.valid(name)
         if last is None:
-            raise CertificateError(f"{self._path} has issued no {name}, or it is revoked")
+            raise CertificateError(f"has issued no {name}, or it is revoked", where=self._path)
         key = serialization.load_ssh_public_key(last.public_key.encode())
         assert isinstance(key, ec.EllipticCurvePublicKey)
         entry, files = self._signed(name, last.hosts, days, key, last.role, last.login_key)
@@ -229,20 +231,20 @@ class CertificateFolder:
             return [Issued(**fields) for fields in json.loads(self._register.read_text())]
         except FileNotFoundError:
             raise CertificateError(
-                f"there is no authority in {self._path}: make one with `flwr-distill certs init`"
+                "has no authority", where=self._path, remedy="make one: `flwr-distill certs init`"
             ) from None
         except (OSError, ValueError, TypeError) as error:
             raise CertificateError(
-                f"{self._register} cannot be read: {error} (put it back from a copy)"
+                f"cannot be read: {error}", where=self._register, remedy="restore it from a copy"
             ) from error
 
     def valid(self, name: str) -> Issued | None:
         """Return the last certificate with this name that is not revoked, if there is one."""
-        mine = [each for each in self.issued() if each.name == name and each.revoked is None]
-        return mine[-1] if mine else None
+        valid = [each for each in self.issued() if each.name == name and each.revoked is None]
+        return valid[-1] if valid else None
 
     def is_outdated(self, issued: Issued) -> bool:
-        """Whether it is a node's of an earlier version, which another authority has signed."""
+        """Whether it is of a node of an earlier version, and signed by another authority."""
         return issued.signer != self._authority_of(issued.name, issued.role).name
 
     def mark_revoked(self, name: str) -> None:
@@ -282,8 +284,10 @@ class CertificateFolder:
         issued = self.issued()
         if self.valid(name):
             raise CertificateError(
-                f"{name} is issued already, in {self._path / name}: `flwr-distill certs renew "
-                f"{name}` renews it; for another key, `flwr-distill certs revoke {name}` first"
+                f"is issued already, in {self._path / name}",
+                where=name,
+                remedy=f"`flwr-distill certs renew {name}` renews it; for another key, "
+                f"`flwr-distill certs revoke {name}` first",
             )
         entry, signed = self._signed(name, hosts, days, key, role, login_key)
         files = {**files, **signed, "ca.crt": self.certificate.read_bytes()}
@@ -306,8 +310,9 @@ class CertificateFolder:
         signer = self._authority_of(name, role)
         if not signer.certificate.exists():
             raise CertificateError(
-                f"{self._path} is of an earlier version, without an authority for nodes: "
-                "`flwr-distill certs init --keep` adds it (see Keys in docs/deploy.md)"
+                "is of an earlier version, without an authority for nodes",
+                where=self._path,
+                remedy="`flwr-distill certs init --keep` adds it; see Keys in docs/deploy.md",
             )
         self._check_hosts(name, hosts)
         uses = SERVER_USES if name == SERVER else USER_USES if role else NODE_USES
@@ -328,7 +333,7 @@ class CertificateFolder:
         return entry, files
 
     def _check_hosts(self, name: str, hosts: Sequence[str]) -> None:
-        """Raise `CertificateError` if the SuperLink and a node were to have a host in common.
+        """Check that the SuperLink and a node will have no host in common.
 
         Revoked certificates count until they expire, since TLS of gRPC reads no revocation list.
         """
@@ -336,8 +341,10 @@ class CertificateFolder:
             between = SERVER in (name, each.name) and name != each.name
             if between and each.days_left >= 0 and (shared := shared_hosts(hosts, each.hosts)):
                 raise CertificateError(
-                    f"host={shared[0]} is {each.name}'s until {each.expires}: the SuperLink and "
-                    "nodes have no host in common, give another"
+                    f"is {each.name}'s until {each.expires}",
+                    where="host",
+                    value=shared[0],
+                    remedy="the SuperLink and nodes have no host in common: give another",
                 )
 
     def _save(self, issued: Sequence[Issued]) -> None:

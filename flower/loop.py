@@ -1,6 +1,6 @@
-"""Steps around the two functions with which a SuperNode takes in a message and sends its reply.
+"""Steps around Flower's two functions with which a SuperNode pulls a message and pushes its reply.
 
-They are Flower's private ones. Each is replaced once, by itself with all steps around it.
+Each is replaced once, by itself with all steps around it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 
 class Step:
-    """Something to do around these functions, with their arguments by name; by default nothing."""
+    """Work around these functions, with their arguments by name; by default none."""
 
     def pull(self, inner: Callable[..., int | None], **named: Any) -> int | None:
-        """Pull a message and store it, with `inner`; return its run's id, None without one."""
+        """Pull a message and store it, with `inner`; return its run's id, None without message."""
         return inner(**named)
 
     def push(self, inner: Callable[..., None], **named: Any) -> None:
@@ -47,7 +47,7 @@ def patch_loop(*steps: Step) -> bool:
 class WholeMessages(Step):
     """Offers a message to the app as a task only once it is complete.
 
-    Flower offers it before it pulls its objects. If the run ends meanwhile or the pull fails, they
+    Flower offers it before it pulls its objects. If the run ends in between or the pull fails, they
     never arrive, and the node waits for them forever. This drops the message and pulls the next.
     """
 

@@ -78,8 +78,8 @@ BAD_SETTINGS = [
     ('strategy="fedhead" train.dp-noise=1.0', "train.dp-noise", "fedhead"),
     ('server-device="cuda:9"', "server-device", "cpu"),
     ('resume="nosuch"', "resume", "nosuch"),
-    ("strategy=fedavg", "strategy=fedavg", "quotes"),
-    ("num-rounds", "num-rounds is no override", "key=value"),
+    ("strategy=fedavg", "strategy = 'fedavg'", "quotes"),
+    ("num-rounds", "is no override", "key=value"),
     ("nosuch.toml", "nosuch.toml", "cannot be read"),
 ]
 

@@ -152,7 +152,7 @@ def test_a_port_that_is_taken_ends_up(tmp_path: Path) -> None:
         where = ("--state-dir", str(tmp_path))
         result = CliRunner().invoke(app, ["up", "--port", str(min(port, 65533)), *where])
     assert result.exit_code == 1
-    assert f"flwr-distill up: port={port}: {port} cannot be used" in result.stderr
+    assert f"flwr-distill up: port = {port}: 127.0.0.1:{port} cannot be used" in result.stderr
 
 
 class Control:

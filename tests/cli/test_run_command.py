@@ -123,10 +123,10 @@ def test_presets_files_and_texts_add_up_and_the_last_counts(invoke, up, folder):
         (("-c", "train.mom=0.1"), "train.mom: is not a known key (did you mean train.momentum?"),
         (("-c", "trian.lr=0.1"), "trian.lr: is not a known key (did you mean train.lr?"),
         (("-c", "train.lr=-1"), "train.lr = -1: should be greater than 0"),
-        (("-c", "strategy=fedavg"), 'a text needs quotes, as in strategy="fedavg"'),
-        (("-c", "num-rounds 3"), "num-rounds 3 is no override: give key=value"),
+        (("-c", "strategy=fedavg"), 'a text needs quotes (as in strategy="fedavg")'),
+        (("-c", "num-rounds 3"), "'num-rounds 3': is no override (give key=value"),
         (("-c", "train.lr=[1]"), "train.lr = [1]: Flower takes numbers"),
-        (("-c", "nowhere.toml"), "run-config=nowhere.toml cannot be read"),
+        (("-c", "nowhere.toml"), "run-config = 'nowhere.toml': cannot be read"),
         (("--preset", "hfldd-mnist-c3"), "preset=hfldd-mnist-c3: did you mean hfldd-mnist-c"),
     ],
 )
@@ -202,7 +202,7 @@ def test_a_superlink_that_does_not_answer_is_said_in_one_line(folder):
     result = CliRunner().invoke(app, ["run", *where, "--timeout", "0"])
     assert result.exit_code == 1
     assert result.stderr.count("\n") == 1
-    assert "no SuperLink answers at superlink=127.0.0.1:9 within 0 s" in result.stderr
+    assert "superlink = '127.0.0.1:9': no SuperLink answers within 0 s" in result.stderr
 
 
 def test_a_run_that_is_refused_says_why(invoke, up):

@@ -1,6 +1,5 @@
 """Whole runs in which members and server distil features of a frozen network, not images."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +12,8 @@ from flwr_distill.protocol.arrays import as_arrays, as_record
 from flwr_distill.server.record.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from flwr_distill.task.backbones.random_features import WIDTH
 from flwr_distill.task.errors import SettingsError
+
+from .runs import read
 
 NODES = 5
 CONFIG = {
@@ -80,7 +81,7 @@ def test_messages_hold_the_head_and_files_the_whole_model(tmp_path):
     assert load_file(folder / "model.safetensors").keys() == whole
     last = load_checkpoint(checkpoints(folder)[2])
     assert as_arrays(last.arrays).keys() == whole
-    formulas = json.loads((folder / "traffic.json").read_text())["formulas"]
+    formulas = read(folder, "traffic")["formulas"]
     assert formulas["fedavg (HFLDD, eq. 3)"] == NODES * HEAD * 3 * 4
 
 

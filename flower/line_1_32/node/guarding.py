@@ -34,7 +34,7 @@ from flwr_distill.protocol.meeting import one_line
 
 _POLL = 0.01
 _LONGEST_WAIT = 600.0
-"""Seconds for an object of a message whose others are here."""
+"""Seconds for an object of a message whose other objects have arrived."""
 
 
 class Guarding(Step):
@@ -71,7 +71,7 @@ class Guarding(Step):
             self._fetched.clear()
 
     def push(self, inner: Callable[..., None], **named: Any) -> None:
-        """Push what the guard lets leave in place of the app's reply, encoded again."""
+        """Push the guard's answer in place of the app's reply, encoded again."""
         store, send, push_object = (named[k] for k in ("object_store", "send", "push_object"))
 
         def send_released(message: Message, tree: ObjectTree, runtime: float) -> set[str]:
@@ -91,19 +91,11 @@ class Guarding(Step):
 
         try:
             inner(**{**named, "send": send_released})
-        except NoObjectInStoreError as error:  # Flower catches none, and the SuperNode would end
-            log(WARNING, "A reply of the app is dropped: its objects are another's: %s", error)
+        except NoObjectInStoreError as error:  # uncaught by Flower, it would end the SuperNode
+            log(WARNING, "The app's reply is dropped: it has objects of another message: %s", error)
 
     def admit(self, message: Message, run: Run, bundle: Fab) -> Message | None:
-        """Have a message judged; return the refusal to answer with, None if there is none.
-
-        Parameters
-        ----------
-        run : Run
-            As the SuperLink describes it.
-        bundle : Fab
-            The app bundle that would answer.
-        """
+        """Have the guard judge a message for an app bundle; return its refusal, if any."""
         header = remove_content_from_message(message)
         answer = self._guard.admit(_header(header), message.content, self._bundle(bundle, run))
         return self._await(header, answer)
@@ -115,23 +107,19 @@ class Guarding(Step):
         return answer
 
     def release(self, reply: Message, num_bytes: int) -> Message:
-        """Have a reply of so many bytes judged; return what leaves in its place.
+        """Have the guard judge a reply of so many bytes; return what is sent in its place.
 
-        Raises
-        ------
-        LookupError
-            If it answers nothing that is open.
+        Raises LookupError without a pending request.
         """
         name = reply.metadata.reply_to_message_id
         if reply.has_error():
-            given = Answer(None, reply.error.code, reply.error.reason or "")
+            proposed = Answer(None, reply.error.code, reply.error.reason or "")
         else:
-            given = Answer(reply.content)
-        answer = self._guard.release(name, given, num_bytes)
+            proposed = Answer(reply.content)
+        answer = self._guard.release(name, proposed, num_bytes)
         return _message(answer, self._headers.pop(name))
 
     def _await(self, header: Message, answer: Answer | None) -> Message | None:
-        """Await a message's reply; return the refusal to answer with, if there is one."""
         self._headers = {header.metadata.message_id: header}  # one at a time, as in the guard
         return None if answer is None else _message(answer, header)
 
@@ -140,7 +128,7 @@ class Guarding(Step):
         bundle = self._fetched[content]
         try:
             return dict(self._guard.run_config(run.run_id, self._bundle(bundle, run)))
-        except Exception as error:  # whatever a hostile bundle makes it raise: `admit` refuses it
+        except Exception as error:  # a hostile bundle may raise any: `admit` refuses it
             log(WARNING, "The app bundle %s cannot be read: %s", bundle.hash_str, one_line(error))
         return {}
 
@@ -173,7 +161,7 @@ class _GuardedState:
             contents = _contents(self._store.get_object_tree(name), self._store)
             message = cast(Message, inflate_object_from_contents(name, contents))
             message.metadata.__dict__["_message_id"] = name
-        except Exception as error:  # whatever hostile objects make it raise, which ends the node
+        except Exception as error:  # hostile objects may raise any, which would end the node
             header = remove_content_from_message(header)
             refusal: Message | None = self._guarding.refuse_unreadable(header, error)
         else:
@@ -198,7 +186,7 @@ def _header(message: Message) -> Header:
 
 
 def _message(answer: Answer, header: Message) -> Message:
-    """A verdict as Flower's reply to a message; its note goes to the log."""
+    """A verdict as Flower's reply to a message; logs its note."""
     if answer.note:
         log(WARNING, "%s", answer.note)
     if answer.content is None:
@@ -207,30 +195,23 @@ def _message(answer: Answer, header: Message) -> Message:
 
 
 def _is_signed(bundle: Fab, publishers: Mapping[str, str]) -> bool:
-    """Whether one of these publishers has signed a bundle."""
     from flwr.supernode.start_client_internal import _verify_fab
 
     try:
         return bool(_verify_fab(bundle, dict(publishers)))
-    except Exception as error:  # whatever hostile signatures make it raise
+    except Exception as error:  # hostile signatures may raise any
         log(WARNING, "Signatures of the app bundle cannot be read: %s", one_line(error))
         return False
 
 
 def _contents(tree: ObjectTree, store: Any) -> dict[str, bytes]:
-    """Contents of a message's objects, once all are there.
-
-    Raises
-    ------
-    TimeoutError
-        If one does not come: the app promised it, and died.
-    """
+    """Contents of a message's objects, once all are there; TimeoutError if the app has died."""
     contents = {}
     for part in iterate_object_tree(tree):
         deadline = time.monotonic() + _LONGEST_WAIT
         while (content := store.get(part.object_id)) == b"":
             if time.monotonic() > deadline:
-                raise TimeoutError(f"object {part.object_id} of a message has not come")
+                raise TimeoutError(f"object {part.object_id} of a message has not arrived")
             time.sleep(_POLL)
         contents[part.object_id] = content
     return contents
