@@ -197,7 +197,7 @@ def _peer_address(settings: NodeSettings) -> Finding:
             return Finding(check, "unchecked", f"{address} is in use: by this node, if it runs")
         remedy = "give an address of this machine's own, or none: the server then relays"
         return Finding(check, "failed", f"{address}: nobody can listen there: {error}", remedy)
-    found = f"{address} is free; whether other machines reach it cannot be told from here"
+    found = f"{address} is free; whether other machines reach it cannot be checked from here"
     return Finding(check, "ok", found)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+from flwr.app import Message
 from flwr.supercore.run import RunNotRunningException
 
 from flwr_distill.flower.timing import can_override
@@ -78,13 +79,21 @@ def _run_end_as_error(call: Callable[[int, str], T]) -> Callable[[int, str], T]:
     return wrapper
 
 
-class _DeferringState:
-    """A SuperNode's state that records a task instead of creating it."""
+class WrappedState:
+    """A SuperNode's state; subclasses replace some of its methods."""
 
     def __init__(self, state: Any) -> None:
         self._state = state
-        self.task: dict[str, Any] | None = None
-        self.dropped = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+
+class _DeferringState(WrappedState):
+    """Records a task instead of creating it."""
+
+    task: dict[str, Any] | None = None
+    dropped = False
 
     def create_task(self, **task: Any) -> int:
         self.task = task
@@ -94,5 +103,13 @@ class _DeferringState:
         self.dropped = True
         return True
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._state, name)
+
+def answer(reply: Message, state: Any, store: Any) -> None:
+    """Answer a message in place of the app, which does not get it."""
+    from flwr.supernode.start_client_internal import _insert_message
+
+    name = reply.metadata.reply_to_message_id
+    store.delete(name)
+    state.record_message_processing_start(name)
+    state.record_message_processing_end(name)
+    _insert_message(reply, state, store)

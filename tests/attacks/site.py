@@ -24,18 +24,23 @@ from flwr_distill.protocol.registry import built_in_methods
 from flwr_distill.server.settings_catalogue import settings_tables
 
 RUN, NODE, SERVER = 7, 5, 1
-PYPROJECT = """
+
+
+def pyproject(name: str, config: str = "") -> str:
+    """Settings of an app whose code is in the package of this name."""
+    return f"""
 [project]
-name = "app"
+name = "{name}-app"
 version = "1.0.0"
-description = ""
+description = "A test's app"
 license = "Apache-2.0"
 [tool.flwr.app]
 publisher = "tests"
 [tool.flwr.app.components]
-serverapp = "a:b"
-clientapp = "a:b"
+serverapp = "{name}.server:app"
+clientapp = "{name}.client:app"
 [tool.flwr.app.config]
+{config}
 """
 
 
@@ -47,7 +52,7 @@ def images(number: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 class Site:
-    """A node with a policy and `number` images; a hostile server asks it what it likes.
+    """A node with a policy and `number` images, at which a hostile server sends any message.
 
     Its owner names all ten classes where the policy needs a list of them.
     """
@@ -83,24 +88,24 @@ class Site:
         lines = "".join(f"{json.dumps(k)} = {json.dumps(v)}\n" for k, v in self.config.items())
         content = BytesIO()
         with zipfile.ZipFile(content, "w") as file:
-            file.writestr(zipfile.ZipInfo("pyproject.toml"), PYPROJECT + lines)
+            file.writestr(zipfile.ZipInfo("pyproject.toml"), pyproject("app", lines))
         archive = content.getvalue()
         self._bundle = Fab(sha256(archive).hexdigest(), archive, {})
 
     def ask(self, message_type: str, content: RecordDict) -> Message:
-        """Send a message; what the SuperLink gets for it."""
+        """Send a message; what the SuperLink gets back."""
         self._count += 1
-        asked, handed_on = (
+        request, forwarded = (
             Message(RecordDict(dict(content)), NODE, message_type, ttl=600.0) for _ in range(2)
         )
-        for message in (asked, handed_on):
+        for message in (request, forwarded):
             message.metadata.__dict__.update(
                 _run_id=RUN, _src_node_id=SERVER, _message_id=str(self._count)
             )
-        refusal = self.guarding.admit(asked, Run.create_empty(RUN), self._bundle)
+        refusal = self.guarding.admit(request, Run.create_empty(RUN), self._bundle)
         if refusal is not None:
             return self.guarding.release(refusal, 0)
-        return self.guarding.release(app(handed_on, self.context()), 1000)
+        return self.guarding.release(app(forwarded, self.context()), 1000)
 
     def context(self) -> Context:
         """What the app works with."""

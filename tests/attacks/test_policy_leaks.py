@@ -10,7 +10,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import nn
 
-from flwr_distill.client.local_data import local_data
+from flwr_distill.client.local_data import LocalData, local_data
 from flwr_distill.client.secure_sums import SumRefusedError
 from flwr_distill.client.session import RunSource
 from flwr_distill.node.account import LifetimeAccount
@@ -109,20 +109,23 @@ def test_a_site_tells_one_rounded_rate_with_noise_that_its_account_books(tmp_pat
     deviation = math.sqrt(2) / 0.1 / answer["num-examples"]
     assert abs(np.mean(rates) - exact) < 5 * deviation / math.sqrt(most) + 0.02
     assert refused(evaluated(site, crafted()), "most-evaluations")
-    told = [line for line in entries(site.state_dir / FOLDER) if line["type"] == "evaluate"]
-    assert [line["lifetime"] for line in told[:2]] == pytest.approx([0.1, 0.2])
+    booked = [line for line in entries(site.state_dir / FOLDER) if line["type"] == "evaluate"]
+    assert [line["lifetime"] for line in booked[:2]] == pytest.approx([0.1, 0.2])
 
 
 def account(site: Site) -> float:
     return LifetimeAccount(site.state_dir / "lifetime-epsilon.json").left(str(site.file))
 
 
+def data_of(site: Site) -> LocalData:
+    """The node's data, as the app has them in a run with these settings."""
+    config = tuple(sorted(site.node_config.items()))
+    return local_data(RunSource().task(site.context()), config, torch.device("cpu"))
+
+
 def held_out_places(site: Site) -> list[int]:
     """Places of the samples that the app holds out, in a run with these settings."""
-    context = site.context()
-    data = local_data(
-        RunSource().task(context), tuple(sorted(site.node_config.items())), torch.device("cpu")
-    )
+    data = data_of(site)
     shown = ((data.holdout.inputs.numpy() + 1) / 2 * 255).round().astype(np.uint8)
     return sorted(int(np.flatnonzero((site.images == image).all((1, 2, 3)))[0]) for image in shown)
 
@@ -146,9 +149,7 @@ def test_one_sample_less_of_a_class_takes_no_other_away(tmp_path: Path) -> None:
     for number in (200, 199):  # the last one is of class 9
         site = Site(tmp_path / str(number), HOSPITAL, number=number)
         site.run(**PRIVATE)
-        context = site.context()
-        config = tuple(sorted(site.node_config.items()))
-        data = local_data(RunSource().task(context), config, torch.device("cpu"))
+        data = data_of(site)
         used.append(len(data.train) + len(data.holdout))
         assert site.guard._most_classes() == 10
     assert used == [200, 199]
@@ -173,15 +174,15 @@ def soft_labels_of(site: Site, seed: int, auxiliary: str, number: int) -> Messag
 
 def read_all_images(site: Site, auxiliary: str, number: int, runs: int) -> np.ndarray:
     """All images in a file of the node's, from the soft labels of known networks for them."""
-    networks, told = [], []
+    networks, answers = [], []
     for seed in range(runs):
         answer = soft_labels_of(site, seed, auxiliary, number)
         labels = answer.content.array_records["arrays"]["soft-labels"].numpy()
         order = np.random.default_rng(seed).choice(number, number, replace=False)
-        told.append(labels[np.argsort(order)])
+        answers.append(labels[np.argsort(order)])
         networks.append(create_model("digits-cnn", SPEC, seed=seed).eval().requires_grad_(False))
     weights, _ = torch.func.stack_module_state(networks)
-    target = torch.tensor(np.stack(told)).log()
+    target = torch.tensor(np.stack(answers)).log()
 
     def predicted(x: torch.Tensor) -> torch.Tensor:
         def of_one(state: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -6,11 +6,9 @@ there the attacker has to guess the ids, and ServerApps that know the nodes' key
 
 import copy
 import json
-import os
 import re
 import sqlite3
 import subprocess
-import sys
 import threading
 from contextlib import ExitStack, closing, suppress
 
@@ -47,6 +45,7 @@ from flwr_distill.fleet.local_federation import LocalFederation, free_ports
 from flwr_distill.fleet.servers import (
     Addresses,
     ServerCertificate,
+    environment,
     serverapps_command,
     superlink_command,
 )
@@ -57,6 +56,8 @@ from flwr_distill.node.processes import start_bound, stop
 from flwr_distill.node.secret import appio_secret
 from flwr_distill.protocol.signatures import sign
 
+from .site import pyproject
+
 pytestmark = pytest.mark.slow
 
 HONEST = 2
@@ -64,21 +65,7 @@ PHASES = 2
 MICROSECONDS = 300
 """As far apart as messages of a phase are made, and more."""
 APP = {
-    "pyproject.toml": f"""
-[project]
-name = "asking-app"
-version = "1.0.0"
-description = "A test's app"
-license = "Apache-2.0"
-[tool.flwr.app]
-publisher = "tests"
-[tool.flwr.app.components]
-serverapp = "asking.server:app"
-clientapp = "asking.client:app"
-[tool.flwr.app.config]
-nodes = {HONEST + 1}
-phases = {PHASES}
-""",
+    "pyproject.toml": pyproject("asking", f"nodes = {HONEST + 1}\nphases = {PHASES}"),
     "asking/__init__.py": "",
     "asking/client.py": """
 import time
@@ -212,9 +199,7 @@ class Federation:
 
     def __init__(self, folder, stock, keys):
         self.folder, self.database = folder, folder / "superlink.db"
-        path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-        quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-        self.env = {**os.environ, **quiet, "PATH": path}
+        self.env = environment(folder / "flower")
         self.certs = folder / "certs"
         addresses = Addresses(*(f"127.0.0.1:{port}" for port in free_ports(3)))
         self.fleet, self.control_address = addresses.fleet, addresses.control
@@ -328,23 +313,14 @@ def test_without_tls_each_call_is_still_bound_to_the_key_that_has_registered(tmp
         forged = PushMessagesRequest(node=Node(node_id=own), messages_list=[ProtoMessage()])
         forged.messages_list[0].metadata.src_node_id = victim.node_id
         forged.message_object_trees.append(ObjectTree(object_id="0" * 64))
+        start = ActivateNodeRequest(public_key=victim.public_key, heartbeat_interval=30)
+        poll = PullMessagesRequest(node=Node(node_id=victim.node_id))
+        removal = UnregisterNodeFleetRequest(node_id=victim.node_id)
         for call, request, code in (
             (stub.PushMessages, forged, "PERMISSION_DENIED"),
-            (
-                stub.ActivateNode,
-                ActivateNodeRequest(public_key=victim.public_key, heartbeat_interval=30),
-                "PERMISSION_DENIED",
-            ),
-            (
-                stub.PullMessages,
-                PullMessagesRequest(node=Node(node_id=victim.node_id)),
-                "UNAUTHENTICATED",
-            ),
-            (
-                stub.UnregisterNode,
-                UnregisterNodeFleetRequest(node_id=victim.node_id),
-                "UNAUTHENTICATED",
-            ),
+            (stub.ActivateNode, start, "PERMISSION_DENIED"),
+            (stub.PullMessages, poll, "UNAUTHENTICATED"),
+            (stub.UnregisterNode, removal, "UNAUTHENTICATED"),
         ):
             with pytest.raises(grpc.RpcError) as error:
                 call(request)

@@ -19,7 +19,7 @@ from tests.matrix import BASELINES
 from .one_place import MODEL, SPLITS, head_of_all, split
 from .runs import command, complete, phases, read, rows, submit, with_dots
 
-NODES, SECTORS = 3, 2
+NODES, SECTORS = 3, 1
 COMMAND = str(Path(sys.executable).parent / "flwr-distill")
 
 PACKAGE = {

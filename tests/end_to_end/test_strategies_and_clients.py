@@ -120,23 +120,23 @@ def test_one_seed_gives_one_result_to_the_last_bit(run):
 
 
 @pytest.mark.parametrize(
-    ("settings", "text"),
+    ("settings", "word"),
     [
-        ({"hfldd__groups": 9}, r"hfldd\.groups = 9, but there are 4 nodes"),
-        ({"strategy": "fedagv"}, "strategy = 'fedagv'"),
-        ({"model": "hfldd-mnist"}, "'hfldd-mnist' does not fit"),
-        ({"dataset": "mnits"}, "dataset='mnits' is unknown"),
-        ({"num_rouns": 3}, "num-rouns: is not a known key (did you mean num-rounds"),
+        ({"hfldd__groups": 9}, "hfldd.groups"),
+        ({"strategy": "fedagv"}, "fedagv"),
+        ({"model": "hfldd-mnist"}, "hfldd-mnist"),
+        ({"dataset": "mnits"}, "mnits"),
+        ({"num_rouns": 3}, "num-rouns"),
     ],
 )
-def test_a_wrong_setting_ends_the_run_before_any_node_trains(run, settings, text, caplog):
+def test_a_wrong_setting_ends_the_run_before_any_node_trains(run, settings, word, caplog):
     kinds = []
 
     def note(node, message):
         kinds.append(message.metadata.message_type)
         return False
 
-    with caplog.at_level(logging.INFO), pytest.raises((SettingsError, ValueError), match=text):
+    with caplog.at_level(logging.INFO), pytest.raises((SettingsError, ValueError), match=word):
         run(grid={"broken": note}, **settings)
     assert set(kinds) <= {"query.describe"}
 

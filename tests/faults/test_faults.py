@@ -124,18 +124,9 @@ USUAL = {
 class Run:
     """A run with a fault in every other round from `CLEAN` + 1 on, but for those of `FORMING`.
 
-    Attributes
-    ----------
-    fault_of : dict[int, Fault]
-        The fault of each round that has one.
-    victims : dict[int, int]
-        Round -> Flower's id of the node that the fault befell.
-    numbers : dict[int, int]
-        Number of each node by Flower's ids, of which it gets a new one when it comes back.
-    seconds : dict[int, float]
-        Round -> how long it took.
-    outage : dict[int, float]
-        Round -> how long the SuperLink was away; no phase can end meanwhile.
+    By round: `fault_of`, the Flower id of its `victims`, its `seconds`, and the `outage` of the
+    SuperLink, in which no phase can end. `numbers` are nodes' numbers by Flower's ids, of which a
+    node gets a new one when it comes back.
     """
 
     def __init__(self, federation, app, strategy, faults, runs_dir):

@@ -21,23 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import grpc
 from flwr.common import log
 from flwr.common.constant import PUBLIC_KEY_HEADER
-from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,
-    ActivateNodeResponse,
-    PullMessagesRequest,
-    PullMessagesResponse,
-    PushMessagesRequest,
-    PushMessagesResponse,
-)
-from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,
-    ConfirmMessageReceivedResponse,
-    ObjectTree,
-    PullObjectRequest,
-    PullObjectResponse,
-    PushObjectRequest,
-    PushObjectResponse,
-)
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.object_store import NoObjectInStoreError
@@ -81,24 +65,18 @@ class BoundServicer(FleetServicer):
         self._cached = 0
         self._pushing = threading.Lock()
 
-    def ActivateNode(
-        self, request: ActivateNodeRequest, context: grpc.ServicerContext
-    ) -> ActivateNodeResponse:
+    def ActivateNode(self, request: Any, context: grpc.ServicerContext) -> Any:
         key = get_metadata_bytes(context.invocation_metadata(), PUBLIC_KEY_HEADER)
         if key and key != request.public_key:
             _refuse(context, "a call activates the node of another key than its own")
         return super().ActivateNode(request, context)
 
-    def PullMessages(
-        self, request: PullMessagesRequest, context: grpc.ServicerContext
-    ) -> PullMessagesResponse:
+    def PullMessages(self, request: Any, context: grpc.ServicerContext) -> Any:
         response = super().PullMessages(request, context)
         self._cache(request.node.node_id, response.message_object_trees)
         return response
 
-    def PushMessages(
-        self, request: PushMessagesRequest, context: grpc.ServicerContext
-    ) -> PushMessagesResponse:
+    def PushMessages(self, request: Any, context: grpc.ServicerContext) -> Any:
         """Accept a node's reply to its own message; of a late reply register nothing."""
         node = request.node.node_id
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
@@ -128,17 +106,13 @@ class BoundServicer(FleetServicer):
                 store.assign(tree.object_id, node)
         return response
 
-    def PushObject(
-        self, request: PushObjectRequest, context: grpc.ServicerContext
-    ) -> PushObjectResponse:
+    def PushObject(self, request: Any, context: grpc.ServicerContext) -> Any:
         node, name, store = request.node.node_id, request.object_id, self._store
         if not store.is_announced(name, node) and name in store:
             _refuse(context, f"node {node} pushes an object that it has not announced")
         return super().PushObject(request, context)  # refuses objects that nobody announced
 
-    def PullObject(
-        self, request: PullObjectRequest, context: grpc.ServicerContext
-    ) -> PullObjectResponse:
+    def PullObject(self, request: Any, context: grpc.ServicerContext) -> Any:
         node = request.node.node_id
         if request.object_id not in self._of(node).objects:
             self._cache(node, self._trees_for(node))
@@ -146,9 +120,7 @@ class BoundServicer(FleetServicer):
                 _refuse(context, f"node {node} pulls an object that was not sent to it")
         return super().PullObject(request, context)
 
-    def ConfirmMessageReceived(
-        self, request: ConfirmMessageReceivedRequest, context: grpc.ServicerContext
-    ) -> ConfirmMessageReceivedResponse:
+    def ConfirmMessageReceived(self, request: Any, context: grpc.ServicerContext) -> Any:
         node = request.node.node_id
         if not self._was_sent(request.message_object_id, node, request.run_id):
             _refuse(context, f"node {node} confirms a message that was not sent to it")

@@ -59,9 +59,7 @@ class CallsTogether(grpc.ServerInterceptor):
             return _handler(_accept, PullObjectRequest)
         return _handler(self._make, PushObjectRequest) if name == "PushObject" else handler
 
-    def _make(
-        self, request: PushObjectRequest, context: grpc.ServicerContext
-    ) -> PullObjectResponse:
+    def _make(self, request: Any, context: grpc.ServicerContext) -> PullObjectResponse:
         try:
             parts = unpacked(request.object_content, 2 * MOST_CALLS)
         except ValueError as error:

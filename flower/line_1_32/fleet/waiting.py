@@ -14,7 +14,6 @@ from typing import Any
 
 import grpc
 from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
-from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse
 
 from flwr_distill.flower.line_1_32.retries import WAIT
 
@@ -83,10 +82,7 @@ class WaitingPolls(grpc.ServerInterceptor):
         if handler_call_details.method != _POLL or not seconds or handler is None:
             return handler
 
-        def poll(
-            request: PullMessagesRequest, context: grpc.ServicerContext
-        ) -> PullMessagesResponse:
-            response: PullMessagesResponse
+        def poll(request: Any, context: grpc.ServicerContext) -> Any:
             self._acknowledge(request.node.node_id, HEARTBEAT_DEFAULT_INTERVAL)
             with self._doorbell.heard_by(request.node.node_id) as bell:
                 response = handler.unary_unary(request, context)

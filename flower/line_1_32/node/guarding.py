@@ -26,7 +26,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
 from flwr.supercore.object_store import NoObjectInStoreError
 from flwr.supercore.run import Run
 
-from flwr_distill.flower.loop import Step
+from flwr_distill.flower.loop import Step, WrappedState, answer
 from flwr_distill.flower.timing import can_override
 from flwr_distill.node.events import Answer, Bundle, Header
 from flwr_distill.node.guard import Guard
@@ -78,14 +78,15 @@ class Guarding(Step):
             contents = _contents(tree, store)
             num_bytes = sum(map(len, contents.values()))
             reply = cast(Message, inflate_object_from_contents(tree.object_id, contents))
-            answer = self.release(reply, num_bytes)
+            released = self.release(reply, num_bytes)
             with no_object_id_recompute():
-                answer.metadata.__dict__["_message_id"] = answer.object_id
-                objects = get_all_nested_objects(answer)
-                needed = send(remove_content_from_message(answer), get_object_tree(answer), runtime)
+                released.metadata.__dict__["_message_id"] = released.object_id
+                objects = get_all_nested_objects(released)
+                header, parts = remove_content_from_message(released), get_object_tree(released)
+                needed = send(header, parts, runtime)
                 push_object_contents_from_iterable(
                     ((name, objects[name].deflate()) for name in needed),
-                    partial(push_object, answer.metadata.run_id),
+                    partial(push_object, released.metadata.run_id),
                 )
             return set()
 
@@ -97,14 +98,14 @@ class Guarding(Step):
     def admit(self, message: Message, run: Run, bundle: Fab) -> Message | None:
         """Have the guard judge a message for an app bundle; return its refusal, if any."""
         header = remove_content_from_message(message)
-        answer = self._guard.admit(_header(header), message.content, self._bundle(bundle, run))
-        return self._await(header, answer)
+        verdict = self._guard.admit(_header(header), message.content, self._bundle(bundle, run))
+        return self._await(header, verdict)
 
     def refuse_unreadable(self, header: Message, error: Exception) -> Message:
         """Refuse a message that cannot be read from its objects; return the answer."""
-        answer = self._await(header, self._guard.refuse_unreadable(_header(header), error))
-        assert answer is not None
-        return answer
+        refusal = self._await(header, self._guard.refuse_unreadable(_header(header), error))
+        assert refusal is not None
+        return refusal
 
     def release(self, reply: Message, num_bytes: int) -> Message:
         """Have the guard judge a reply of so many bytes; return what is sent in its place.
@@ -116,12 +117,12 @@ class Guarding(Step):
             proposed = Answer(None, reply.error.code, reply.error.reason or "")
         else:
             proposed = Answer(reply.content)
-        answer = self._guard.release(name, proposed, num_bytes)
-        return _message(answer, self._headers.pop(name))
+        verdict = self._guard.release(name, proposed, num_bytes)
+        return _message(verdict, self._headers.pop(name))
 
-    def _await(self, header: Message, answer: Answer | None) -> Message | None:
+    def _await(self, header: Message, verdict: Answer | None) -> Message | None:
         self._headers = {header.metadata.message_id: header}  # one at a time, as in the guard
-        return None if answer is None else _message(answer, header)
+        return None if verdict is None else _message(verdict, header)
 
     def _run_config(self, content: bytes, run: Run) -> dict[str, Any]:
         """The run config that Flower reads before the first message; empty for a refused bundle."""
@@ -138,11 +139,11 @@ class Guarding(Step):
         return Bundle(bundle.hash_str, bundle.content, signed, run.override_config)
 
 
-class _GuardedState:
-    """A SuperNode's state that offers a message as a task only if the guard admits it."""
+class _GuardedState(WrappedState):
+    """Offers a message as a task only if the guard admits it."""
 
     def __init__(self, state: Any, store: Any, guarding: Guarding) -> None:
-        self._state = state
+        super().__init__(state)
         self._store = store
         self._guarding = guarding
         self._message: Message | None = None
@@ -152,8 +153,6 @@ class _GuardedState:
         return self._state.store_message(message)
 
     def create_task(self, *, run_id: int, fab_hash: str, **task: Any) -> int | None:
-        from flwr.supernode.start_client_internal import _insert_message
-
         header = self._message
         assert header is not None
         name = header.metadata.message_id
@@ -170,14 +169,8 @@ class _GuardedState:
         if refusal is None:
             created: int | None = self._state.create_task(run_id=run_id, fab_hash=fab_hash, **task)
             return created
-        self._store.delete(name)
-        self._state.record_message_processing_start(name)
-        self._state.record_message_processing_end(name)
-        _insert_message(refusal, self._state, self._store)
+        answer(refusal, self._state, self._store)
         return None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._state, name)
 
 
 def _header(message: Message) -> Header:
@@ -185,13 +178,13 @@ def _header(message: Message) -> Header:
     return Header(metadata.message_id, metadata.message_type, metadata.run_id, metadata.dst_node_id)
 
 
-def _message(answer: Answer, header: Message) -> Message:
+def _message(verdict: Answer, header: Message) -> Message:
     """A verdict as Flower's reply to a message; logs its note."""
-    if answer.note:
-        log(WARNING, "%s", answer.note)
-    if answer.content is None:
-        return Message(Error(answer.code, answer.reason), reply_to=header)
-    return Message(answer.content, reply_to=header)
+    if verdict.note:
+        log(WARNING, "%s", verdict.note)
+    if verdict.content is None:
+        return Message(Error(verdict.code, verdict.reason), reply_to=header)
+    return Message(verdict.content, reply_to=header)
 
 
 def _is_signed(bundle: Fab, publishers: Mapping[str, str]) -> bool:

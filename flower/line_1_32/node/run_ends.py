@@ -19,7 +19,7 @@ from flwr.common import log
 from flwr.common.constant import ErrorCode, SubStatus
 from flwr.supercore.run import RunNotRunningException
 
-from flwr_distill.flower.loop import Step
+from flwr_distill.flower.loop import Step, WrappedState, answer
 from flwr_distill.links.folder import remove_links, runs_with_links
 from flwr_distill.node.kernel import trim_heap
 
@@ -71,13 +71,13 @@ class StoppedRuns(Step):
         inner(**{**named, "state": self._work})
 
 
-class _Work:
-    """A SuperNode's state that answers with an error once the message's run has ended."""
+class _Work(WrappedState):
+    """Answers with an error once the message's run has ended."""
 
     object_store: Any
 
     def __init__(self, state: Any, get_run: Callable[[int], Any], every: float) -> None:
-        self._state = state
+        super().__init__(state)
         self._get_run = get_run
         self._every = every
         self._due = 0.0
@@ -99,20 +99,12 @@ class _Work:
         return self._state.get_messages(is_reply=is_reply, **filters)
 
     def _end(self, message: Message) -> None:
-        from flwr.supernode.start_client_internal import _insert_message
-
-        run_id, name = message.metadata.run_id, message.metadata.message_id
+        run_id = message.metadata.run_id
         log(INFO, "Run %s has ended: the app's work for it ends", run_id)
         for task in self._state.get_tasks(run_ids=[run_id]):
             self._state.finish_task(task.task_id, SubStatus.STOPPED, "the run has ended")
-        self.object_store.delete(name)  # which the app may not have fetched
-        self._state.record_message_processing_start(name)
-        self._state.record_message_processing_end(name)
-        reply = Message(Error(ErrorCode.CLIENT_APP_CRASHED, "the run has ended"), reply_to=message)
-        _insert_message(reply, self._state, self.object_store)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._state, name)
+        error = Error(ErrorCode.CLIENT_APP_CRASHED, "the run has ended")
+        answer(Message(error, reply_to=message), self._state, self.object_store)
 
 
 def _next(every: float) -> float:

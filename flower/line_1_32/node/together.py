@@ -8,23 +8,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import grpc
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-from flwr.proto.fleet_pb2 import (
-    PullMessagesRequest,
-    PullMessagesResponse,
-    PushMessagesRequest,
-    PushMessagesResponse,
-)
+from flwr.proto.fleet_pb2 import PushMessagesResponse
 from flwr.proto.fleet_pb2_grpc import FleetStub
 from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,
     ConfirmMessageReceivedResponse,
     PullObjectRequest,
-    PullObjectResponse,
-    PushObjectRequest,
     PushObjectResponse,
 )
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
@@ -66,32 +58,32 @@ class TogetherStub(FleetStub):
         self._together = Together(self._flower, channel, "Fleet")
         self._lock = threading.Lock()  # Flower pulls and pushes objects from several threads
         self._to_pull: list[str] = []
-        self._pulled: dict[str, PullObjectResponse] = {}
-        self._received: ConfirmMessageReceivedRequest | None = None
-        self._reply: PushMessagesRequest | None = None
+        self._pulled: dict[str, Any] = {}
+        self._received: Any = None
+        self._reply: Any = None
         self._missing: set[str] | None = None
         self._to_come: set[str] = set()
-        self._waiting: dict[str, PushObjectRequest] = {}
+        self._waiting: dict[str, Any] = {}
         self.PullMessages = self._pull_messages
         self.PullObject = self._pull_object
         self.ConfirmMessageReceived = self._confirm
         self.PushMessages = self._push_messages
         self.PushObject = self._push_object
 
-    def _pull_messages(self, request: PullMessagesRequest, **named: Any) -> PullMessagesResponse:
-        response: PullMessagesResponse = self._flower.PullMessages(request, **named)
+    def _pull_messages(self, request: Any, **named: Any) -> Any:
+        response = self._flower.PullMessages(request, **named)
         with self._lock:
             trees = response.message_object_trees
             parts = (part.object_id for tree in trees for part in iterate_object_tree(tree))
             self._to_pull, self._pulled = list(dict.fromkeys(parts)), {}
         return response
 
-    def _pull_object(self, request: PullObjectRequest, **named: Any) -> PullObjectResponse:
+    def _pull_object(self, request: Any, **named: Any) -> Any:
         name = request.object_id
         with self._lock:
             taken = self._together.taken(request.node, request.run_id, **named)
         if not taken:  # Flower's threads pull several at a time
-            return cast(PullObjectResponse, self._flower.PullObject(request, **named))
+            return self._flower.PullObject(request, **named)
         with self._lock:
             if name in self._pulled:
                 return self._pulled.pop(name)
@@ -101,9 +93,7 @@ class TogetherStub(FleetStub):
                 PullObjectRequest(node=request.node, run_id=request.run_id, object_id=other)
                 for other in others
             ]
-            answers: list[PullObjectResponse] = self._together.make(
-                request.node, request.run_id, requests, **named
-            )
+            answers = self._together.make(request.node, request.run_id, requests, **named)
             for each, answer in zip(requests, answers, strict=False):
                 if answer.object_available:
                     self._to_pull = [left for left in self._to_pull if left != each.object_id]
@@ -111,17 +101,14 @@ class TogetherStub(FleetStub):
             self._pulled.pop(name, None)
         return answers[0]
 
-    def _confirm(
-        self, request: ConfirmMessageReceivedRequest, **named: Any
-    ) -> ConfirmMessageReceivedResponse:
+    def _confirm(self, request: Any, **named: Any) -> Any:
         with self._lock:
             if not self._together.taken(request.node, request.run_id, **named):
-                answer = self._flower.ConfirmMessageReceived(request, **named)
-                return cast(ConfirmMessageReceivedResponse, answer)
+                return self._flower.ConfirmMessageReceived(request, **named)
             self._received = request
         return ConfirmMessageReceivedResponse()
 
-    def _push_messages(self, request: PushMessagesRequest, **named: Any) -> PushMessagesResponse:
+    def _push_messages(self, request: Any, **named: Any) -> Any:
         header = request.messages_list[0].metadata
         run_id = header.run_id
         if self._key is not None:
@@ -129,15 +116,15 @@ class TogetherStub(FleetStub):
         with self._lock:
             self._reply, self._missing, self._waiting = None, None, {}
             if not self._together.taken(request.node, run_id, **named):
-                return cast(PushMessagesResponse, self._flower.PushMessages(request, **named))
+                return self._flower.PushMessages(request, **named)
             trees = request.message_object_trees
             self._reply = request
             self._to_come = {part.object_id for tree in trees for part in iterate_object_tree(tree)}
             return PushMessagesResponse(objects_to_push=self._to_come)
 
-    def _push_object(self, request: PushObjectRequest, **named: Any) -> PushObjectResponse:
+    def _push_object(self, request: Any, **named: Any) -> Any:
         if self._reply is None:
-            return cast(PushObjectResponse, self._flower.PushObject(request, **named))
+            return self._flower.PushObject(request, **named)
         with self._lock:
 
             def make(requests: Sequence[Any]) -> list[Any]:
@@ -160,9 +147,8 @@ class TogetherStub(FleetStub):
             stored = [each.stored for each in answers if isinstance(each, PushObjectResponse)]
             return PushObjectResponse(stored=all(stored))
 
-    def _first(self) -> list[PushMessagesRequest | ConfirmMessageReceivedRequest]:
+    def _first(self) -> list[Any]:
         """Calls before those of a reply's objects."""
-        assert self._reply is not None
         return [self._reply, *([self._received] if self._received else [])]
 
 

@@ -83,9 +83,10 @@ class SuperLinkInbox(Inbox):
         for place, message_id in enumerate(turn):
             if time.monotonic() >= end:
                 break
-            if self._calls.are_taken_together() and not self._is_ahead(message_id):
+            tree = self._announced[message_id]
+            if self._calls.are_taken_together() and tree.object_id not in self._ahead:
                 self._pull_ahead(turn[place:])
-            tree = self._announced.pop(message_id)
+            del self._announced[message_id]
             if (answer := self._pull(tree, self._most(self._messages[message_id]))) is None:
                 self._announced[message_id] = tree  # to the end of the queue
                 continue
@@ -123,9 +124,7 @@ class SuperLinkInbox(Inbox):
 
     def _pull(self, tree: ObjectTree, most: Most) -> RecordDict | Error | None:
         """Pull a reply that is not too large; None if it is incomplete."""
-        limit = _most_objects(most)
-        parts = [part.object_id for part in islice(iterate_object_tree(tree), limit + 1)]
-        if len(parts) > limit:
+        if not (parts := _parts_of(tree, most)):
             self._drop(tree.object_id)
             return too_large(most.num_parts, "parts")
         pull_object = _bounded(
@@ -133,7 +132,7 @@ class SuperLinkInbox(Inbox):
             most.num_bytes,
         )
         try:
-            contents = pull_objects(parts[::-1], pull_object, max_tries_per_object=1)
+            contents = pull_objects(parts, pull_object, max_tries_per_object=1)
         except _TooLargeError:
             self._drop(tree.object_id)
             return too_large(most.num_bytes, "bytes")
@@ -157,19 +156,13 @@ class SuperLinkInbox(Inbox):
                 reason = "The node was lost while it sent its reply"
                 yield self._reply(message_id, Error(ErrorCode.NODE_UNAVAILABLE, reason))
 
-    def _is_ahead(self, message_id: str) -> bool:
-        return self._announced[message_id].object_id in self._ahead
-
     def _pull_ahead(self, message_ids: Sequence[str]) -> None:
         """Pull objects of replies that are not too large, as many as fit into a batch."""
         self._ahead = {}
         names: dict[str, None] = {}
         for message_id in message_ids:
-            limit = _most_objects(self._most(self._messages[message_id]))
-            tree = iterate_object_tree(self._announced[message_id])
-            parts = [part.object_id for part in islice(tree, limit + 1)]
-            if len(parts) <= limit:
-                names |= dict.fromkeys(parts[::-1])
+            most = self._most(self._messages[message_id])
+            names |= dict.fromkeys(_parts_of(self._announced[message_id], most))
         node, run_id = self._grid.node, self._grid.run.run_id
         requests = [PullObjectRequest(node=node, run_id=run_id, object_id=name) for name in names]
         if requests:
@@ -192,10 +185,15 @@ class SuperLinkInbox(Inbox):
         self._calls.make_all(requests)
 
 
-def _most_objects(most: Most) -> int:
-    """Objects in a reply: its parts, further chunks of large arrays, and the message itself."""
+def _parts_of(tree: ObjectTree, most: Most) -> list[str]:
+    """Objects of a reply, the last one sent first; empty if they are too many.
+
+    They are its parts, further chunks of large arrays, and the message itself.
+    """
     chunks = most.num_bytes // FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
-    return OF_A_PART * (most.num_parts + 1) + chunks
+    limit = OF_A_PART * (most.num_parts + 1) + chunks
+    parts = [part.object_id for part in islice(iterate_object_tree(tree), limit + 1)]
+    return parts[::-1] if len(parts) <= limit else []
 
 
 class _TooLargeError(Exception):
