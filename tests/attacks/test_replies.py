@@ -433,9 +433,8 @@ def test_every_call_of_the_fleet_api_is_attacked_here():
     assert {method.name for method in service.methods} == {name for name, *_ in ATTACKS.values()}
 
 
+@pytest.mark.parametrize("superlink", ["SQLite"], indirect=True)
 def test_a_node_goes_on_with_its_message_after_the_superlink_has_restarted(superlink):
-    if superlink._file is None:
-        pytest.skip("a SuperLink in memory has lost all")
     with scene(superlink) as found:
         pass
     superlink.stop()

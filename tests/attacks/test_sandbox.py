@@ -129,10 +129,10 @@ def test_a_malformed_note_costs_the_app_its_process_and_the_node_nothing(hostile
 def test_half_a_note_holds_the_node_up_no_longer_than_silence(hostile_child):
     child, end = hostile_child
     os.write(end, note("done", 0, "")[:9])
-    begun = time.monotonic()
+    start = time.monotonic()
     with pytest.raises(ChildDiedError, match="hung"):
         child.note(timeout=0.3)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - start < 5
 
 
 # What other processes read, write and remove below `runs`.
@@ -197,9 +197,9 @@ def test_no_sweep_follows_a_link_of_an_app(state, photos, name):
 @pytest.mark.parametrize("name", ["runs/x/7/links", "runs/1/y/links", "runs/²/7/links"])
 def test_no_name_of_an_app_ends_the_supernode(state, name):
     (state / name).mkdir(parents=True)
-    asked = []
-    remove_links_of_ended_runs(state, asked.append)
-    assert asked == ([1] if name.startswith("runs/1/") and asked else [])
+    queried = []
+    remove_links_of_ended_runs(state, queried.append)
+    assert queried == ([1] if name.startswith("runs/1/") and queried else [])
 
 
 def test_folders_of_any_depth_are_removed_in_bounded_space(state):
@@ -741,23 +741,23 @@ def train(message: Message, context: Context) -> Message:
     do = json.loads(message.content["config"]["do"])
     home = Path(os.environ["FLWR_HOME"])
     state = Path(context.node_config["state-dir"])
-    said = {"i am": NAME}
+    report = {"i am": NAME}
     if do.get("bundle"):
         for folder in (home / "apps" / f"tests.honest-app.1.0.0.{do['bundle'][:8]}",
                        home / "bundles" / do["bundle"]):
-            said[folder.parent.name] = tried(lambda: plant(folder))
+            report[folder.parent.name] = tried(lambda: plant(folder))
     if do.get("photos"):
-        said["link"] = tried(lambda: os.symlink(do["photos"], state / "runs" / "77"))
-        said["own link"] = tried(
+        report["link"] = tried(lambda: os.symlink(do["photos"], state / "runs" / "77"))
+        report["own link"] = tried(
             lambda: os.symlink(do["photos"], state / "runs" / str(context.run_id) / "8")
         )
     own = state / "runs" / str(context.run_id) / "7"
     own.mkdir(parents=True, exist_ok=True)
     (own / "kept").write_text(NAME)
-    said["runs"] = sorted(os.listdir(state / "runs"))
-    said["run"] = str(context.run_id)
-    said["code"] = len(os.listdir(home / "bundles"))
-    said["others"] = tried(lambda: [(state / "runs" / run / "7" / "kept").read_text()
+    report["runs"] = sorted(os.listdir(state / "runs"))
+    report["run"] = str(context.run_id)
+    report["code"] = len(os.listdir(home / "bundles"))
+    report["others"] = tried(lambda: [(state / "runs" / run / "7" / "kept").read_text()
                                     for run in do.get("others", [])])
     for line in do.get("lines", []):
         os.write(1, line.encode())
@@ -771,8 +771,8 @@ def train(message: Message, context: Context) -> Message:
         os.write(number, struct.pack("!i", len(bomb)) + bomb)
         import time
         time.sleep(5)
-    told = ConfigRecord({"said": json.dumps(said)})
-    return Message(RecordDict({"told": told}), reply_to=message)
+    answer = ConfigRecord({"report": json.dumps(report)})
+    return Message(RecordDict({"answer": answer}), reply_to=message)
 """
 
 SERVER = """
@@ -793,7 +793,7 @@ def main(grid: Grid, context: Context) -> None:
     while not (replies := list(grid.pull_messages([sent]))):
         time.sleep(0.05)
     (reply,) = replies
-    print("SAID", reply.error.reason if reply.has_error() else reply.content["told"]["said"])
+    print("REPORT", reply.error.reason if reply.has_error() else reply.content["answer"]["report"])
 """
 
 
@@ -822,8 +822,8 @@ def test_a_hostile_run_in_the_sandbox_of_a_real_node_changes_nothing_outside(tmp
     def run(federation, app, do):
         outcome = federation.run(app, {"do": json.dumps(do)}, timeout=150)
         assert outcome.completed, "\n".join(outcome.lines)
-        (line,) = [line for line in outcome.lines if line.startswith("SAID ")]
-        return line.removeprefix("SAID ")
+        (line,) = [line for line in outcome.lines if line.startswith("REPORT ")]
+        return line.removeprefix("REPORT ")
 
     policy = {"extends": "open", **SANDBOXED, "most-disk": 2_000_000}
     settings = {"preload": [], "keep-runs": 1e-3, "policy": policy}
@@ -840,11 +840,11 @@ def test_a_hostile_run_in_the_sandbox_of_a_real_node_changes_nothing_outside(tmp
         assert "most-disk" in run(federation, trojan, {"fill": 4_000_000})
         died = run(federation, trojan, {"marker": str(marker)})
         assert "malformed" in died
-        said = json.loads(run(federation, honest, {}))
+        report = json.loads(run(federation, honest, {}))
         node = federation.nodes[0]
         status = json.loads((node.state_dir / "node.json").read_text())
         log = node.log.read_text(errors="replace")
-    assert said["i am"] == "honest"
+    assert report["i am"] == "honest"
     assert not marker.exists()
     assert images(photos) == 60
     assert status["starts"] == 1  # neither SuperNode nor executor had to start again

@@ -59,15 +59,15 @@ def test_fedlgd_spends_its_epsilon_once_and_all_else_follows_from_that_release(r
     private = {"fedlgd.dp-epsilon": 2.0, "fedlgd.refine-steps": 0, "fedlgd.every": 2}
     finished = read_run(run(strategy="fedlgd", **steps, **private, num_rounds=3))
     assert len(spent(finished)) == 4
-    told = [
+    epsilons = [
         numbers["dp-epsilon"]
         for entry in finished.journal
         for numbers in entry.get("nodes", {}).values()
         if "dp-epsilon" in numbers
     ]
-    assert len(told) == 3 * 4
-    assert max(told) - min(told) < 1e-9
-    assert 1.9 < max(told) <= 2.0
+    assert len(epsilons) == 3 * 4
+    assert max(epsilons) - min(epsilons) < 1e-9
+    assert 1.9 < max(epsilons) <= 2.0
     assert len({row["loss"] for row in finished.rows}) == 4
 
 
@@ -77,8 +77,8 @@ def test_the_run_goes_on_without_nodes_whose_budget_is_spent(run):
     budget = {"train.dp-noise": 2.0, "train.dp-epsilon": 0.75, "partition.classes": 2}
     finished = read_run(run(strategy="fedavg", **budget))
     assert max(spent(finished).values()) <= 0.75
-    told = [entry for entry in finished.journal if entry.get("phase") == "train"]
-    assert [len(entry["nodes"]) for entry in told] == [4, 0]
+    trained = [entry for entry in finished.journal if entry.get("phase") == "train"]
+    assert [len(entry["nodes"]) for entry in trained] == [4, 0]
 
 
 def update_of(mod, **config):

@@ -100,8 +100,8 @@ def test_fedlgd_distils_on_virtual_nodes_and_on_the_server(simulation):
     steps = {f"fedlgd.{name}-steps": 5 for name in ("first", "refine", "global")}
     folder = simulation("fedlgd", **{"partition.scheme": "iid", "fedlgd.every": 1, **steps})
     assert [row["round"] for row in rows(folder)] == [0, 1, 2]
-    made = VirtualData.from_safetensors((folder / "virtual.safetensors").read_bytes())
-    assert (made.labels.bincount().tolist(), made.steps) == ([10] * 10, 2 * 5)
+    virtual = VirtualData.from_safetensors((folder / "virtual.safetensors").read_bytes())
+    assert (virtual.labels.bincount().tolist(), virtual.steps) == ([10] * 10, 2 * 5)
 
 
 @pytest.mark.matrix

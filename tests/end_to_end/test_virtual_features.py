@@ -99,7 +99,7 @@ def test_a_run_goes_on_only_with_the_network_that_it_began_with(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "text"),
     [
         ({"hfldd.network": "a:B", "hfldd.distiller": "dm"}, "hfldd.network = a:B"),
         ({"hfldd.refresh-every": 2}, "hfldd.refresh-every = 2: .*set backbone.trains"),
@@ -110,6 +110,6 @@ def test_a_run_goes_on_only_with_the_network_that_it_began_with(tmp_path):
         ({"hfldd.formation": 2}, r"hfldd.formation = 2, but samples are of shape \(1024, 1, 1\)"),
     ],
 )
-def test_settings_that_need_virtual_images_are_refused_by_name(tmp_path, settings, said):
-    with pytest.raises((SettingsError, ValueError), match=said):
+def test_settings_that_need_virtual_images_are_refused_by_name(tmp_path, settings, text):
+    with pytest.raises((SettingsError, ValueError), match=text):
         play(tmp_path, strategy="hfldd", **settings)

@@ -195,7 +195,7 @@ class Federation(LocalFederation):
         self.nodes[index].restart()
 
     def make_whole(self, ghosts=()):
-        """Start dead nodes again and wait for all; the SuperLink is told of those that are gone."""
+        """Start dead nodes again and wait for all; those that are gone are unregistered."""
         with create_channel(self.control_address, insecure=True, root_certificates=None) as channel:
             for node in ghosts:
                 ControlStub(channel).UnregisterNode(UnregisterNodeRequest(node_id=node))
@@ -217,12 +217,12 @@ def hosts():
         yield None
         return
     try:
-        made = Hosts(NODES)
+        namespaces = Hosts(NODES)
     except subprocess.CalledProcessError:
         yield None
         return
-    yield made
-    made.remove()
+    yield namespaces
+    namespaces.remove()
 
 
 @pytest.fixture(scope="session")

@@ -40,11 +40,11 @@ class KillingGrid:
 
     def _kill(self, victim):
         for file in Path(self._nodes).glob("node-*/node.json"):
-            told = json.loads(file.read_text())
-            if told.get("online") == victim:
+            status = json.loads(file.read_text())
+            if status.get("online") == victim:
                 for part in ("pid", "supernode", "executor", "worker", "mailbox"):
                     with suppress(ProcessLookupError):  # ended with the one before
-                        os.kill(told[part], signal.SIGKILL)
+                        os.kill(status[part], signal.SIGKILL)
                 print("KILLED", file.parent.name, flush=True)
 
 class Killing(FedHEAD):

@@ -135,7 +135,7 @@ def rewritten(draw, content):
 
 @dataclass
 class Honest:
-    """A node that does as it is told, but for learning: its weights move at random."""
+    """An honest node that does not learn: its weights move at random."""
 
     place: int
     model: dict

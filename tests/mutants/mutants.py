@@ -52,7 +52,7 @@ FOLDERS = ("distill", "strategies", "links", "protocol", "client", "server", "fl
 FAST = "not slow and not faults and not docker and not matrix and not wheel"
 APPROVED = ("tests/golden/", "tests/server/test_settings_catalogue.py")
 COPIES = 2  # mutants at once
-LAST_START = 18 * 60  # seconds after which no mutant is begun
+LAST_START = 18 * 60  # seconds after which no mutant is started
 LEAST_SHARE = 0.85
 
 MOST_TESTS = 60  # of the fastest of a line, and again of those that run most of its file
