@@ -134,18 +134,6 @@ def test_two_real_runs_with_one_seed_give_the_same_model_to_the_last_bit(federat
     assert len({hashlib.sha256(model).hexdigest() for model in models}) == 1
 
 
-@pytest.mark.slow
-def test_nodes_train_privately_and_each_ones_account_grows_with_the_rounds(federation):
-    folder = completed(federation, strategy="fedavg", train__dp_noise=2.0)
-    first, second = (entry["nodes"] for entry in phases(folder, "train"))
-    assert len(first) == NODES
-    for node, numbers in first.items():
-        assert 0 < numbers["dp-epsilon"] < second[node]["dp-epsilon"]
-        assert "train-loss" not in numbers
-    report = (folder / "report.html").read_text()
-    assert f"The largest epsilon of {NODES} nodes is" in report
-
-
 @pytest.fixture(scope="module")
 def fedhead(federation):
     """The folder of a round of FedHEAD over direct links."""
