@@ -63,9 +63,9 @@ class CallsTogether(grpc.ServerInterceptor):
         try:
             parts = unpacked(request.object_content, 2 * MOST_CALLS)
         except ValueError as error:
-            _refuse(context, str(error))
+            _reject(context, str(error))
         if len(parts) % 2:
-            _refuse(context, "a call in the batch has no content")
+            _reject(context, "a call in the batch has no content")
         calls = zip(parts[::2], parts[1::2], strict=True)
         answers: list[bytes] = []
         left = MOST_BYTES
@@ -82,17 +82,17 @@ class CallsTogether(grpc.ServerInterceptor):
     ) -> bytes:
         handler = self._handlers.get(name.decode("ascii", "replace"))
         if handler is None:
-            _refuse(context, "a call in the batch is of another kind")
+            _reject(context, "a call in the batch is of another kind")
         try:
             request = handler.request_deserializer(content)
         except DecodeError:
-            _refuse(context, "a call in the batch cannot be read")
+            _reject(context, "a call in the batch cannot be read")
         if hasattr(request, "node") and request.node.node_id != node_id:
-            _refuse(context, "a call in the batch is another node's")
+            _reject(context, "a call in the batch is another node's")
         try:
             answer = handler.unary_unary(request, context)
         except (KeyError, ValueError) as error:
-            _refuse(context, f"Flower refuses a call in the batch: {type(error).__name__}")
+            _reject(context, f"Flower refuses a call in the batch: {type(error).__name__}")
         written: bytes = handler.response_serializer(answer)
         return written
 
@@ -123,6 +123,6 @@ def _accept(request: PullObjectRequest, context: grpc.ServicerContext) -> PullOb
     return PullObjectResponse(object_found=True)
 
 
-def _refuse(context: grpc.ServicerContext, reason: str) -> NoReturn:
+def _reject(context: grpc.ServicerContext, reason: str) -> NoReturn:
     context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
     raise AssertionError("abort raises")
