@@ -46,17 +46,10 @@ class EdgeStartError(ReportedError):
 
 @dataclass(frozen=True)
 class Below:
-    """The edge's side for its own nodes.
+    """The edge's side for its own nodes, with its own settings of runs.
 
-    Parameters
-    ----------
-    address : str
-        ``host:port`` of the Fleet API, where its nodes connect. Its Control API and its ServerAppIo
-        API have the next two ports on loopback.
-    certificate : ServerCertificate, optional
-        For TLS; only registered nodes are then admitted. None: no TLS, and any node.
-    run_config : Mapping[str, bool | int | float | str]
-        Its own settings of runs.
+    `address` is ``host:port`` of the Fleet API; the Control API and the ServerAppIo API have the
+    next two ports on loopback. Without a certificate there is no TLS, and any node is admitted.
     """
 
     address: str
@@ -73,16 +66,8 @@ class Below:
 class Edge:
     """A SuperLink for nodes below, a node above, and the runs between them.
 
-    Parameters
-    ----------
-    node : Mapping[str, Any]
-        Settings of its node above, as in a file for ``flwr-distill node --config``.
-    state_dir : Path
-        The node's; the SuperLink's files are in its folder ``below``.
-    below : Below
-        The side for its own nodes.
-    app_dir : Path
-        Directory of the app.
+    `node` has the settings of the node above, as in a file for ``flwr-distill node --config``;
+    `state_dir` is the node's, with the SuperLink's files in its folder ``below``.
     """
 
     def __init__(
@@ -102,14 +87,9 @@ class Edge:
     def run(self) -> None:
         """Run until SIGINT or SIGTERM raises `KeyboardInterrupt`; then end the runs below.
 
-        Call it from the main thread: its processes end with the thread that starts them.
-
-        Raises
-        ------
-        EdgeStartError
-            If it cannot work.
-        FederationRunsError
-            If another edge runs in the same state directory.
+        Call it from the main thread: its processes end with the thread that starts them. Raises
+        `EdgeStartError` if it cannot work, and `FederationRunsError` if another edge runs in the
+        same state directory.
         """
         file = FederationFile(self._state)
         file.lock()

@@ -56,18 +56,9 @@ class RunBelow:
 class EdgeRuns:
     """Starts, resumes and ends the runs below an edge.
 
-    Parameters
-    ----------
-    sockets : Path
-        Folder for the sockets, which only this user and the node's app may enter.
-    state_dir : Path
-        Lasting folder: which run below belongs to which above, and the runs' folders in ``runs``.
-    own : Mapping[str, bool | int | float | str]
-        The edge's own settings of runs below.
-    control : Callable[[], Control]
-        Opens the Control API of the edge's SuperLink.
-    bundle : bytes
-        The app bundle.
+    Only this user and the node's app may enter the folder of `sockets`. `state_dir` lasts: it has
+    the runs' folders in ``runs``, and which of them belongs to which run above. `own` are the
+    edge's settings of runs below. `control` opens the Control API of the edge's SuperLink.
     """
 
     def __init__(

@@ -63,16 +63,9 @@ def superlink_command(
 ) -> list[str]:
     """The command of a SuperLink whose ServerApps are started by another process.
 
-    A SuperLink that starts them itself has no secret, and any user could claim its tasks.
-
-    Parameters
-    ----------
-    secret : Path
-        File that signs claims of tasks.
-    certificate : ServerCertificate, optional
-        For TLS; only registered nodes are then admitted. None: no TLS, and any node.
-    database : Path, optional
-        File for its state and the messages that pass through it. None: in memory.
+    A SuperLink that starts them itself has no secret, and any user could claim its tasks. With a
+    certificate it uses TLS, and admits only registered nodes. Its state and the messages that pass
+    through it are in the database, else in memory.
     """
     tls = ["--insecure"]
     if certificate is not None:

@@ -51,20 +51,9 @@ def submit(
 ) -> RunOutcome:
     """Submit a Flower app, pass every line of its log to `on_line`, and return how it ended.
 
-    The first line is ours and has the run's id. The SuperLink may restart in the meantime.
-
-    Parameters
-    ----------
-    app_dir : Path
-        Directory of the app.
-    run_config : Mapping[str, RunConfigValue]
-        Overrides of the app's run config, by dotted key.
-    control : Callable[[], Control]
-        Opens the SuperLink's Control API; called again after an outage, so it should wait.
-    on_line : Callable[[str], None] | None (default: None)
-        Called with every line.
-    timeout : float (default: math.inf)
-        Seconds; a run that takes longer is stopped.
+    The first line is ours and has the run's id. `control` opens the SuperLink's Control API; it is
+    called again after an outage, so it should wait. A run that takes over `timeout` seconds is
+    stopped.
 
     Raises
     ------

@@ -47,16 +47,8 @@ NAMES = {name for name, _ in _KINDS.values()}
 class Together:
     """Makes calls in batches where the SuperLink accepts them.
 
-    Parameters
-    ----------
-    stub : object
-        Flower's own, over the channel.
-    channel : grpc.Channel
-        To the SuperLink.
-    service : str
-        The stub's: ``Fleet`` or ``ServerAppIo``.
-    invoke : callable, optional (default: None)
-        Calls a function until the SuperLink answers; the stub's calls then do so themselves.
+    `stub` is Flower's, for the `service` ``Fleet`` or ``ServerAppIo``. `invoke` calls a function
+    until the SuperLink answers; the stub's calls must then do so themselves.
     """
 
     def __init__(

@@ -26,6 +26,8 @@ from flwr.supercore.date import now
 from flwr.supercore.grpc import create_channel
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
+from flwr_distill.task.errors import ReportedError
+
 MAX_AHEAD = SYSTEM_TIME_TOLERANCE
 MAX_BEHIND = TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
 """Seconds by which Flower lets a node's clock differ from the SuperLink's."""
@@ -36,7 +38,7 @@ MAX_MEASURED = 3600
 _PRECISION = 0.02
 
 
-class ClockError(Exception):
+class ClockError(ReportedError):
     """The clock cannot be measured."""
 
 

@@ -72,12 +72,7 @@ class WatchingLinkState(LinkState):
 
     Messages that a node had fetched when it restarts are lost, and the reply to each is an error.
     Flower notes that only if someone polls for the reply while the node counts as offline, which
-    may be for a moment.
-
-    Attributes
-    ----------
-    doorbell : Doorbell
-        Rings for a node when a message for it is stored.
+    may be for a moment. The `doorbell` rings for a node when a message for it is stored.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:

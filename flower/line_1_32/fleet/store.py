@@ -260,10 +260,7 @@ class OneConnectionStore(PlainQueries, SqlObjectStore):
 class Contents:
     """A cache of objects' contents, up to a size.
 
-    Attributes
-    ----------
-    changes : int
-        How often something was removed: contents that were read before are not cached after it.
+    `changes` counts removals: contents that were read before one are not cached after it.
     """
 
     def __init__(self, most: int = IN_MEMORY) -> None:

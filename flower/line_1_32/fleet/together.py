@@ -26,12 +26,8 @@ class CallsTogether(grpc.ServerInterceptor):
     Each call goes through Flower's own handler, with all its checks, in the name of the node that
     sends the batch. They are stored together or, if one is refused, not at all.
 
-    Parameters
-    ----------
-    servicer, add : object, callable
-        Flower's servicer of the API, and the function that adds it to a server.
-    transaction : callable
-        Opens a transaction, in which handlers read and write.
+    `add` adds Flower's servicer of the API to a server. `transaction` opens a transaction, in which
+    the handlers of a batch read and write.
     """
 
     def __init__(

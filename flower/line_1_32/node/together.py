@@ -33,14 +33,8 @@ class TogetherStub(FleetStub):
     all or nothing, and an announced reply is complete. Calls for the objects before the last one
     succeed at once; if the batch fails, the last one does.
 
-    Parameters
-    ----------
-    channel : grpc.Channel
-        To the SuperLink.
-    key : EllipticCurvePrivateKey, optional (default: None)
-        The node's, with which it signs its replies.
-    refused : callable, optional (default: None)
-        Gets the SuperLink's reason for not admitting the node.
+    The node signs its replies with the key. `refused` gets the SuperLink's reason for not admitting
+    the node.
     """
 
     def __init__(
