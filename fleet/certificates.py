@@ -53,6 +53,7 @@ from flwr_distill.task.durable import replacing
 Role = Literal["viewer", "submitter", "operator"]
 """What a user may do, by docker/gate/nginx.conf."""
 
+_Key = ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey
 _PKCS8, _OPEN_SSH_PRIVATE = serialization.PrivateFormat.PKCS8, serialization.PrivateFormat.OpenSSH
 
 
@@ -166,21 +167,21 @@ class CertificateFolder:
     def issue_server(self, hosts: Sequence[str], days: int) -> Issued:
         """Issue the SuperLink's certificate for every DNS name and address that reaches it."""
         key = new_key()
-        return self._issue(SERVER, hosts, days, key.public_key(), {"server.key": _pem(key)})
+        return self._issue(_draft(SERVER, hosts, key), days, {"server.key": _pem(key)})
 
     def issue_node(self, name: str, hosts: Sequence[str], days: int) -> Issued:
         """Issue a node's keys and certificate; other nodes reach it at `hosts`, else at `name`."""
         check_name(name)
         key, login = new_key(), new_key()
         files = {"node.key": _pem(key), "login.key": private_pem(login, _OPEN_SSH_PRIVATE)}
-        public = open_ssh(login.public_key())
-        return self._issue(name, hosts or [name], days, key.public_key(), files, login_key=public)
+        draft = _draft(name, hosts or [name], key, login_key=open_ssh(login.public_key()))
+        return self._issue(draft, days, files)
 
     def issue_user(self, name: str, role: Role, days: int) -> Issued:
         """Issue a user's key and certificate, which has the role."""
         check_name(name)
         key = new_key()
-        return self._issue(name, [], days, key.public_key(), {"user.key": _pem(key)}, role)
+        return self._issue(_draft(name, [], key, role=role), days, {"user.key": _pem(key)})
 
     def sign(
         self,
@@ -195,13 +196,13 @@ class CertificateFolder:
         name; a request with another host is refused. A `fingerprint` must be the key's.
         """
         node = read_request(request)
-        actual = authority.fingerprint(open_ssh(node.key))
+        draft = _draft(node.name, hosts or [node.name], node.key, login_key=node.login_key)
+        actual = draft.fingerprint
         if fingerprint is not None and fingerprint != actual:
             raise CertificateError(
                 f"the request's key has {actual}", where="fingerprint", value=fingerprint
             )
-        granted = list(hosts) or [node.name]
-        if unnamed := [host for host in node.hosts if host not in granted]:
+        if unnamed := [host for host in node.hosts if host not in draft.hosts]:
             options = " ".join(f"--host {host}" for host in unnamed)
             raise CertificateError(
                 f"names {', '.join(unnamed)}",
@@ -209,16 +210,14 @@ class CertificateFolder:
                 remedy=f"give {options} if you know that this is the node's own, else have it make "
                 "a request without",
             )
-        return self._issue(node.name, granted, days, node.key, {}, login_key=node.login_key)
+        return self._issue(draft, days, {})
 
     def renew(self, name: str, days: int) -> Issued:
         """Issue a new certificate for the same key and hosts, in place of the last one."""
         last = self.valid(name)
         if last is None:
             raise CertificateError(f"has issued no {name}, or it is revoked", where=self._path)
-        key = serialization.load_ssh_public_key(last.public_key.encode())
-        assert isinstance(key, ec.EllipticCurvePublicKey)
-        entry, files = self._signed(name, last.hosts, days, key, last.role, last.login_key)
+        entry, files = self._signed(last, days)
         for file, content in files.items():
             with replacing(self._path / name / file) as partial:
                 partial.write_bytes(content)
@@ -271,17 +270,8 @@ class CertificateFolder:
     def _authority_of(self, name: str, role: str) -> Authority:
         return self._servers if name == SERVER or role else self._nodes
 
-    def _issue(
-        self,
-        name: str,
-        hosts: Sequence[str],
-        days: int,
-        key: ec.EllipticCurvePublicKey,
-        files: dict[str, bytes],
-        role: str = "",
-        login_key: str = "",
-    ) -> Issued:
-        issued = self.issued()
+    def _issue(self, draft: Issued, days: int, files: dict[str, bytes]) -> Issued:
+        issued, name = self.issued(), draft.name
         if self.valid(name):
             raise CertificateError(
                 f"is issued already, in {self._path / name}",
@@ -289,7 +279,7 @@ class CertificateFolder:
                 remedy=f"`flwr-distill certs renew {name}` renews it; for another key, "
                 f"`flwr-distill certs revoke {name}` first",
             )
-        entry, signed = self._signed(name, hosts, days, key, role, login_key)
+        entry, signed = self._signed(draft, days)
         files = {**files, **signed, "ca.crt": self.certificate.read_bytes()}
         if entry.is_node:
             files["login.pub"] = f"{entry.login_key} {name}\n".encode()
@@ -297,34 +287,25 @@ class CertificateFolder:
         self._save([*issued, entry])
         return entry
 
-    def _signed(
-        self,
-        name: str,
-        hosts: Sequence[str],
-        days: int,
-        key: ec.EllipticCurvePublicKey,
-        role: str,
-        login_key: str,
-    ) -> tuple[Issued, dict[str, bytes]]:
+    def _signed(self, draft: Issued, days: int) -> tuple[Issued, dict[str, bytes]]:
         """Return the entry of a new certificate, and its files."""
-        signer = self._authority_of(name, role)
+        signer = self._authority_of(draft.name, draft.role)
         if not signer.certificate.exists():
             raise CertificateError(
                 "is of an earlier version, without an authority for nodes",
                 where=self._path,
                 remedy="`flwr-distill certs init --keep` adds it; see Keys in docs/deploy.md",
             )
-        self._check_hosts(name, hosts)
-        uses = SERVER_USES if name == SERVER else USER_USES if role else NODE_USES
-        certificate = signer.sign(subject_of(name, role), key, hosts, uses, days)
-        entry = Issued(
-            name=name,
-            hosts=list(hosts),
+        self._check_hosts(draft.name, draft.hosts)
+        uses = SERVER_USES if draft.name == SERVER else USER_USES if draft.role else NODE_USES
+        key = serialization.load_ssh_public_key(draft.public_key.encode())
+        assert isinstance(key, ec.EllipticCurvePublicKey)
+        subject = subject_of(draft.name, draft.role)
+        certificate = signer.sign(subject, key, draft.hosts, uses, days)
+        entry = replace(
+            draft,
             serial=f"{certificate.serial_number:x}",
             expires=certificate.not_valid_after_utc.date().isoformat(),
-            public_key=open_ssh(key),
-            role=role,
-            login_key=login_key,
             signer=signer.name,
         )
         files = {entry.file: certificate.public_bytes(serialization.Encoding.PEM)}
@@ -350,6 +331,12 @@ class CertificateFolder:
     def _save(self, issued: Sequence[Issued]) -> None:
         with replacing(self._register) as partial:
             partial.write_text(json.dumps([asdict(entry) for entry in issued], indent=2) + "\n")
+
+
+def _draft(name: str, hosts: Sequence[str], key: _Key, **more: str) -> Issued:
+    """The entry of a certificate that is not yet signed."""
+    public = key.public_key() if isinstance(key, ec.EllipticCurvePrivateKey) else key
+    return Issued(name, list(hosts), "", "", open_ssh(public), **more)
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
