@@ -42,13 +42,18 @@ if TYPE_CHECKING:
 
 CONNECTION = "flwr-distill-local"
 """Name of the connection to the SuperLink in the federation's own Flower configuration."""
-
 OnWait = Callable[[Sequence["LocalNode"]], None]
 """Called repeatedly with the nodes that are still awaited."""
 
 
 class FederationError(ReportedError, RuntimeError):
     """A federation on this machine cannot start or continue."""
+
+
+def _started(process: Process | None, where: str) -> Process:
+    if process is None:
+        raise FederationError("was not started", where=where, remedy="call start() first")
+    return process
 
 
 class LocalNode:
@@ -72,9 +77,8 @@ class LocalNode:
 
     @property
     def process(self) -> Process:
-        """The main process of a started node."""
-        assert self._process is not None
-        return self._process
+        """The node's main process."""
+        return _started(self._process, self.name)
 
     @property
     def pid(self) -> int:
@@ -185,9 +189,9 @@ class LocalFederation:
         self._port = port
         self._data = data
         self._file = FederationFile(self.state_dir)
-        # What leaves these nodes stays on this machine.
-        open_nodes = {"node-config": dict(node_config or {}), "policy": "open"}
-        self._node_settings = open_nodes | dict(node_settings or {})
+        # Replies of these nodes stay on this machine.
+        self._node_settings = {"node-config": dict(node_config or {}), "policy": "open"}
+        self._node_settings |= node_settings or {}
         self._superlink: Process | None = None
         self._serverapps: Process | None = None
         self._serverapps_command: list[str] = []
@@ -235,8 +239,7 @@ class LocalFederation:
     def stop(self) -> None:
         """End all processes: nodes first, so that they sign off, then the SuperLink."""
         stop([node.process for node in self.nodes if node.started])
-        servers = [self._superlink, self._serverapps]
-        stop([process for process in servers if process is not None])
+        stop([each for each in (self._superlink, self._serverapps) if each is not None])
         self._superlink = self._serverapps = None
         self._nurseries.close()
         self.nursery_pids.clear()
@@ -249,15 +252,13 @@ class LocalFederation:
 
     @property
     def superlink_pid(self) -> int:
-        """Process id of the SuperLink of a started federation."""
-        assert self._superlink is not None
-        return self._superlink.pid
+        """Process id of the SuperLink."""
+        return _started(self._superlink, "the federation").pid
 
     @property
     def serverapps_pid(self) -> int:
-        """Process id of the parent of ServerApps of a started federation."""
-        assert self._serverapps is not None
-        return self._serverapps.pid
+        """Process id of the parent of ServerApps."""
+        return _started(self._serverapps, "the federation").pid
 
     def restart_dead_nodes(self) -> list[LocalNode]:
         """Restart the ServerApps' parent and nodes whose main process has ended; return the nodes.
@@ -368,8 +369,7 @@ class LocalFederation:
     def _wait_for_superlink(self, timeout: float) -> None:
         from flwr_distill.flower.line_1_32.fleet.superlink import SuperLinkError
 
-        superlink = self._superlink
-        assert superlink is not None
+        superlink = _started(self._superlink, "the federation")
         try:
             with self._control() as link:
                 link.wait(timeout, is_up=lambda: superlink.poll() is None)
@@ -398,8 +398,8 @@ class LocalFederation:
 
     def _start_server(self, command: Sequence[str]) -> Process:
         """Start the SuperLink, or its ServerApps' parent."""
-        nurseries = [self.env[NURSERY]] if NURSERY in self.env else []  # with `flwr-serverapp`
-        path = os.pathsep.join([*nurseries, self.env["PATH"]])
+        nursery = self.env.get(NURSERY)  # with `flwr-serverapp`
+        path = os.pathsep.join(filter(None, [nursery, self.env["PATH"]]))
         if shutil.which(command[0], path=path) is None:
             raise FederationError(
                 f"the command {command[0]} is missing",

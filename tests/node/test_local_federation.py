@@ -116,7 +116,7 @@ def test_without_what_starts_serverapps_it_does_not_begin(
     """Otherwise runs would wait for ever."""
     federation = LocalFederation(1, tmp_path)
     monkeypatch.setitem(federation.env, "PATH", str(tmp_path))
-    with pytest.raises(RuntimeError, match=r"flower-superexec is not there"):
+    with pytest.raises(RuntimeError, match="flower-superexec is missing"):
         federation._start_server(serverapps_command(Addresses("", "", ""), tmp_path, 1))
 
 
