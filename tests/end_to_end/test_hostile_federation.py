@@ -60,6 +60,7 @@ def hostile_app(tmp_path):
 
 def test_two_hostile_nodes_are_rejected_in_each_round_and_the_model_learns(hostile_app, tmp_path):
     settings = {"strategy": "fedavg", "partition.scheme": "iid", "num-rounds": 3}
+    settings["phase-timeout"] = 600.0  # five new workers start slowly on a busy machine
     with LocalFederation(NODES, tmp_path / "state") as federation:
         folder = complete(federation, tmp_path, settings, hostile_app)
     assert [row["set_aside"] for row in rows(folder)] == [0, 2, 2, 2]
