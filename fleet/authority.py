@@ -1,4 +1,4 @@
-"""One certificate authority: a certificate, a key and a revocation list in PEM, of one name."""
+"""One certificate authority: a certificate, a key and a revocation list in PEM."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from flwr_distill.base.files import replacing
+from flwr_distill.task.durable import replacing
+from flwr_distill.task.errors import ReportedError
 
 SERVER_USES = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
 NODE_USES = x509.ExtendedKeyUsage(
     [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
 )
-"""A node calls other nodes, and is called by them."""
+"""A node is both client and server of other nodes."""
 USER_USES = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
 
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST = re.compile(rf"(?=.{{1,253}}$)({_LABEL}\.)*(?![0-9]+$){_LABEL}")
 _CLOCK_SKEW = datetime.timedelta(hours=1)
-_PRIVATE, _PUBLIC = 0o600, 0o644
 
 
-class CertificateError(Exception):
+class CertificateError(ReportedError):
     """A certificate cannot be issued or revoked."""
 
 
@@ -71,9 +72,8 @@ class Authority:
         """Sign a certificate for a key."""
         ca_key, ca = self._load()
         if now() + datetime.timedelta(days=days) > ca.not_valid_after_utc:
-            raise CertificateError(
-                f"days={days}: the authority ends on {ca.not_valid_after_utc.date()}, before that"
-            )
+            end = ca.not_valid_after_utc.date()
+            raise CertificateError(f"the authority ends on {end}", where="days", value=days)
         builder = _builder(subject, key, days)
         if hosts:
             builder = builder.add_extension(names_of(hosts), critical=False)
@@ -110,8 +110,9 @@ class Authority:
             certificate = x509.load_pem_x509_certificate(self.certificate.read_bytes())
         except (OSError, ValueError, TypeError) as error:
             raise CertificateError(
-                f"{self.key} or {self.certificate.name} cannot be read: {error} (put them back "
-                "from a copy)"
+                f"it or {self.certificate.name} cannot be read: {error}",
+                where=self.key,
+                remedy="restore them from a copy",
             ) from error
         assert isinstance(key, ec.EllipticCurvePrivateKey)
         return key, certificate
@@ -120,14 +121,13 @@ class Authority:
 def new_key() -> ec.EllipticCurvePrivateKey:
     """Make a key for a node, a user or the SuperLink.
 
-    On P-256, since a SuperLink checks a node's signature at every call, and on P-384 that takes six
-    times as long.
+    A SuperLink checks a node's signature at every call: P-384 would take six times as long.
     """
     return ec.generate_private_key(ec.SECP256R1())
 
 
 def subject_of(common_name: str, role: str = "") -> x509.Name:
-    """The subject of a certificate; users have a role."""
+    """Subject of a certificate; users have a role."""
     attributes = [x509.NameAttribute(NameOID.COMMON_NAME, common_name)]
     if role:
         attributes.append(x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, role))
@@ -135,18 +135,15 @@ def subject_of(common_name: str, role: str = "") -> x509.Name:
 
 
 def names_of(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
-    """The extension with DNS names and addresses."""
+    """Extension with DNS names and addresses."""
     return x509.SubjectAlternativeName([_host(host) for host in hosts])
 
 
 def shared_hosts(hosts: Sequence[str], others: Sequence[str]) -> list[str]:
-    """Hosts that are among `others`, however they are written; loopback is every machine's own."""
-    known = {_host(host) for host in _lower(others)}
-    return [
-        host
-        for host, name in zip(hosts, map(_host, _lower(hosts)), strict=True)
-        if name in known and not _is_loopback(name)
-    ]
+    """Hosts that are among `others` in any spelling, except loopback, which all machines have."""
+    known = {_host(host.lower()) for host in others}
+    names = {host: _host(host.lower()) for host in hosts}
+    return [host for host, name in names.items() if name in known and not _is_loopback(name)]
 
 
 def fingerprint(public_key: str) -> str:
@@ -169,23 +166,22 @@ def write_new(files: Mapping[Path, bytes]) -> None:
     """Write files, none of which may exist; only their owner can read .key files."""
     for file in files:
         if file.exists():
-            raise CertificateError(f"{file} exists: move it away first, it is never overwritten")
+            raise CertificateError("exists", where=file, remedy="it is never overwritten: move it")
     try:
         for file, content in files.items():
             file.parent.mkdir(parents=True, exist_ok=True)
-            mode = _PRIVATE if file.suffix == ".key" else _PUBLIC
             with replacing(file) as partial:
-                partial.touch(mode=mode)
+                partial.touch(mode=0o600 if file.suffix == ".key" else 0o644)
                 partial.write_bytes(content)
     except OSError as error:
         raise CertificateError(
-            f"the certificate cannot be written: {error} (give a folder in which this user may "
-            "write)"
+            f"the certificate cannot be written: {error}",
+            remedy="give a folder in which this user may write",
         ) from error
 
 
 def now() -> datetime.datetime:
-    """The time, in UTC."""
+    """Time in UTC."""
     return datetime.datetime.now(datetime.UTC)
 
 
@@ -204,16 +200,12 @@ def _builder(
 
 
 def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
     return x509.KeyUsage(
         digital_signature=not signs_certificates,
         key_cert_sign=signs_certificates,
         crl_sign=signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
+        **dict.fromkeys((*others, "encipher_only", "decipher_only"), False),
     )
 
 
@@ -223,13 +215,12 @@ def _host(host: str) -> x509.DNSName | x509.IPAddress:
     except ValueError:
         if not _HOST.fullmatch(host):
             raise CertificateError(
-                f"host={host} is neither a DNS name nor an address: give it without a port"
+                "is neither a DNS name nor an address",
+                where="host",
+                value=host,
+                remedy="give it without a port",
             ) from None
         return x509.DNSName(host)
-
-
-def _lower(hosts: Sequence[str]) -> list[str]:
-    return [host.lower() for host in hosts]
 
 
 def _is_loopback(name: x509.DNSName | x509.IPAddress) -> bool:

@@ -10,12 +10,12 @@
     NODE/                        ca.crt, nodes-ca.crt, node.crt, login.pub: for that node's machine
     USER/                        ca.crt, user.crt, user.key: for who submits runs
 
-Two authorities, because gRPC distinguishes a node from a SuperLink by nothing else: a node's
-mailbox is a TLS server too. Nodes and users trust ``ca.crt`` for the SuperLink, so that no
-certificate of a node is good for its place, whichever hosts it names.
+There are two authorities, because gRPC distinguishes a node from a SuperLink in no other way: a
+node's mailbox is a TLS server too. Nodes and users trust only ``ca.crt`` for the SuperLink, so a
+node's certificate cannot pose as it, whichever hosts it names.
 
-A node makes its keys on its own machine, and asks with `fleet.node_request` for a certificate.
-Where the authority makes keys as well, as for a federation on one machine, they are in the folder.
+A node makes its keys on its own machine, and requests a certificate with `fleet.node_request`.
+Keys that the authority makes, as for a federation on one machine, are in the folder.
 
 A node has two keys: ``login.key`` for the SuperLink, and ``node.key`` for other nodes. Apps sign
 with the second, so a sandbox can read it; nothing in a sandbox may log in as the node.
@@ -53,6 +53,7 @@ from flwr_distill.fleet.node_request import SERVER, check_name, read_request
 Role = Literal["viewer", "submitter", "operator"]
 """What a user may do, by docker/gate/nginx.conf."""
 
+_Key = ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey
 _PKCS8, _OPEN_SSH_PRIVATE = serialization.PrivateFormat.PKCS8, serialization.PrivateFormat.OpenSSH
 
 
@@ -60,9 +61,8 @@ _PKCS8, _OPEN_SSH_PRIVATE = serialization.PrivateFormat.PKCS8, serialization.Pri
 class Issued:
     """An issued certificate: serial number in hexadecimal, dates in UTC, keys as for OpenSSH.
 
-    Users have a role; nodes and the SuperLink have none. Nodes have a key for their login; those of
-    earlier versions log in with the certificate's. `signer` is the name of the authority, which for
-    nodes of earlier versions is the SuperLink's.
+    Only users have a role. Nodes of earlier versions have no login key: they log in with the
+    certificate's key. `signer` names the authority; it was ``ca`` for nodes of earlier versions.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Issued:
 
     @property
     def registered_key(self) -> str:
-        """The key with which a node logs in."""
+        """Key with which a node logs in."""
         return self.login_key or self.public_key
 
     @property
@@ -92,7 +92,7 @@ class Issued:
 
     @property
     def days_left(self) -> int:
-        """Days until it expires, of which the last is not a whole one."""
+        """Days until the day on which it expires."""
         return (datetime.date.fromisoformat(self.expires) - authority.now().date()).days
 
     @property
@@ -102,7 +102,10 @@ class Issued:
 
 
 class CertificateFolder:
-    """The authorities and the certificates they issued; :meth:`create` makes the folder."""
+    """The authorities and the certificates they issued; :meth:`create` makes the folder.
+
+    Its methods raise `CertificateError`.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -142,13 +145,10 @@ class CertificateFolder:
         self.write_revocations()
 
     def complete(self, days: int) -> list[str]:
-        """Add what a folder of an earlier version is missing: the authority for nodes.
+        """Add the authority for nodes to a folder of an earlier version.
 
-        Returns
-        -------
-        list[str]
-            Names of nodes whose certificates of an earlier version are good for the SuperLink's
-            place, because they name its host.
+        Returns the names of nodes whose certificates of an earlier version can pose as the
+        SuperLink, because they name its host.
         """
         if not self._nodes.certificate.exists():
             write_new(self._nodes.make("flwr-distill authority for nodes", days))
@@ -167,21 +167,21 @@ class CertificateFolder:
     def issue_server(self, hosts: Sequence[str], days: int) -> Issued:
         """Issue the SuperLink's certificate for every DNS name and address that reaches it."""
         key = new_key()
-        return self._issue(SERVER, hosts, days, key.public_key(), {"server.key": _pem(key)})
+        return self._issue(_draft(SERVER, hosts, key), days, {"server.key": _pem(key)})
 
     def issue_node(self, name: str, hosts: Sequence[str], days: int) -> Issued:
         """Issue a node's keys and certificate; other nodes reach it at `hosts`, else at `name`."""
         check_name(name)
         key, login = new_key(), new_key()
         files = {"node.key": _pem(key), "login.key": private_pem(login, _OPEN_SSH_PRIVATE)}
-        public = open_ssh(login.public_key())
-        return self._issue(name, hosts or [name], days, key.public_key(), files, login_key=public)
+        draft = _draft(name, hosts or [name], key, login_key=open_ssh(login.public_key()))
+        return self._issue(draft, days, files)
 
     def issue_user(self, name: str, role: Role, days: int) -> Issued:
-        """Issue a user's key and certificate, which bears the role; it is good for no node."""
+        """Issue a user's key and certificate, which has the role."""
         check_name(name)
         key = new_key()
-        return self._issue(name, [], days, key.public_key(), {"user.key": _pem(key)}, role)
+        return self._issue(_draft(name, [], key, role=role), days, {"user.key": _pem(key)})
 
     def sign(
         self,
@@ -192,31 +192,32 @@ class CertificateFolder:
     ) -> Issued:
         """Issue a certificate for a node's request (PEM), of `fleet.node_request.request_node`.
 
-        Name and keys are the request's. Other nodes reach it at `hosts`, else at its name: a
-        request that wishes another host is refused, and of all else that it may ask for nothing is
-        granted. If there is a `fingerprint`, it must be the key's.
+        Only name and keys are taken from the request. Other nodes reach it at `hosts`, else at its
+        name; a request with another host is refused. A `fingerprint` must be the key's.
         """
-        asked = read_request(request)
-        found = authority.fingerprint(open_ssh(asked.key))
-        if fingerprint is not None and fingerprint != found:
-            raise CertificateError(f"fingerprint={fingerprint}: the request's key has {found}")
-        granted = list(hosts) or [asked.name]
-        if unnamed := [host for host in asked.hosts if host not in granted]:
+        node = read_request(request)
+        draft = _draft(node.name, hosts or [node.name], node.key, login_key=node.login_key)
+        actual = draft.fingerprint
+        if fingerprint is not None and fingerprint != actual:
+            raise CertificateError(
+                f"the request's key has {actual}", where="fingerprint", value=fingerprint
+            )
+        if unnamed := [host for host in node.hosts if host not in draft.hosts]:
             options = " ".join(f"--host {host}" for host in unnamed)
             raise CertificateError(
-                f"the request of {asked.name} names {', '.join(unnamed)}: give {options} if you "
-                "know that this is the node's own, else have it make a request without"
+                f"names {', '.join(unnamed)}",
+                where=f"the request of {node.name}",
+                remedy=f"give {options} if you know that this is the node's own, else have it make "
+                "a request without",
             )
-        return self._issue(asked.name, granted, days, asked.key, {}, login_key=asked.login_key)
+        return self._issue(draft, days, {})
 
     def renew(self, name: str, days: int) -> Issued:
         """Issue a new certificate for the same key and hosts, in place of the last one."""
         last = self.valid(name)
         if last is None:
-            raise CertificateError(f"{self._path} has issued no {name}, or it is revoked")
-        key = serialization.load_ssh_public_key(last.public_key.encode())
-        assert isinstance(key, ec.EllipticCurvePublicKey)
-        entry, files = self._signed(name, last.hosts, days, key, last.role, last.login_key)
+            raise CertificateError(f"has issued no {name}, or it is revoked", where=self._path)
+        entry, files = self._signed(last, days)
         for file, content in files.items():
             with replacing(self._path / name / file) as partial:
                 partial.write_bytes(content)
@@ -229,20 +230,20 @@ class CertificateFolder:
             return [Issued(**fields) for fields in json.loads(self._register.read_text())]
         except FileNotFoundError:
             raise CertificateError(
-                f"there is no authority in {self._path}: make one with `flwr-distill certs init`"
+                "has no authority", where=self._path, remedy="make one: `flwr-distill certs init`"
             ) from None
         except (OSError, ValueError, TypeError) as error:
             raise CertificateError(
-                f"{self._register} cannot be read: {error} (put it back from a copy)"
+                f"cannot be read: {error}", where=self._register, remedy="restore it from a copy"
             ) from error
 
     def valid(self, name: str) -> Issued | None:
         """Return the last certificate with this name that is not revoked, if there is one."""
-        mine = [each for each in self.issued() if each.name == name and each.revoked is None]
-        return mine[-1] if mine else None
+        valid = [each for each in self.issued() if each.name == name and each.revoked is None]
+        return valid[-1] if valid else None
 
     def is_outdated(self, issued: Issued) -> bool:
-        """Whether it is a node's of an earlier version, which another authority has signed."""
+        """Whether it is of a node of an earlier version, and signed by another authority."""
         return issued.signer != self._authority_of(issued.name, issued.role).name
 
     def mark_revoked(self, name: str) -> None:
@@ -269,23 +270,16 @@ class CertificateFolder:
     def _authority_of(self, name: str, role: str) -> Authority:
         return self._servers if name == SERVER or role else self._nodes
 
-    def _issue(
-        self,
-        name: str,
-        hosts: Sequence[str],
-        days: int,
-        key: ec.EllipticCurvePublicKey,
-        files: dict[str, bytes],
-        role: str = "",
-        login_key: str = "",
-    ) -> Issued:
-        issued = self.issued()
+    def _issue(self, draft: Issued, days: int, files: dict[str, bytes]) -> Issued:
+        issued, name = self.issued(), draft.name
         if self.valid(name):
             raise CertificateError(
-                f"{name} is issued already, in {self._path / name}: `flwr-distill certs renew "
-                f"{name}` renews it; for another key, `flwr-distill certs revoke {name}` first"
+                f"is issued already, in {self._path / name}",
+                where=name,
+                remedy=f"`flwr-distill certs renew {name}` renews it; for another key, "
+                f"`flwr-distill certs revoke {name}` first",
             )
-        entry, signed = self._signed(name, hosts, days, key, role, login_key)
+        entry, signed = self._signed(draft, days)
         files = {**files, **signed, "ca.crt": self.certificate.read_bytes()}
         if entry.is_node:
             files["login.pub"] = f"{entry.login_key} {name}\n".encode()
@@ -293,33 +287,25 @@ class CertificateFolder:
         self._save([*issued, entry])
         return entry
 
-    def _signed(
-        self,
-        name: str,
-        hosts: Sequence[str],
-        days: int,
-        key: ec.EllipticCurvePublicKey,
-        role: str,
-        login_key: str,
-    ) -> tuple[Issued, dict[str, bytes]]:
+    def _signed(self, draft: Issued, days: int) -> tuple[Issued, dict[str, bytes]]:
         """Return the entry of a new certificate, and its files."""
-        signer = self._authority_of(name, role)
+        signer = self._authority_of(draft.name, draft.role)
         if not signer.certificate.exists():
             raise CertificateError(
-                f"{self._path} is of an earlier version, without an authority for nodes: "
-                "`flwr-distill certs init --keep` adds it (see Keys in docs/deploy.md)"
+                "is of an earlier version, without an authority for nodes",
+                where=self._path,
+                remedy="`flwr-distill certs init --keep` adds it; see Keys in docs/deploy.md",
             )
-        self._check_hosts(name, hosts)
-        uses = SERVER_USES if name == SERVER else USER_USES if role else NODE_USES
-        certificate = signer.sign(subject_of(name, role), key, hosts, uses, days)
-        entry = Issued(
-            name=name,
-            hosts=list(hosts),
+        self._check_hosts(draft.name, draft.hosts)
+        uses = SERVER_USES if draft.name == SERVER else USER_USES if draft.role else NODE_USES
+        key = serialization.load_ssh_public_key(draft.public_key.encode())
+        assert isinstance(key, ec.EllipticCurvePublicKey)
+        subject = subject_of(draft.name, draft.role)
+        certificate = signer.sign(subject, key, draft.hosts, uses, days)
+        entry = replace(
+            draft,
             serial=f"{certificate.serial_number:x}",
             expires=certificate.not_valid_after_utc.date().isoformat(),
-            public_key=open_ssh(key),
-            role=role,
-            login_key=login_key,
             signer=signer.name,
         )
         files = {entry.file: certificate.public_bytes(serialization.Encoding.PEM)}
@@ -328,7 +314,7 @@ class CertificateFolder:
         return entry, files
 
     def _check_hosts(self, name: str, hosts: Sequence[str]) -> None:
-        """Raise `CertificateError` if the SuperLink and a node were to have a host in common.
+        """Check that the SuperLink and a node will have no host in common.
 
         Revoked certificates count until they expire, since TLS of gRPC reads no revocation list.
         """
@@ -336,13 +322,21 @@ class CertificateFolder:
             between = SERVER in (name, each.name) and name != each.name
             if between and each.days_left >= 0 and (shared := shared_hosts(hosts, each.hosts)):
                 raise CertificateError(
-                    f"host={shared[0]} is {each.name}'s until {each.expires}: the SuperLink and "
-                    "nodes have no host in common, give another"
+                    f"is {each.name}'s until {each.expires}",
+                    where="host",
+                    value=shared[0],
+                    remedy="the SuperLink and nodes have no host in common: give another",
                 )
 
     def _save(self, issued: Sequence[Issued]) -> None:
         with replacing(self._register) as partial:
             partial.write_text(json.dumps([asdict(entry) for entry in issued], indent=2) + "\n")
+
+
+def _draft(name: str, hosts: Sequence[str], key: _Key, **more: str) -> Issued:
+    """The entry of a certificate that is not yet signed."""
+    public = key.public_key() if isinstance(key, ec.EllipticCurvePrivateKey) else key
+    return Issued(name, list(hosts), "", "", open_ssh(public), **more)
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:

@@ -22,8 +22,8 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key, l
 
 from flwr_distill.fleet.gpu_speed import time_gpu
 from flwr_distill.flower.line_1_32.fleet.clock import (
-    AHEAD_MOST,
-    BEHIND_MOST,
+    MAX_AHEAD,
+    MAX_BEHIND,
     ClockError,
     clock_offset,
 )
@@ -46,7 +46,7 @@ ANSWERS_WITHIN = 5.0
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found, and what to do unless that is ok; `numbers` by name, with their unit."""
+    """Result of a check, with a remedy unless it is ok; `numbers` by name, with their unit."""
 
     check: str
     state: Literal["ok", "failed", "unchecked"]
@@ -75,7 +75,7 @@ def checkup(settings: NodeSettings) -> Iterator[Finding]:
     else:
         yield _proxy(None)
         yield from _server_ports()
-        yield Finding("SuperLink", "unchecked", "not asked: name it with --superlink HOST:9092")
+        yield Finding("SuperLink", "unchecked", "not checked: name it with --superlink HOST:9092")
 
 
 def _software() -> Finding:
@@ -100,7 +100,7 @@ def _driver(device: str) -> Finding:
         text = DRIVER_FILE.read_text(encoding="utf-8")
     except OSError:
         if torch.cuda.is_available():  # as under WSL
-            return Finding("driver", "ok", "NVIDIA's driver works; its version is not to be read")
+            return Finding("driver", "ok", "NVIDIA's driver works; its version is unreadable")
         if device.startswith("cuda"):
             remedy = f"{install}; a container needs NVIDIA's toolkit, and docker/gpu.yaml or --gpus"
             return Finding("driver", "failed", "no NVIDIA driver is loaded", remedy)
@@ -115,8 +115,8 @@ def _driver(device: str) -> Finding:
 
 def _gpus(device: str) -> Iterator[Finding]:
     count = torch.cuda.device_count()
-    asked = int(device.partition(":")[2] or 0) if device.startswith("cuda") else -1
-    if asked >= count:
+    number = int(device.partition(":")[2] or 0) if device.startswith("cuda") else -1
+    if number >= count:
         yield Finding(
             "GPUs",
             "failed",
@@ -197,7 +197,7 @@ def _peer_address(settings: NodeSettings) -> Finding:
             return Finding(check, "unchecked", f"{address} is in use: by this node, if it runs")
         remedy = "give an address of this machine's own, or none: the server then relays"
         return Finding(check, "failed", f"{address}: nobody can listen there: {error}", remedy)
-    found = f"{address} is free; whether other machines reach it cannot be told from here"
+    found = f"{address} is free; whether other machines reach it cannot be checked from here"
     return Finding(check, "ok", found)
 
 
@@ -242,12 +242,12 @@ def _clock(settings: NodeSettings, reached: Finding) -> Finding:
         return Finding("clock", "failed", str(error), "set this machine's clock by NTP")
     numbers = {"SuperLink ahead (s)": offset}
     found = f"{abs(offset):.2f} s {'behind' if offset > 0 else 'ahead of'} the SuperLink's"
-    if -AHEAD_MOST < offset < BEHIND_MOST:
+    if -MAX_AHEAD < offset < MAX_BEHIND:
         return Finding("clock", "ok", found, numbers=numbers)
     return Finding(
         "clock",
         "failed",
-        f"{found}: Flower refuses nodes over {AHEAD_MOST} s ahead or {BEHIND_MOST} s behind",
+        f"{found}: Flower refuses nodes over {MAX_AHEAD} s ahead or {MAX_BEHIND} s behind",
         "set both clocks by NTP",
         numbers,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -19,43 +18,38 @@ from flwr_distill.fleet.federation_record import FederationFile
 from flwr_distill.fleet.local_federation import LocalNode
 from flwr_distill.fleet.serverapp import PRELOAD, program
 from flwr_distill.fleet.servers import (
-    QUIET,
     Addresses,
     ServerCertificate,
+    environment,
     serverapps_command,
     superlink_command,
+    why_not_free,
 )
 from flwr_distill.flower.line_1_32.fleet.bundle import app_bundle
 from flwr_distill.flower.line_1_32.fleet.superlink import Control
 from flwr_distill.node.nursery import NODE, NURSERY, SERVER_APPS, can_fork
 from flwr_distill.node.processes import Process, start_bound, start_nursery, stop
 from flwr_distill.node.secret import appio_secret
+from flwr_distill.task.errors import ReportedError
 from flwr_distill.task.settings import RunConfigValue
 
-LOOK = 1.0
-STARTS_WITHIN = 300.0
-"""Seconds for the SuperLink below; a machine with much to do takes its time."""
+CHECK_EVERY = 1.0
+START_TIMEOUT = 300.0
+"""Seconds for the SuperLink below; a busy machine is slow."""
 SETTLED_AFTER = 30.0
-LONGEST_PAUSE = 10.0
+MAX_PAUSE = 10.0
 
 
-class EdgeStartError(RuntimeError):
-    """An edge cannot start, or cannot continue; names the setting and the remedy."""
+class EdgeStartError(ReportedError):
+    """An edge cannot start, or cannot continue."""
 
 
 @dataclass(frozen=True)
 class Below:
-    """What an edge is for its own nodes.
+    """The edge's side for its own nodes, with its own settings of runs.
 
-    Parameters
-    ----------
-    address : str
-        ``host:port`` of the Fleet API, where its nodes sign on. Its Control API and its ServerAppIo
-        API have the next two ports on loopback.
-    certificate : ServerCertificate, optional
-        For TLS; only registered nodes are then admitted. None: no TLS, and any node.
-    run_config : Mapping[str, bool | int | float | str]
-        Settings of its runs that are its own.
+    `address` is ``host:port`` of the Fleet API; the Control API and the ServerAppIo API have the
+    next two ports on loopback. Without a certificate there is no TLS, and any node is admitted.
     """
 
     address: str
@@ -72,16 +66,8 @@ class Below:
 class Edge:
     """A SuperLink for nodes below, a node above, and the runs between them.
 
-    Parameters
-    ----------
-    node : Mapping[str, Any]
-        Settings of its node above, as in a file for ``flwr-distill node --config``.
-    state_dir : Path
-        The node's; what belongs to the SuperLink is in ``below`` in it.
-    below : Below
-        What it is for its own nodes.
-    app_dir : Path
-        Directory of the app.
+    `node` has the settings of the node above, as in a file for ``flwr-distill node --config``;
+    `state_dir` is the node's, with the SuperLink's files in its folder ``below``.
     """
 
     def __init__(
@@ -91,35 +77,23 @@ class Edge:
         self._app_dir = app_dir
         self._state_dir = state_dir
         self._state = state_dir / "below"
-        self._env = {
-            **os.environ,
-            **QUIET,
-            "FLWR_HOME": str(self._state / "flower"),
-            "PATH": os.pathsep.join(
-                [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
-            ),
-        }
+        self._env = environment(self._state / "flower")
         self._servers_env = dict(self._env)
         self._node_settings = node
         self._servers: list[Process] = []
         self._started = 0.0
-        self._pause = LOOK
+        self._pause = CHECK_EVERY
 
     def run(self) -> None:
         """Run until SIGINT or SIGTERM raises `KeyboardInterrupt`; then end the runs below.
 
-        Call it from the main thread: its processes end with the thread that starts them.
-
-        Raises
-        ------
-        EdgeStartError
-            If it cannot work.
-        FederationRunsError
-            If another edge runs in the same state directory.
+        Call it from the main thread: its processes end with the thread that starts them. Raises
+        `EdgeStartError` if it cannot work, and `FederationRunsError` if another edge runs in the
+        same state directory.
         """
         file = FederationFile(self._state)
         file.lock()
-        with (  # the app above enters the first folder
+        with (  # the app above has access to the first folder
             TemporaryDirectory(prefix="edge-") as sockets,
             TemporaryDirectory(prefix="edge-") as nursery,
         ):
@@ -135,7 +109,7 @@ class Edge:
                     pass
                 node.start()
                 while True:
-                    time.sleep(LOOK)
+                    time.sleep(CHECK_EVERY)
                     self._restart_dead(node)
             finally:
                 stop([node.process] if node.started else [])
@@ -145,7 +119,7 @@ class Edge:
                 file.unlock()
 
     def _node(self, sockets: Path) -> LocalNode:
-        """The node above, which knows the sockets."""
+        """The node above, which gets the sockets."""
         file = self._state_dir / "node.yaml"
 
         def start() -> Process:
@@ -157,7 +131,7 @@ class Edge:
         return LocalNode(0, self._state_dir, start)
 
     def _start_nursery(self, folder: Path) -> list[Process]:
-        """Start what ServerApps are forked from, where that is possible: a node waits for them."""
+        """Start the process from which ServerApps are forked, where that is possible."""
         if not can_fork():
             return []
         program(folder)
@@ -169,10 +143,16 @@ class Edge:
         return [start_nursery(folder, SERVER_APPS, PRELOAD, log=log, env=self._env)]
 
     def _start_servers(self) -> None:
-        """Start the SuperLink, and what starts its ServerApps."""
+        """Start the SuperLink, and its ServerApps' parent."""
         addresses, secret = self._below.addresses, appio_secret(self._state)
         for address in (addresses.fleet, addresses.control, addresses.serverappio):
-            _check_free(address)
+            if reason := why_not_free(address):
+                raise EdgeStartError(
+                    reason,
+                    where="below-address",
+                    value=self._below.address,
+                    remedy="give another, with two free ports after it",
+                )
         command = superlink_command(
             addresses, secret, self._below.certificate, self._state / "superlink.db"
         )
@@ -186,17 +166,18 @@ class Edge:
         return start_bound(command, log=log, env=self._servers_env)
 
     def _restart_dead(self, node: LocalNode) -> None:
-        """Start again what has died, after a pause that grows while it does not hold."""
+        """Restart processes that have died, after a pause that grows with each death."""
         if reason := node.why_unfit:
-            raise EdgeStartError(f"its node above cannot work: {reason}")
+            raise EdgeStartError(f"the node above cannot work: {reason}")
         dead = [server for server in self._servers if server.poll() is not None]
         if not dead and node.alive:
             return
         if time.monotonic() - self._started > SETTLED_AFTER:
-            self._pause = LOOK
-        print(f"flwr-distill edge: a part has died: again in {self._pause:.0f} s", file=sys.stderr)
+            self._pause = CHECK_EVERY
+        message = f"flwr-distill edge: process died; restarting in {self._pause:.0f} s"
+        print(message, file=sys.stderr)
         time.sleep(self._pause)
-        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        self._pause = min(2 * self._pause, MAX_PAUSE)
         if dead:
             stop(self._servers)
             self._start_servers()
@@ -210,25 +191,5 @@ class Edge:
             address = address.replace("127.0.0.1", "localhost")
             authority = self._below.certificate.authority
         link = Control(address, authority)
-        link.wait(STARTS_WITHIN, is_up=lambda: self._servers[0].poll() is None)
+        link.wait(START_TIMEOUT, is_up=lambda: self._servers[0].poll() is None)
         return link
-
-
-def _check_free(address: str) -> None:
-    """Check that a port can be listened at.
-
-    Raises
-    ------
-    EdgeStartError
-        If not.
-    """
-    host, _, port = address.rpartition(":")
-    with socket.socket() as attempt:
-        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            attempt.bind((host, int(port)))
-        except (OSError, OverflowError) as error:
-            raise EdgeStartError(
-                f"below-address: {address} cannot be used ({error}); give another, with two free "
-                "ports after it"
-            ) from error

@@ -1,4 +1,4 @@
-"""The runs below an edge: one for each run above, started when that first asks for it."""
+"""The runs below an edge: one for each run above, started at its first request."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ from flwr_distill.protocol.registry import find_method
 from flwr_distill.server.record.checkpoint import checkpoints
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.task.errors import SettingsError
-from flwr_distill.task.settings import (
-    RunConfigValue,
-)
+from flwr_distill.task.settings import RunConfigValue
 
 if TYPE_CHECKING:
     import grpc
@@ -35,42 +33,32 @@ if TYPE_CHECKING:
 FIXED = ("edge", "resume", "runs-dir", "num-rounds", "phase-timeout", "patience-failed")
 """Settings of a run below that follow from the run above."""
 MOST_RUNS = 4
-"""Runs that are there at a time; each is a process. One more ends the one that was asked last."""
-MOST_KNOWN = 1000
-"""Runs above of which an edge remembers its own."""
-ENDS_WITHIN = 60.0
+"""Runs at a time, each a process. One more ends the one that was unused for longest."""
+MAX_KNOWN = 1000
+"""Runs above whose runs below an edge records."""
+END_TIMEOUT = 60.0
 _THREADS = 8
-_LOOK = 0.2
-_GREETING = 2.0
+_CHECK_EVERY = 0.2
+_GREETING_TIMEOUT = 2.0
 
 
 @dataclass(frozen=True)
 class RunBelow:
-    """A run below: its socket, its folder if it continues there, and when it was last wanted."""
+    """A run below: its socket, its folder, and when it was last requested."""
 
     run_id: int
     socket: Path
     folder: Path
     resumed: bool
-    wanted: float
+    requested: float
 
 
 class EdgeRuns:
     """Starts, resumes and ends the runs below an edge.
 
-    Parameters
-    ----------
-    sockets : Path
-        Folder for the sockets, which only this user and the node's app may enter.
-    state_dir : Path
-        Folder that outlasts the edge: which run below belongs to which above, and the runs' folders
-        in ``runs``.
-    own : Mapping[str, bool | int | float | str]
-        Settings of the runs below that are the edge's own.
-    control : Callable[[], Control]
-        Opens the Control API of the edge's SuperLink.
-    bundle : bytes
-        The app bundle.
+    Only this user and the node's app may enter the folder of `sockets`. `state_dir` lasts: it has
+    the runs' folders in ``runs``, and which of them belongs to which run above. `own` are the
+    edge's settings of runs below. `control` opens the Control API of the edge's SuperLink.
     """
 
     def __init__(
@@ -87,7 +75,8 @@ class EdgeRuns:
         self._bundle = bundle
         self._runs_dir = state_dir / "runs"
         self._file = state_dir / "runs-above.json"
-        self._known: dict[str, str] = _read(self._file)
+        known = self._file.read_text(encoding="utf-8") if self._file.exists() else "{}"
+        self._known: dict[str, str] = json.loads(known)
         self._below: dict[str, RunBelow] = {}
         self._lock = threading.Lock()
 
@@ -96,52 +85,52 @@ class EdgeRuns:
         return listen(self._sockets / DOOR, {OPEN: self.open}, threads=_THREADS)
 
     def open(self, request: bytes, seconds: float) -> bytes:
-        """Have a run below be there, within so many seconds."""
+        """Start the run below, unless it runs, within so many seconds."""
         end = time.monotonic() + seconds
         opening = Opening.checked(json.loads(request), "the edge's node")
         if not self._lock.acquire(timeout=seconds):
             raise EdgeError(f"the edge did not start a run below within {seconds:.0f} s")
         try:
             if opening.earlier is not None:
-                self._turn_back(opening.run, opening.earlier)
+                self._return_to(opening.run, opening.earlier)
             below = self._below.get(opening.run)
-            if below is None or not _is_there(below):
+            if below is None or not _listens(below):
                 below = self._start(opening, end)
-            self._below[opening.run] = replace(below, wanted=time.monotonic())
+            self._below[opening.run] = replace(below, requested=time.monotonic())
         finally:
             self._lock.release()
         opened = Opened(socket=str(below.socket), resumed=below.resumed)
         return opened.model_dump_json(by_alias=True).encode()
 
     def end(self) -> None:
-        """Have all runs write their results, and wait for that."""
+        """Have all runs write their results, and wait for their end."""
         with self._lock:
             for run in list(self._below):
                 self._end(run)
 
-    def _turn_back(self, run: str, earlier: Continuation) -> None:
-        """Have a run continue where the run below was after a round of an earlier run above."""
+    def _return_to(self, run: str, earlier: Continuation) -> None:
+        """Continue a run where the run below was after a round of an earlier run above."""
         folder = self._folder(earlier.run_id)
         if folder is None:
-            log(WARNING, "Run %s continues from %s, which is new here", run, earlier.run_id)
+            log(WARNING, "Run %s continues from %s, which is unknown here", run, earlier.run_id)
             return
         if self._folder(run) == folder:
             return
         own = self._folder(run)
         self._end(run)
         for other in [name for name, below in self._below.items() if below.folder == folder]:
-            self._end(other)  # it waits for messages that will not come
-        if own is not None and max(checkpoints(own), default=0) == 0:  # nothing was learnt there
+            self._end(other)  # it waits for messages that will not arrive
+        if own is not None and max(checkpoints(own), default=0) == 0:  # it has learnt nothing
             shutil.rmtree(own, ignore_errors=True)
         for later in [file for n, file in checkpoints(folder).items() if n > earlier.round]:
             later.unlink()
-        self._remember(run, folder.name)
+        self._record(run, folder.name)
 
     def _start(self, opening: Opening, end: float) -> RunBelow:
-        """Start a run below, and wait until it is there."""
-        present = {run: below for run, below in self._below.items() if _is_there(below)}
+        """Start a run below, and wait until it listens."""
+        present = {run: below for run, below in self._below.items() if _listens(below)}
         while len(present) >= MOST_RUNS:
-            longest = min(present, key=lambda run: present[run].wanted)
+            longest = min(present, key=lambda run: present[run].requested)
             log(WARNING, "More than %d runs: the one for %s ends", MOST_RUNS, longest)
             self._end(longest)
             del present[longest]
@@ -153,9 +142,7 @@ class EdgeRuns:
             "runs-dir": str(self._runs_dir),
             "resume": folder.name if folder is not None and resumed else "",
         }
-        from flwr_distill.flower.line_1_32.fleet.superlink import (
-            SuperLinkError,  # here: imports Flower's Control API
-        )
+        from flwr_distill.flower.line_1_32.fleet.superlink import SuperLinkError  # imports Flower
 
         try:
             RunSettings.from_run_config(config)
@@ -163,7 +150,7 @@ class EdgeRuns:
                 run_id = control.start_run(self._bundle, config)
                 if folder is None or not resumed:
                     folder = self._runs_dir / str(run_id)
-                    self._remember(opening.run, folder.name)
+                    self._record(opening.run, folder.name)
                 log(INFO, "Run %d below serves run %s above", run_id, opening.run)
                 below = RunBelow(run_id, socket, folder, resumed, time.monotonic())
                 self._below[opening.run] = below
@@ -173,29 +160,29 @@ class EdgeRuns:
         return below
 
     def _end(self, run: str) -> None:
-        """Have a run below write its results; wait for that."""
+        """Have a run below write its results; wait for its end."""
         below = self._below.pop(run, None)
         if below is None:
             return
         try:
-            call(below.socket, END, b"", _GREETING)
+            call(below.socket, END, b"", _GREETING_TIMEOUT)
         except EdgeError:
             return  # it has ended
-        end = time.monotonic() + ENDS_WITHIN
-        while _is_there(below):
+        end = time.monotonic() + END_TIMEOUT
+        while _listens(below):
             if time.monotonic() > end:
-                log(WARNING, "Run %d below does not end in %.0f s", below.run_id, ENDS_WITHIN)
+                log(WARNING, "Run %d below does not end in %.0f s", below.run_id, END_TIMEOUT)
                 return
-            time.sleep(_LOOK)
+            time.sleep(_CHECK_EVERY)
 
     def _folder(self, run: str) -> Path | None:
-        """Folder of the run below of a run above; None if there was none."""
+        """Folder of the run below of a run above; None without one."""
         name = self._known.get(run)
         return None if name is None else self._runs_dir / name
 
-    def _remember(self, run: str, name: str) -> None:
+    def _record(self, run: str, name: str) -> None:
         self._known[run] = name
-        while len(self._known) > MOST_KNOWN:
+        while len(self._known) > MAX_KNOWN:
             del self._known[next(iter(self._known))]
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(self._file) as partial:
@@ -205,7 +192,7 @@ class EdgeRuns:
 def below_config(
     above: Mapping[str, RunConfigValue], own: Mapping[str, RunConfigValue]
 ) -> dict[str, RunConfigValue]:
-    """Settings of a run below: the task and the rounds from above, all else the edge's own.
+    """Settings of a run below: the task and the rounds from above, everything else the edge's own.
 
     A phase below may take three quarters of one above. Nodes below evaluate if nodes above do.
     """
@@ -223,14 +210,8 @@ def below_config(
 
 
 def _wait_for(below: RunBelow, control: Control, end: float) -> None:
-    """Wait until a run listens.
-
-    Raises
-    ------
-    EdgeError
-        If it ends, or does not listen in time.
-    """
-    while not _is_there(below):
+    """Wait until a run listens; EdgeError if it ends, or does not listen in time."""
+    while not _listens(below):
         status = control.run_status(below.run_id)
         if status.finished:
             raise EdgeError(
@@ -238,22 +219,14 @@ def _wait_for(below: RunBelow, control: Control, end: float) -> None:
             )
         if time.monotonic() > end:
             raise EdgeError("the run below did not start in time")
-        time.sleep(_LOOK)
+        time.sleep(_CHECK_EVERY)
 
 
-def _is_there(below: RunBelow) -> bool:
+def _listens(below: RunBelow) -> bool:
     try:
-        call(below.socket, GREET, b"", _GREETING)
+        call(below.socket, GREET, b"", _GREETING_TIMEOUT)
     except NobodyThereError:
         return False
     except EdgeError:
         return True  # it is busy
     return True
-
-
-def _read(file: Path) -> dict[str, str]:
-    try:
-        known: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        known = {}
-    return known

@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
+from flwr_distill.task.errors import ReportedError
 
-class FederationRunsError(RuntimeError):
+
+class FederationRunsError(ReportedError, RuntimeError):
     """Another federation runs in the same state directory."""
 
 
@@ -43,10 +45,12 @@ class FederationFile:
         except BlockingIOError:
             file.close()
             raise FederationRunsError(
-                f"a federation already runs in {self._path.parent}: end it with "
-                f"`flwr-distill stop --state-dir {self._path.parent}`, or use another directory"
+                "a federation already runs in this directory",
+                where=self._path.parent,
+                remedy=f"end it with `flwr-distill stop --state-dir {self._path.parent}`, or use "
+                "another directory",
             ) from None
-        file.truncate(0)  # what an earlier federation left
+        file.truncate(0)  # the record of an earlier federation
         self._locked_file = file
 
     def write(self, record: FederationRecord) -> None:
@@ -62,10 +66,7 @@ class FederationFile:
             self._locked_file = None
 
     def read(self) -> FederationRecord | None:
-        """Return the record of the federation running in the state directory.
-
-        None if there is none, or if it has not yet written its record.
-        """
+        """Return the record of the running federation, None without one or before it is written."""
         try:
             with self._path.open(encoding="utf-8") as file:
                 try:

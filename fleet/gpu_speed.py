@@ -1,4 +1,4 @@
-"""Times three pieces of a node's work on a GPU, beside the least time that its hardware allows."""
+"""Times three typical computations of a node on a GPU, with the least time its hardware allows."""
 
 from __future__ import annotations
 
@@ -37,25 +37,10 @@ class Timing:
 
 
 def time_gpu(device: torch.device, *, seconds: float = 2.0) -> list[Timing]:
-    """Time a matrix product, a convolution and a step of KIP, all in float32.
+    """Time a matrix product, a convolution and a step of KIP, in float32, for `seconds` in all.
 
-    Parameters
-    ----------
-    device : torch.device
-        The GPU.
-    seconds : float (default: 2.0)
-        How long to measure, after a first run of each.
-
-    Returns
-    -------
-    list[Timing]
-        Mean seconds of a run. The floor takes operations, and bytes of arguments and results, each
-        at its peak.
-
-    Raises
-    ------
-    ArithmeticError
-        If a result is not finite.
+    The floor is the larger time of the operations, and of the bytes of arguments and results, each
+    at its peak. Raises ArithmeticError if a result is not finite.
     """
     generator = torch.Generator(device).manual_seed(0)
 
@@ -98,7 +83,7 @@ def _timed(
     if peaks is not None:
         size = sum(x.nbytes for x in (*arguments, result))
         floor = max(counter.get_total_flops() / peaks[0], size / peaks[1])
-    work()  # once more: what the first run prepared is not the work's
+    work()  # warm up: preparations do not count
     torch.cuda.synchronize(device)
     runs, began, spent = 0, time.perf_counter(), 0.0
     while spent < seconds:

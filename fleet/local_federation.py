@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -20,7 +19,14 @@ import yaml
 from flwr_distill.fleet.federation_record import FederationFile, FederationRecord
 from flwr_distill.fleet.run_config import read_run_config
 from flwr_distill.fleet.serverapp import PRELOAD, program
-from flwr_distill.fleet.servers import QUIET, Addresses, serverapps_command, superlink_command
+from flwr_distill.fleet.servers import (
+    Addresses,
+    environment,
+    serverapps_command,
+    superlink_command,
+    why_not_free,
+    write_connection,
+)
 from flwr_distill.fleet.submission import RunOutcome, submit
 from flwr_distill.flower.lines import why_another
 from flwr_distill.node.main import unfit_file
@@ -29,15 +35,25 @@ from flwr_distill.node.processes import Process, kill_group, start_bound, start_
 from flwr_distill.node.secret import appio_secret
 from flwr_distill.node.settings import NodeConfigValue, NodeSettings
 from flwr_distill.node.supervisor import status_file
+from flwr_distill.task.errors import ReportedError
 
 if TYPE_CHECKING:
     from flwr_distill.flower.line_1_32.fleet.superlink import Control
 
 CONNECTION = "flwr-distill-local"
 """Name of the connection to the SuperLink in the federation's own Flower configuration."""
-
 OnWait = Callable[[Sequence["LocalNode"]], None]
-"""Called again and again with the nodes that are still awaited."""
+"""Called repeatedly with the nodes that are still awaited."""
+
+
+class FederationError(ReportedError, RuntimeError):
+    """A federation on this machine cannot start or continue."""
+
+
+def _started(process: Process | None, where: str) -> Process:
+    if process is None:
+        raise FederationError("was not started", where=where, remedy="call start() first")
+    return process
 
 
 class LocalNode:
@@ -62,9 +78,7 @@ class LocalNode:
     @property
     def process(self) -> Process:
         """The node's main process."""
-        if self._process is None:
-            raise RuntimeError(f"node {self.index} was not started: call start() first")
-        return self._process
+        return _started(self._process, self.name)
 
     @property
     def pid(self) -> int:
@@ -78,7 +92,7 @@ class LocalNode:
 
     @property
     def name(self) -> str:
-        """What the node is called: ``node-3``."""
+        """Name of the node, such as ``node-3``."""
         return f"node-{self.index}"
 
     @property
@@ -93,7 +107,7 @@ class LocalNode:
 
     @property
     def why_unfit(self) -> str:
-        """Why the node has ended, if it cannot work here; else empty."""
+        """Why the node has ended, if it cannot work here; else ''."""
         if self.alive:
             return ""
         try:
@@ -103,10 +117,9 @@ class LocalNode:
 
     def _status(self) -> dict[str, Any]:
         try:
-            status: dict[str, Any] = json.loads(status_file(self.state_dir).read_text("utf-8"))
+            return dict(json.loads(status_file(self.state_dir).read_text("utf-8")))
         except FileNotFoundError:
             return {}
-        return status
 
     def kill(self) -> None:
         """Kill the node's main process with SIGKILL; its children end with it."""
@@ -121,47 +134,31 @@ class LocalNode:
 class LocalFederation:
     """A SuperLink and nodes on loopback, without TLS, for experiments and tests.
 
-    Its Flower configuration is in its state directory; it leaves the user's alone. All processes
-    end with `stop`, or when this process dies.
+    Its Flower configuration is in its state directory, not the user's. All processes end with
+    `stop`, or when this process dies. In its environment `env`, ``flwr run APP CONNECTION`` reaches
+    it by `connection`; `superlink_log` has the output of the SuperLink and the ServerApps.
 
     Parameters
     ----------
     num_nodes : int
-        Number of nodes, at least 1. Node i has ``partition-id=i`` and ``num-partitions=num_nodes``.
+        Number of nodes. Node i has ``partition-id=i`` and ``num-partitions=num_nodes``.
     state_dir : Path
         Directory for logs, Flower's configuration and the nodes' own directories.
     node_config : Mapping[str, str | int | float | bool] | None (default: None)
         More keys of the node config, the same for every node.
     node_settings : Mapping[str, Any] | None (default: None)
         More settings of the nodes, as in a file for ``flwr-distill node --config``. Nodes use one
-        thread unless it holds ``threads``.
+        thread unless it has ``threads``.
     data : Sequence[Path] (default: ())
-        A folder or file of data for each node; if empty, nodes have none of their own.
+        A folder or file of data for each node; if empty, nodes have partitions of a data set.
     port : int | None (default: None)
-        Port of the Fleet API, where nodes sign on; the Control API and the ServerAppIo API get the
-        next two. None: any free ports.
+        Port of the Fleet API; the Control API and the ServerAppIo API get the next two. None: any.
     direct_links : bool (default: False)
         Give every node an address on loopback, for direct links.
     database : Path | None (default: None)
         File for the SuperLink's state and the messages that pass through it. None: in memory.
     cwd : Path | None (default: None)
         Working directory of the SuperLink and its ServerApps. None: that of this process.
-
-    Attributes
-    ----------
-    nodes : list[LocalNode]
-        The nodes, in the order of their partitions.
-    env : dict[str, str]
-        Environment in which ``flwr`` commands reach this federation.
-    connection : str
-        The connection for ``flwr run APP CONNECTION``.
-    superlink_log : Path
-        Output of the SuperLink and the ServerApps.
-
-    Raises
-    ------
-    ValueError
-        If `num_nodes` is below 1, or there are fewer or more `data` than nodes.
     """
 
     connection = CONNECTION
@@ -182,26 +179,25 @@ class LocalFederation:
         if num_nodes < 1:
             raise ValueError(f"num_nodes must be at least 1, got {num_nodes}")
         if data and len(data) != num_nodes:
-            raise ValueError(f"data must hold a path for each of {num_nodes} nodes: {len(data)}")
+            raise ValueError(f"data must have a path for each of {num_nodes} nodes: {len(data)}")
         self.state_dir = state_dir.resolve()
         self.superlink_log = self.state_dir / "superlink.log"
-        self.env = self._environment(self.state_dir / "flower")
-        self.fleet_address = ""
-        self.control_address = ""
+        self.env = environment(self.state_dir / "flower")
+        self.fleet_address = self.control_address = ""
         self._cwd = cwd
         self._database = database
         self._port = port
         self._data = data
         self._file = FederationFile(self.state_dir)
-        # What leaves these nodes stays on this machine.
-        open_nodes = {"node-config": dict(node_config or {}), "policy": "open"}
-        self._node_settings = open_nodes | dict(node_settings or {})
+        # Replies of these nodes stay on this machine.
+        self._node_settings = {"node-config": dict(node_config or {}), "policy": "open"}
+        self._node_settings |= node_settings or {}
         self._superlink: Process | None = None
         self._serverapps: Process | None = None
         self._serverapps_command: list[str] = []
         self._nurseries = ExitStack()
         self.nursery_pids: list[int] = []
-        """Of the processes that those of nodes, and ServerApps, are forked from."""
+        """Pids of the processes from which those of nodes, and ServerApps, are forked."""
         addresses: list[str | None] = [None] * num_nodes
         if direct_links:
             addresses = [f"127.0.0.1:{port}" for port in free_ports(num_nodes)]
@@ -211,29 +207,20 @@ class LocalFederation:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.stop()
 
     def start(self, *, timeout: float = 120.0, on_wait: OnWait | None = None) -> None:
         """Start all processes unless they are started, and wait until every node is online.
 
-        Raises
-        ------
-        FederationRunsError
-            If another federation runs in the same state directory.
-        RuntimeError
-            If the installed Flower is of another line; or the SuperLink ends early, or the nodes
-            are not online within `timeout` seconds: all processes are then stopped.
+        Raises `FederationRunsError` if another federation runs in the same state directory, and
+        `FederationError` with another line of Flower, or if the SuperLink ends early or the nodes
+        are not online within `timeout` seconds; all processes are then stopped.
         """
         if self._superlink is not None:
             return
         if reason := why_another():
-            raise RuntimeError(reason)
+            raise FederationError(reason)
         deadline = time.monotonic() + timeout
         self._file.lock()
         try:
@@ -252,8 +239,7 @@ class LocalFederation:
     def stop(self) -> None:
         """End all processes: nodes first, so that they sign off, then the SuperLink."""
         stop([node.process for node in self.nodes if node.started])
-        servers = [self._superlink, self._serverapps]
-        stop([process for process in servers if process is not None])
+        stop([each for each in (self._superlink, self._serverapps) if each is not None])
         self._superlink = self._serverapps = None
         self._nurseries.close()
         self.nursery_pids.clear()
@@ -261,31 +247,23 @@ class LocalFederation:
 
     @property
     def is_open(self) -> bool:
-        """Whether its nodes have the policy ``open``: runs may ask for their samples."""
+        """Whether its nodes have the policy ``open``: runs may read their samples."""
         return bool(self._node_settings["policy"] == "open")
 
     @property
     def superlink_pid(self) -> int:
         """Process id of the SuperLink."""
-        return self._pid_of(self._superlink)
+        return _started(self._superlink, "the federation").pid
 
     @property
     def serverapps_pid(self) -> int:
-        """Process id of what starts ServerApps; these are below it."""
-        return self._pid_of(self._serverapps)
-
-    def _pid_of(self, process: Process | None) -> int:
-        if process is None:
-            raise RuntimeError("the federation was not started: call start() first")
-        return process.pid
+        """Process id of the parent of ServerApps."""
+        return _started(self._serverapps, "the federation").pid
 
     def restart_dead_nodes(self) -> list[LocalNode]:
-        """Restart every node whose main process has ended, and what starts ServerApps; return them.
+        """Restart the ServerApps' parent and nodes whose main process has ended; return the nodes.
 
-        Raises
-        ------
-        RuntimeError
-            If a node ended because it cannot work on this machine.
+        Raises `FederationError` if a node ended because it cannot work on this machine.
         """
         self._check_fit()
         if self._serverapps is not None and self._serverapps.poll() is not None:
@@ -311,10 +289,7 @@ class LocalFederation:
             if on_wait is not None:
                 on_wait([node for node in self.nodes if not node.online])
             if time.monotonic() > deadline or not any(node.alive for node in self.nodes):
-                raise RuntimeError(
-                    f"{online} of {count} nodes came online within {timeout:.0f} s: "
-                    f"see the logs {self.state_dir}/node-*/node.log"
-                )
+                raise self._error(f"{online} of {count} nodes came online within {timeout:.0f} s")
             time.sleep(0.2)
 
     def run(
@@ -327,31 +302,14 @@ class LocalFederation:
     ) -> RunOutcome:
         """Submit an app, follow its log and return how it ended.
 
-        Parameters
-        ----------
-        app_dir : Path
-            Directory of the Flower app.
-        run_config : str | Mapping[str, Any] (default: "")
-            Overrides of the app's run config, by dotted key; or text, as `read_run_config` takes.
-        on_line : Callable[[str], None] | None (default: None)
-            Called with every line of the log.
-        timeout : float (default: 600.0)
-            Seconds; a run that takes longer is stopped.
-
-        Raises
-        ------
-        RunConfigError
-            If the text cannot be read.
-        RunError
-            If the run is refused (the message holds Flower's reason) or takes too long.
-        SuperLinkError
-            If the SuperLink does not answer for a minute.
+        Overrides of its run config are by dotted key, or text for `read_run_config`. `on_line` is
+        called with every line of the log. A run that takes over `timeout` seconds is stopped.
+        Raises as `submit`, and `SuperLinkError` if the SuperLink does not answer for a minute.
         """
         if isinstance(run_config, str):
             run_config = read_run_config(run_config)
-        return submit(
-            app_dir, run_config, control=self._patient_control, on_line=on_line, timeout=timeout
-        )
+        control = self._patient_control
+        return submit(app_dir, run_config, control=control, on_line=on_line, timeout=timeout)
 
     def node_command(self, settings: Path) -> list[str]:
         """Return the command that starts a node with this YAML file of settings."""
@@ -364,16 +322,16 @@ class LocalFederation:
             if on_wait is not None:
                 on_wait(cold)
             if time.monotonic() > deadline:
-                raise RuntimeError(
-                    "not all nodes came to use a GPU in time: see the logs "
-                    f"{self.state_dir}/node-*/node.log"
-                )
+                raise self._error("not all nodes could use a GPU in time")
             time.sleep(0.2)
+
+    def _error(self, problem: str) -> FederationError:
+        return FederationError(problem, remedy=f"see the logs {self.state_dir}/node-*/node.log")
 
     def _check_fit(self) -> None:
         for node in self.nodes:
             if reason := node.why_unfit:
-                raise RuntimeError(f"{node.name} cannot work: {reason}")
+                raise FederationError(f"cannot work: {reason}", where=node.name)
 
     def _make_node(self, index: int, peer_addresses: list[str | None]) -> LocalNode:
         state_dir = self.state_dir / f"node-{index}"
@@ -398,11 +356,6 @@ class LocalFederation:
 
         return LocalNode(index, state_dir, start)
 
-    def _environment(self, flower_home: Path) -> dict[str, str]:
-        commands = str(Path(sys.executable).parent)
-        path = os.pathsep.join([commands, os.environ.get("PATH", os.defpath)])
-        return {**os.environ, **QUIET, "PATH": path, "FLWR_HOME": str(flower_home)}
-
     def _control(self) -> Control:
         from flwr_distill.flower.line_1_32.fleet.superlink import Control  # here: imports Flower
 
@@ -416,59 +369,47 @@ class LocalFederation:
     def _wait_for_superlink(self, timeout: float) -> None:
         from flwr_distill.flower.line_1_32.fleet.superlink import SuperLinkError
 
-        def is_up() -> bool:
-            return self._superlink is not None and self._superlink.poll() is None
-
+        superlink = _started(self._superlink, "the federation")
         try:
             with self._control() as link:
-                link.wait(timeout, is_up=is_up)
+                link.wait(timeout, is_up=lambda: superlink.poll() is None)
         except SuperLinkError as error:
-            raise RuntimeError(f"the SuperLink did not start: see {self.superlink_log}") from error
+            remedy = f"see {self.superlink_log}"
+            raise FederationError("the SuperLink did not start", remedy=remedy) from error
 
     def _start_superlink(self) -> None:
         addresses = Addresses(*(f"127.0.0.1:{port}" for port in self._three_ports()))
         self.fleet_address, self.control_address = addresses.fleet, addresses.control
-        home = Path(self.env["FLWR_HOME"])
-        home.mkdir(parents=True, exist_ok=True)
-        (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "{CONNECTION}"\n\n'
-            f'[superlink.{CONNECTION}]\naddress = "{addresses.control}"\ninsecure = true\n',
-            encoding="utf-8",
-        )
+        write_connection(Path(self.env["FLWR_HOME"]), CONNECTION, addresses.control)
         self._file.write(
             FederationRecord(
                 pid=os.getpid(),
                 control_address=addresses.control,
-                flower_home=str(home),
+                flower_home=self.env["FLWR_HOME"],
                 node_dirs=[str(node.state_dir) for node in self.nodes],
                 working_dir=str((self._cwd or Path()).resolve()),
             )
         )
         secret = appio_secret(self.state_dir)
-        self._superlink = self._start_server(
-            superlink_command(addresses, secret, None, self._database)
-        )
+        command = superlink_command(addresses, secret, None, self._database)
+        self._superlink = self._start_server(command)
         self._serverapps_command = serverapps_command(addresses, secret, self._superlink.pid)
         self._serverapps = self._start_server(self._serverapps_command)
 
     def _start_server(self, command: Sequence[str]) -> Process:
-        """Start the SuperLink, or what starts ServerApps for it."""
-        nurseries = [self.env[NURSERY]] if NURSERY in self.env else []  # with `flwr-serverapp`
-        path = os.pathsep.join([*nurseries, self.env["PATH"]])
+        """Start the SuperLink, or its ServerApps' parent."""
+        nursery = self.env.get(NURSERY)  # with `flwr-serverapp`
+        path = os.pathsep.join(filter(None, [nursery, self.env["PATH"]]))
         if shutil.which(command[0], path=path) is None:
-            raise RuntimeError(
-                f"the command {command[0]} is not there: it comes with flwr, so install that again "
-                "in the environment of flwr-distill"
+            raise FederationError(
+                f"the command {command[0]} is missing",
+                remedy="it comes with flwr: install that again in the environment of flwr-distill",
             )
-        return start_bound(
-            command,
-            log=self.superlink_log,
-            env={**self.env, "PATH": path},
-            cwd=self._cwd,
-        )
+        env = {**self.env, "PATH": path}
+        return start_bound(command, log=self.superlink_log, env=env, cwd=self._cwd)
 
     def _start_nurseries(self) -> None:
-        """Start the processes that nodes' processes are forked from, where that is possible."""
+        """Start the processes from which nodes' processes are forked, where that is possible."""
         if not can_fork():
             return
         folder = self._nurseries.enter_context(TemporaryDirectory())
@@ -492,19 +433,11 @@ class LocalFederation:
             self._nurseries.callback(stop, [nursery])
 
     def _three_ports(self) -> list[int]:
-        if self._port is None:
-            return free_ports(3)
-        ports = [self._port + offset for offset in range(3)]
+        ports = free_ports(3) if self._port is None else [self._port + n for n in range(3)]
         for port in ports:
-            with socket.socket() as attempt:
-                attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                try:
-                    attempt.bind(("127.0.0.1", port))
-                except (OSError, OverflowError) as error:
-                    raise RuntimeError(
-                        f"port={self._port}: {port} cannot be used ({error}); give another, with "
-                        "two free ones after it"
-                    ) from error
+            if reason := why_not_free(f"127.0.0.1:{port}"):
+                remedy = "give another, with two free ones after it"
+                raise FederationError(reason, where="port", value=self._port, remedy=remedy)
         return ports
 
 

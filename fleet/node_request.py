@@ -1,4 +1,4 @@
-"""A node's request for its certificate: its name, its two keys, its role, and hosts it wishes.
+"""A node's request for its certificate: its name, its two keys, its role, and requested hosts.
 
 A node makes its keys on its own machine, so that the authority never has them.
 """
@@ -34,12 +34,13 @@ SERVER = "server"
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 _LOGIN_KEY = x509.ObjectIdentifier("2.25.201453226710587265432418604275219804312")
 """Extension of a request: the public key for the login, in OpenSSH's format."""
+_MALFORMED = (ValueError, x509.InvalidVersion, x509.ExtensionNotFound, UnsupportedAlgorithm)
 _CURVES = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
 
 
 @dataclass(frozen=True)
 class NodeRequest:
-    """What a request says; `hosts` are what it wishes, which the signer alone decides."""
+    """Content of a request; only the signer decides on the `hosts`."""
 
     name: str
     hosts: list[str]
@@ -53,8 +54,8 @@ def request_node(folder: Path, name: str, hosts: Sequence[str]) -> str:
     Parameters
     ----------
     folder : Path
-        Where ``node.key``, ``login.key``, ``login.pub`` and ``node.csr`` are written; none may be
-        there.
+        Where ``node.key``, ``login.key``, ``login.pub`` and ``node.csr`` are written; none may
+        exist.
     name : str
         Name of the node, in the certificate.
     hosts : Sequence[str]
@@ -95,12 +96,10 @@ def request_node(folder: Path, name: str, hosts: Sequence[str]) -> str:
 
 
 def read_request(content: bytes) -> NodeRequest:
-    """Read a request (PEM) of :func:`request_node`, from anyone.
+    """Read an untrusted request (PEM) of :func:`request_node`.
 
-    Raises
-    ------
-    CertificateError
-        If it is malformed, not signed with its key, or for another role than a node's.
+    Raises `CertificateError` if it is malformed, not signed with its key, or for another role than
+    a node's.
     """
     try:
         request = x509.load_pem_x509_csr(content)
@@ -110,11 +109,9 @@ def read_request(content: bytes) -> NodeRequest:
         login = _login_key(request)
         key = request.public_key()
         signed = request.is_signature_valid
-    except (
-        *(ValueError, x509.InvalidVersion, x509.ExtensionNotFound, UnsupportedAlgorithm),
-    ) as error:
+    except _MALFORMED as error:
         raise CertificateError(
-            f"this is no request of `flwr-distill certs request` (of this version): {error}"
+            f"not a request of `flwr-distill certs request` (of this version): {error}"
         ) from None
     if not signed:
         raise CertificateError("the request is not signed with its key: it was changed")
@@ -127,8 +124,9 @@ def read_request(content: bytes) -> NodeRequest:
         raise CertificateError("the request's two keys must differ: apps can read one of them")
     if set(uses) != set(NODE_USES):
         raise CertificateError(
-            "the request is for another role than a node's (its extended key usage is not client "
-            "and server authentication): make it with `flwr-distill certs request`"
+            "the request is for another role than a node's: its extended key usage is not client "
+            "and server authentication",
+            remedy="make it with `flwr-distill certs request`",
         )
     check_name(str(name.value))
     return NodeRequest(str(name.value), hosts, key, open_ssh(login))
@@ -138,8 +136,10 @@ def check_name(name: str) -> None:
     """Raise `CertificateError` unless nodes and users may have this name."""
     if name == SERVER or not _NAME.fullmatch(name):
         raise CertificateError(
-            f"name={name}: give lower-case letters, digits, hyphens and dots, as in node-0 "
-            f"({SERVER} is the SuperLink's)"
+            f"must be of lower-case letters, digits, hyphens and dots, and not {SERVER}",
+            where="name",
+            value=name,
+            remedy="as in node-0",
         )
 
 
@@ -156,7 +156,6 @@ def _hosts(request: x509.CertificateSigningRequest) -> list[str]:
 
 
 def _login_key(request: x509.CertificateSigningRequest) -> object:
-    """The key with which the node that makes a request logs in."""
     value = request.extensions.get_extension_for_oid(_LOGIN_KEY).value
     assert isinstance(value, x509.UnrecognizedExtension)
     return serialization.load_ssh_public_key(value.value)

@@ -6,14 +6,15 @@ import re
 import tomllib
 from pathlib import Path
 
+from flwr_distill.task.errors import ReportedError
 from flwr_distill.task.settings import RunConfigValue
 from flwr_distill.task.text_files import read_text
 
 _PAIR = re.compile(r"""([^\s=]+)\s*=\s*("(?:[^"\\]|\\.)*"|'[^']*'|\S+)(?:\s+|$)""")
 
 
-class RunConfigError(ValueError):
-    """Overrides cannot be read; says which, and how to write them."""
+class RunConfigError(ReportedError, ValueError):
+    """Overrides of a run config cannot be read."""
 
 
 def read_run_config(text: str) -> dict[str, RunConfigValue]:
@@ -37,8 +38,10 @@ def read_run_config(text: str) -> dict[str, RunConfigValue]:
     while rest:
         if (pair := _PAIR.match(rest)) is None:
             raise RunConfigError(
-                f"run-config: {_cut(rest)} is no override: give key=value, with texts in quotes, "
-                'as in num-rounds=5 strategy="fedavg"'
+                "is no override",
+                where="run-config",
+                value=_cut(rest),
+                remedy='give key=value, with texts in quotes, as in num-rounds=5 strategy="fedavg"',
             )
         key, value = pair.groups()
         overrides |= _flat({key: _value(key, value)}, key)
@@ -51,7 +54,10 @@ def _read(file: Path) -> dict[str, object]:
         return tomllib.loads(read_text(file))
     except (OSError, ValueError) as error:
         raise RunConfigError(
-            f"run-config={file} cannot be read: {error} (give a TOML file)"
+            f"cannot be read: {error}",
+            where="run-config",
+            value=str(file),
+            remedy="give a TOML file",
         ) from error
 
 
@@ -60,7 +66,10 @@ def _value(key: str, text: str) -> object:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         raise RunConfigError(
-            f'run-config: {key}={_cut(text)}: a text needs quotes, as in {key}="{_cut(text)}"'
+            "a text needs quotes",
+            where=key,
+            value=_cut(text),
+            remedy=f'as in {key}="{_cut(text)}"',
         ) from None
 
 
@@ -73,8 +82,10 @@ def _flat(table: dict[str, object], where: str, prefix: str = "") -> dict[str, R
             overrides[prefix + name] = value
         else:
             raise RunConfigError(
-                f"run-config: {prefix}{name} = {_cut(str(value))}: Flower takes numbers, texts, "
-                f"true and false (in {where})"
+                "Flower takes numbers, texts, true and false",
+                where=prefix + name,
+                value=value,
+                remedy=f"in {where}",
             )
     return overrides
 

@@ -1,8 +1,8 @@
 """Starts a ServerApp of a federation on this machine, forked where a nursery runs.
 
 Flower starts ServerApps by the name of a program, ``flwr-serverapp``. `program` writes one of
-that name, to be found before Flower's. A ServerApp is then ready without the seconds in which it
-would import PyTorch and matplotlib.
+that name, which is found before Flower's. A forked ServerApp saves the seconds of importing PyTorch
+and matplotlib.
 """
 
 import os
@@ -28,7 +28,7 @@ def program(folder: Path) -> Path:
 
 
 def main() -> None:
-    """Be Flower's program; the nursery runs this."""
+    """Run Flower's program; the nursery calls this."""
     (flowers,) = entry_points(group="console_scripts", name=NAME)
     for name in list(sys.modules):  # the run's code is that of its app bundle
         if name.partition(".")[0] == "flwr_distill":
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def start() -> None:
-    """Have a ServerApp forked, and wait for its end; without a nursery, become it."""
+    """Have a ServerApp forked, and wait for its end; without a nursery, run it here."""
     command = [sys.executable, "-P", "-m", SERVER_APP, *sys.argv[1:]]
     forked = fork(command, os.environ, (), (1, 2))
     if forked is None:

@@ -1,17 +1,20 @@
-"""The processes that serve a federation: a SuperLink, and what starts its ServerApps."""
+"""The processes that serve a federation: a SuperLink, and the one that starts its ServerApps."""
 
 from __future__ import annotations
 
+import os
+import socket
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-"""Environment in which Flower tells nobody that it runs."""
+"""Environment in which Flower sends no telemetry and checks for no update."""
 
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where a SuperLink listens: for nodes, for who submits runs, and for its ServerApps."""
+    """Where a SuperLink listens: for nodes, for users who submit runs, and for its ServerApps."""
 
     fleet: str
     control: str
@@ -27,21 +30,42 @@ class ServerCertificate:
     key: Path
 
 
+def environment(flower_home: Path) -> dict[str, str]:
+    """Environment of this process, with a Flower home, and the commands beside this Python."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    return {**os.environ, **QUIET, "PATH": path, "FLWR_HOME": str(flower_home)}
+
+
+def why_not_free(address: str) -> str:
+    """Why no server can listen at an address; '' if one can."""
+    host, _, port = address.rpartition(":")
+    with socket.socket() as attempt:
+        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            attempt.bind((host, int(port)))
+        except (OSError, OverflowError) as error:
+            return f"{address} cannot be used: {error}"
+    return ""
+
+
+def write_connection(flower_home: Path, name: str, control_address: str) -> None:
+    """Write the configuration by which ``flwr`` commands reach a SuperLink without TLS."""
+    flower_home.mkdir(parents=True, exist_ok=True)
+    (flower_home / "config.toml").write_text(
+        f'[superlink]\ndefault = "{name}"\n\n'
+        f'[superlink.{name}]\naddress = "{control_address}"\ninsecure = true\n',
+        encoding="utf-8",
+    )
+
+
 def superlink_command(
     addresses: Addresses, secret: Path, certificate: ServerCertificate | None, database: Path | None
 ) -> list[str]:
     """The command of a SuperLink whose ServerApps are started by another process.
 
-    A SuperLink that starts them itself has no secret, and any user could claim its tasks.
-
-    Parameters
-    ----------
-    secret : Path
-        File of what claims of tasks are signed with.
-    certificate : ServerCertificate, optional
-        For TLS; only registered nodes are then admitted. None: no TLS, and any node.
-    database : Path, optional
-        File for its state and the messages that pass through it. None: in memory.
+    A SuperLink that starts them itself has no secret, and any user could claim its tasks. With a
+    certificate it uses TLS, and admits only registered nodes. Its state and the messages that pass
+    through it are in the database, else in memory.
     """
     tls = ["--insecure"]
     if certificate is not None:
@@ -61,7 +85,7 @@ def superlink_command(
 
 
 def serverapps_command(addresses: Addresses, secret: Path, superlink: int) -> list[str]:
-    """The command of what starts ServerApps, and ends with the SuperLink of this process id."""
+    """The command that starts ServerApps; it ends with the SuperLink of this process id."""
     return [
         *("flower-superexec", "--insecure", "--plugin-type", "serverapp"),
         *("--appio-api-address", addresses.serverappio, "--parent-pid", str(superlink)),

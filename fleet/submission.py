@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flwr_distill.task.errors import ReportedError
 from flwr_distill.task.settings import RunConfigValue
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 _STREAM_SECONDS = 60.0
-"""A log is asked for again after this time, lest a dead connection go unnoticed."""
+"""A log's stream is renewed after this time, so that a dead connection is noticed."""
 
 _PAUSE = 0.5
 
@@ -36,7 +37,7 @@ class RunOutcome:
         return self.status == "finished:completed"
 
 
-class RunError(RuntimeError):
+class RunError(ReportedError):
     """A run could not be submitted, or did not end in time."""
 
 
@@ -50,20 +51,9 @@ def submit(
 ) -> RunOutcome:
     """Submit a Flower app, pass every line of its log to `on_line`, and return how it ended.
 
-    The first line is ours and tells the run's id. The SuperLink may restart in the meantime.
-
-    Parameters
-    ----------
-    app_dir : Path
-        Directory of the app.
-    run_config : Mapping[str, RunConfigValue]
-        Overrides of the app's run config, by dotted key.
-    control : Callable[[], Control]
-        Opens the SuperLink's Control API; called again after an outage, so it should wait.
-    on_line : Callable[[str], None] | None (default: None)
-        Called with every line.
-    timeout : float (default: math.inf)
-        Seconds; a run that takes longer is stopped.
+    The first line is ours and has the run's id. `control` opens the SuperLink's Control API; it is
+    called again after an outage, so it should wait. A run that takes over `timeout` seconds is
+    stopped.
 
     Raises
     ------
@@ -117,8 +107,9 @@ def _follow(
             if not status.finished and time.monotonic() > deadline:
                 link.stop_run(run_id)
                 raise RunError(
-                    f"run {run_id} was stopped after {timeout:.0f} s: see the SuperLink's log, "
-                    "or allow more with timeout="
+                    f"was stopped after {timeout:.0f} s",
+                    where=f"run {run_id}",
+                    remedy="see the SuperLink's log, or allow more with timeout=",
                 )
         if status.finished:
             if unfinished:

@@ -9,16 +9,13 @@ from flwr.common.config import flatten_dict, fuse_dicts, validate_config
 from flwr_distill.node.bundle import BundleError, settings_of
 
 _MALFORMED = (ValueError, TypeError, AttributeError, KeyError, RecursionError)
-"""What Flower's functions raise of settings that are not as they should be."""
+"""What Flower's functions raise for malformed settings."""
 
 
 def app_config(content: bytes) -> dict[str, Any]:
     """Read and check a bundle's settings, as `flwr.common.config.get_fab_config` does.
 
-    Raises
-    ------
-    BundleError
-        If the bundle exceeds a bound or is malformed.
+    Raises `BundleError` if the bundle exceeds a bound or is malformed.
     """
     settings = settings_of(content)
     try:
@@ -31,13 +28,7 @@ def app_config(content: bytes) -> dict[str, Any]:
 
 
 def run_config_of(content: bytes, overrides: dict[str, Any]) -> dict[str, Any]:
-    """The run config of a bundle, with a run's own values.
-
-    Raises
-    ------
-    BundleError
-        If the bundle exceeds a bound or is malformed.
-    """
+    """The run config of a bundle, with a run's own values; raises as `app_config`."""
     defaults = app_config(content)["tool"]["flwr"]["app"].get("config", {})
     try:
         return fuse_dicts(flatten_dict(defaults), overrides)

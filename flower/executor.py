@@ -3,13 +3,9 @@
 The executor speaks a SuperNode's API for apps, with ``--isolation process``. It imports no
 torch, so its heartbeats continue whatever its child (`worker`) does.
 
-If the child dies, does not answer a message within its time-to-live and `GRACE`, or has an app that
-keeps too much on disk, the executor reports an error and starts another. It kills a child whose run
-has ended. It also starts another for a different app bundle, for a new run in a sandbox or if
-packages were installed since, and after an error that CUDA does not recover from. After a while
-without tasks the child ends, and what it held of memory and GPU is free; the next task starts
-another, unless one is kept warm. If the executor cannot answer a task, it exits. Its supervisor
-must then restart the SuperNode too: Flower waits for the answer forever.
+It starts another child for another app bundle, for a new run in a sandbox, after packages were
+installed, and after an error that CUDA does not recover from. If it cannot answer a task, it exits.
+Its supervisor must then restart the SuperNode too: Flower waits for the answer forever.
 """
 
 from __future__ import annotations
@@ -42,16 +38,13 @@ from flwr_distill.node.packages import installed_packages
 
 appio: Any = module_of_line("node", "appio")
 GRACE = 30.0
-"""Seconds beyond a message's time-to-live after which a child that has not answered is killed.
+"""Seconds beyond a message's time-to-live until its child is killed; a late child reports it."""
 
-One that merely is late says so itself, and can continue.
-"""
-
-_LONGEST = 86_400.0
-_WATCH = 1.0
-"""Seconds between questions whether the app keeps too much; the disk is measured more seldom."""
-_MESSAGE_LATE = 10.0
-"""Seconds that a task's message may come after the task."""
+_MAX_TTL = 86_400.0
+_CHECK_EVERY = 1.0
+"""Seconds between checks of the task and the app's disk use; the disk is measured less often."""
+_MESSAGE_TIMEOUT = 10.0
+"""Seconds that a task's message may arrive after the task."""
 
 
 class TaskEndedError(Exception):
@@ -65,10 +58,9 @@ class UnanswerableError(Exception):
 class Executor:
     """Claims a SuperNode's tasks, one after the other, and has the child run them.
 
-    `api` is an `AppIo` of the installed Flower's line, `sandboxes` a
-    `node.run_sandbox.RunSandboxes`, or None for children without.
-    It reports ``("worker", pid)`` when a child starts; when it is warm, ``("device", name)`` and
-    ``("ready", pid)``; and ``("released", pid)`` when it has been let go.
+    `api` is an `AppIo` of the installed line, `sandboxes` a `node.run_sandbox.RunSandboxes`.
+    Reports are ``("worker", pid)`` when a child starts; ``("device", name)`` and ``("ready", pid)``
+    when it is warm; ``("released", pid)`` when it was ended after `release_after` idle seconds.
     """
 
     def __init__(
@@ -89,7 +81,7 @@ class Executor:
         self._keep_warm = keep_warm
         self._packages = installed_packages()
         self._pace = Pace(busy=0.02, idle=0.25, generator=random.Random())
-        # Now, whether it is kept or not: it shows whether the node can work on its device.
+        # Started at once, even if not kept warm: it shows whether the node's device works.
         self._child: Child | None = self._start_child(self._sandbox_of_no_run())
 
     def serve(self) -> None:
@@ -112,7 +104,7 @@ class Executor:
         return None if self._sandboxes is None else self._sandboxes.of_no_run()
 
     def _start_child(self, sandbox: Sandbox | None) -> Child:
-        # What a nursery has imported is older than packages that were installed since.
+        # A nursery has imported modules from before the latest installation.
         forked = installed_packages() == self._packages
         child = Child(self._child_arguments, sandbox, forked=forked)
         self._send_report("worker", child.pid)
@@ -173,33 +165,23 @@ class Executor:
                 raise UnanswerableError(reason) from error
 
     def _child_for(self, pending: PendingTask) -> Child:
-        """The child, or a fresh one where there is none that can serve the task.
-
-        Raises
-        ------
-        OSError
-            If its sandbox cannot be made.
-        """
+        """The child, or a fresh one where it cannot serve the task; OSError without a sandbox."""
         child, run_id, bundle = self._child, pending.run_id, pending.fab_hash
         sandbox = None if self._sandboxes is None else self._sandboxes.of_run(run_id, bundle)
         if (
             child is None
             or child.bundle not in (None, bundle)
             or child.sandbox != sandbox
-            or self._is_outdated(child, run_id)
+            or (child.run_id != run_id and child.packages != installed_packages())
         ):
             child = self._replace_child(sandbox)
         child.bundle, child.run_id = bundle, run_id
         return child
 
-    def _is_outdated(self, child: Child, run_id: int) -> bool:
-        """Whether a run begins for which the child may hold modules of packages of before."""
-        return child.run_id != run_id and child.packages != installed_packages()
-
     def _run(self, pending: PendingTask, task: _Task, tree: ObjectTree, ttl: float) -> Error | None:
-        """Have a child run a task; return the error if it failed and is to be answered."""
+        """Have a child run a task; return the error to answer if it failed."""
         pushing = False
-        deadline = time.monotonic() + min(ttl, _LONGEST) + GRACE
+        deadline = time.monotonic() + min(ttl, _MAX_TTL) + GRACE
         try:
             child = self._child_for(pending)
         except OSError as error:
@@ -207,7 +189,7 @@ class Executor:
         try:
             child.hand(task.token, tree.SerializeToString())
             while True:
-                if not pushing:  # then its reply would stay half sent
+                if not pushing:  # ending it then would leave its reply half sent
                     _watch(child, task, deadline)
                 left = max(0.0, deadline - time.monotonic())
                 kind, code, reason = child.note(timeout=left)
@@ -233,17 +215,9 @@ class Executor:
 
 
 def _watch(child: Child, task: _Task, deadline: float) -> None:
-    """Wait for a child's note; check meanwhile its task, and what its app keeps on disk.
-
-    Raises
-    ------
-    TaskEndedError
-        If the task's run has ended.
-    TooMuchKeptError
-        If the app keeps too much.
-    """
+    """Wait for a child's note, while its task continues and its app keeps within its disk space."""
     child.check_disk()
-    while (left := deadline - time.monotonic()) > 0 and not child.has_note(min(left, _WATCH)):
+    while (left := deadline - time.monotonic()) > 0 and not child.has_note(min(left, _CHECK_EVERY)):
         child.check_disk()
         if task.has_ended():
             raise TaskEndedError
@@ -255,7 +229,6 @@ class _Task:
         self._calls = api.calls(token)
 
     def has_ended(self) -> bool:
-        """Whether the SuperNode has ended it, as its run has ended: no reply is wanted."""
         return bool(appio.has_ended(self._calls))
 
     @contextmanager
@@ -276,8 +249,8 @@ class _Task:
 
     def pull_header(self) -> tuple[Message, ObjectTree]:
         """Pull the task's message without content, and the content's object tree."""
-        # A SuperNode makes the task first and stores its message after that.
-        deadline = time.monotonic() + _MESSAGE_LATE
+        # A SuperNode creates the task first and stores its message after that.
+        deadline = time.monotonic() + _MESSAGE_TIMEOUT
         while (response := appio.pull_message(self._calls)) is None:
             if time.monotonic() > deadline:
                 reason = "the SuperNode refused to serve a task: its message is gone"
@@ -286,7 +259,6 @@ class _Task:
         return message_from_proto(response.messages_list[0]), response.message_object_trees[0]
 
     def answer(self, message: Message, error: Error) -> None:
-        """Push an error reply and end the task."""
         reply = Message(error, reply_to=message)
         reply.metadata.__dict__["_message_id"] = reply.object_id
         request = appio.messages.PushAppMessagesRequest(
@@ -299,7 +271,7 @@ class _Task:
             part = PushObjectRequest(
                 run_id=message.metadata.run_id, object_id=object_id, object_content=content
             )
-            if hasattr(response, "session_id"):  # newer Flowers store it for whom it is from alone
+            if hasattr(response, "session_id"):  # newer Flowers bind an object to its sender
                 part.session_id = response.session_id
             self._calls.PushObject(part)
         output = appio.messages.PushTaskOutputRequest(

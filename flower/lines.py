@@ -6,9 +6,9 @@ from importlib.util import find_spec
 from types import ModuleType
 
 FOLDERS = {"1.32": "line_1_32", "1.41": "line_1_41", "1.42": "line_1_41"}
-"""Of each line; what is used of 1.42 is as it was in 1.41."""
+"""Folder by line; 1.42 has not changed what is used of 1.41."""
 FLEETS = "1.32."
-"""The Flower that the fleet's tools speak to."""
+"""The Flower that the fleet's tools work with."""
 
 
 def folder_for(room: str) -> str:
@@ -25,9 +25,9 @@ def module_of_line(room: str, name: str) -> ModuleType | None:
 
 
 def why_another() -> str:
-    """Why the fleet's tools cannot speak to a SuperLink with the installed Flower; '' if they can.
+    """Why the fleet's tools do not work with the installed Flower; '' if they do.
 
-    Nodes and servers can, the public way.
+    Nodes and servers work through Flower's public API.
     """
     if (installed := version("flwr")).startswith(FLEETS):
         return ""

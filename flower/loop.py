@@ -1,6 +1,6 @@
-"""Steps around the two functions with which a SuperNode takes in a message and sends its reply.
+"""Steps around Flower's two functions with which a SuperNode pulls a message and pushes its reply.
 
-They are Flower's private ones. Each is replaced once, by itself with all steps around it.
+Each is replaced once, by itself with all steps around it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+from flwr.app import Message
 from flwr.supercore.run import RunNotRunningException
 
 from flwr_distill.flower.timing import can_override
@@ -17,10 +18,10 @@ T = TypeVar("T")
 
 
 class Step:
-    """Something to do around these functions, with their arguments by name; by default nothing."""
+    """Work around these functions, with their arguments by name; by default none."""
 
     def pull(self, inner: Callable[..., int | None], **named: Any) -> int | None:
-        """Pull a message and store it, with `inner`; return its run's id, None without one."""
+        """Pull a message and store it, with `inner`; return its run's id, None without message."""
         return inner(**named)
 
     def push(self, inner: Callable[..., None], **named: Any) -> None:
@@ -47,7 +48,7 @@ def patch_loop(*steps: Step) -> bool:
 class WholeMessages(Step):
     """Offers a message to the app as a task only once it is complete.
 
-    Flower offers it before it pulls its objects. If the run ends meanwhile or the pull fails, they
+    Flower offers it before it pulls its objects. If the run ends in between or the pull fails, they
     never arrive, and the node waits for them forever. This drops the message and pulls the next.
     """
 
@@ -78,13 +79,21 @@ def _run_end_as_error(call: Callable[[int, str], T]) -> Callable[[int, str], T]:
     return wrapper
 
 
-class _DeferringState:
-    """A SuperNode's state that records a task instead of creating it."""
+class WrappedState:
+    """A SuperNode's state; subclasses replace some of its methods."""
 
     def __init__(self, state: Any) -> None:
         self._state = state
-        self.task: dict[str, Any] | None = None
-        self.dropped = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+
+class _DeferringState(WrappedState):
+    """Records a task instead of creating it."""
+
+    task: dict[str, Any] | None = None
+    dropped = False
 
     def create_task(self, **task: Any) -> int:
         self.task = task
@@ -94,5 +103,13 @@ class _DeferringState:
         self.dropped = True
         return True
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._state, name)
+
+def answer(reply: Message, state: Any, store: Any) -> None:
+    """Answer a message in place of the app, which does not get it."""
+    from flwr.supernode.start_client_internal import _insert_message
+
+    name = reply.metadata.reply_to_message_id
+    store.delete(name)
+    state.record_message_processing_start(name)
+    state.record_message_processing_end(name)
+    _insert_message(reply, state, store)

@@ -1,4 +1,4 @@
-"""Reports what a SuperNode's supervisor must know, from where Flower's code comes by it."""
+"""Reports to a SuperNode's supervisor, from the places in Flower's code that know."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REMEDIES = {
         "`flwr-distill certs node` makes one) and register it with `flwr-distill register`"
     ),
 }
-"""By what a SuperLink says to a node that it does not admit: its status codes say less."""
+"""By the text of a SuperLink that does not admit a node: its status codes say less."""
 _EXIT = "flwr_exit"
 """Flower's function that ends a process, under its name in the modules that import it."""
 _EXITING = (
@@ -30,7 +30,7 @@ _EXITING = (
 
 
 class Reports:
-    """Reports ``("online", node_id)``, or before ``("unfit", reason)``: no restart would help."""
+    """Reports ``("online", node_id)``, or before ``("unfit", reason)``: restarts do not help."""
 
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
@@ -56,15 +56,12 @@ class Reports:
 
 
 def _remedy(reason: str) -> str:
-    """What to do about a SuperLink's refusal that no restart would change; '' if there is none."""
+    """The remedy for a SuperLink's refusal that no restart would change; else ''."""
     return next((remedy for text, remedy in _REMEDIES.items() if text in reason), "")
 
 
 def patch_reports(reports: Reports) -> None:
-    """Have Flower's code report; a Flower that has moved it is an error, since nodes wait for it.
-
-    It logs the same, in lines for people.
-    """
+    """Have Flower's code report; raises if the code has moved, since nodes wait for reports."""
     from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState as State
 
     set_node_id = State.set_node_id

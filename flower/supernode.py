@@ -30,8 +30,8 @@ from flwr_distill.node.settings import NODE_CONFIG
 def main() -> None:
     """Run a SuperNode.
 
-    Arguments: the report's file descriptor, the state directory, seconds of the shortest and the
-    longest pause between polls for messages, the policy as JSON, then Flower's.
+    Arguments: the report's file descriptor, the state directory, the shortest and the longest pause
+    between polls in seconds, the policy as JSON, then Flower's.
     """
     report = Notes.of(int(sys.argv[1]))
     state_dir, busy, idle = Path(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
@@ -45,9 +45,9 @@ def main() -> None:
     patch_pull_backoff()
     patch_nonce_cleanup()
     overrides: Any = module_of_line("node", "overrides")
-    kept = overrides.override(pace, policy, state_dir, node_config, reports.refused)
-    if not kept and policy != OPEN:
-        report.send("unfit", "the policy cannot be kept with this version of flwr")
+    is_enforced = overrides.override(pace, policy, state_dir, node_config, reports.refused)
+    if not is_enforced and policy != OPEN:
+        report.send("unfit", "the policy cannot be enforced with this version of flwr")
         return
     sys.argv = ["flower-supernode", *sys.argv[6:]]
     try:

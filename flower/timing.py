@@ -1,9 +1,9 @@
-"""Overrides of Flower's hard-coded waits, and of one cost.
+"""Overrides of Flower's hard-coded waits, and of one costly cleanup.
 
-In the Flowers below an idle SuperNode polls for messages every 3 s and for a ClientApp's
-reply every 0.5 s; it waits 1 s before pulling an object again that has not arrived yet. Each
-override checks Flower's version and that the code it replaces still exists; if not, it warns,
-changes nothing and returns False.
+An idle SuperNode of these Flowers polls for messages every 3 s and for a ClientApp's reply every
+0.5 s; it waits 1 s before it retries to pull an object that has not arrived. Each override checks
+Flower's version and that the code it replaces still exists; if not, it warns, changes nothing and
+returns False.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ REPLY_SLEEP = 0.5
 
 
 def patch_pull_backoff(*, initial: float = 0.02, cap: float = 0.25) -> bool:
-    """Retry sooner to pull an object that is announced but has not arrived yet.
+    """Retry sooner to pull an object that has not arrived: every `initial` to `cap` seconds.
 
-    `initial` and `cap` are the shortest and longest wait in seconds (Flower: 1 and 10).
+    Flower waits 1 to 10 s.
     """
     from flwr.supercore.inflatable import inflatable_utils
 
@@ -58,9 +58,9 @@ def patch_supernode_sleep(pace: Pace, *, reply_poll: float = 0.02) -> bool:
 
 
 def patch_nonce_cleanup(*, every: float = 30.0) -> bool:
-    """Let the SuperNode look through the nonces it has seen every so many seconds only.
+    """Let the SuperNode remove expired nonces every so many seconds only.
 
-    Flower looks through those of five minutes at each poll, with a secret on its ClientAppIo API.
+    With a secret on its ClientAppIo API, Flower checks those of five minutes at each poll.
     """
     from flwr.supercore.corestate.in_memory_corestate import InMemoryCoreState as State
 
@@ -70,13 +70,13 @@ def patch_nonce_cleanup(*, every: float = 30.0) -> bool:
     clean_up = State._cleanup_expired_nonces
     due = 0.0
 
-    def clean_up_now_and_then(self: State) -> None:
+    def clean_up_sometimes(self: State) -> None:
         nonlocal due
         if time.monotonic() > due:
             clean_up(self)
             due = time.monotonic() + every
 
-    setattr(State, "_cleanup_expired_nonces", clean_up_now_and_then)  # noqa: B010
+    setattr(State, "_cleanup_expired_nonces", clean_up_sometimes)  # noqa: B010
     return True
 
 
@@ -102,7 +102,7 @@ class _PacedTime(ModuleType):
 
 
 def can_override(name: str, present: bool) -> bool:
-    """Whether code of Flower's is as it was when its override was written; else warn."""
+    """Whether Flower's code is unchanged since its override was written; else warn."""
     installed = version("flwr")
     if installed in FLOWER_VERSIONS and present:
         return True

@@ -2,7 +2,7 @@
 
 Started by the executor. It exchanges payloads with the SuperNode, and only notes (`node.notes`)
 with the executor. Of our package it imports only `flower` and `node`, before the app, which cannot
-replace them; all else is the app bundle's own.
+replace them; everything else comes from the app bundle.
 """
 
 from __future__ import annotations
@@ -47,18 +47,15 @@ from flwr_distill.node.notes import TASK_LIMIT, Notes, shortened
 
 appio: Any = module_of_line("node", "appio")
 Note = tuple[str, int, str]
-"""``ready`` (with the device), ``unfit``, ``failed``, ``lost`` (failed, and this process can do no
-more), ``pushing`` or ``done``; an error code; a reason."""
+"""``ready`` (with the device), ``unfit``, ``failed``, ``lost`` (failed, and this process is
+unusable), ``pushing`` or ``done``; an error code; a reason."""
 
 BATCH_SIZE = "train.batch-size"
-"""The run-config key that is named when a GPU's memory does not suffice."""
+"""The run-config key that an error names when a GPU's memory does not suffice."""
 
 
 class Worker:
-    """Runs one app bundle's ClientApp on a device, a message at a time.
-
-    `api` is an `AppIo` of the installed Flower's line.
-    """
+    """Runs one app bundle's ClientApp on a device; `api` is an `AppIo` of the installed line."""
 
     def __init__(self, api: Any, notes: Notes, device: str) -> None:
         self._api = api
@@ -67,7 +64,7 @@ class Worker:
         self._app: ClientApp | None = None
 
     def serve(self) -> None:
-        """Serve tasks until the executor ends, or CUDA works no more."""
+        """Serve tasks until the executor ends, or CUDA fails for good."""
         while True:
             try:
                 token, tree = self._notes.receive()
@@ -80,7 +77,7 @@ class Worker:
             give_freed_back()
 
     def _serve_task(self, token: str, tree: ObjectTree) -> Note:
-        """Serve a task, but for the last note."""
+        """Serve a task; return the last note."""
         calls = self._api.calls(token)
         began = time.monotonic()
         batch_size: object = None
@@ -92,14 +89,14 @@ class Worker:
             if not isinstance(reply, Message):
                 raise TypeError(f"the ClientApp returned {type(reply)}, not a Message")
             if (took := time.monotonic() - began) > (ttl := message.metadata.ttl):
-                # Nobody waits for the reply, but the SuperLink would keep it until the run ends.
+                # Nobody waits for this reply, but the SuperLink would keep it until the run ends.
                 raise TimeoutError(f"the reply took {took:.0f} s and is late after {ttl:.0f} s")
         except Exception as error:
             log(ERROR, "ClientApp raised an exception", exc_info=error)
             return self._failure(error, batch_size)
         self._notes.send("pushing", 0, "")
-        # If another message brought some of the objects to the SuperLink already, the SuperNode may
-        # send the reply and delete it before they arrive here.
+        # If the SuperLink has some of the objects already, the SuperNode may send the reply and
+        # delete it before the others arrive here.
         with suppress(appio.TOO_LATE):
             push_message(calls, reply, context)
         push_task_output(calls, context=context, sub_status=SubStatus.COMPLETED, details="")
@@ -120,7 +117,7 @@ class Worker:
 
     def _load(self, run: Run, fab: Fab) -> ClientApp:
         if self._app is None:  # for another bundle the executor starts another worker
-            # In a sandbox it is there already, and can only be read.
+            # In a sandbox it is already unpacked, and read-only.
             folder = unpack(fab.content, folder_of_bundles(get_flwr_home()))
             prefer(folder)
             load = get_load_client_app_fn(default_app_ref="", app_path=str(folder), multi_app=True)
@@ -144,7 +141,7 @@ def _pull(calls: Any, tree: ObjectTree) -> tuple[Message, Context, Run, Fab]:
 
 
 def _preload(modules: list[str]) -> None:
-    gc.disable()  # it would look through what is imported over and over: a tenth of the time
+    gc.disable()  # a tenth of the time of imports
     for module in modules:
         try:
             importlib.import_module(module)

@@ -1,12 +1,14 @@
-"""Announced objects of messages: each message holds its own, and says nothing about another's.
+"""Announced objects of messages: each message has its own, and says nothing about another's.
 
-The sender of a message announces the tree of its objects first. An announcement is untrusted: an
-object that is in it twice, once with its parts and once without, makes trees of exponential size
-out of a short one; and it can name objects of others, whose ids are hashes of public content, with
-parts that these do not have. Flower's stores believe the first one. Here a tree belongs to its
-message. The receiver pulls what the tree lists, and takes an object's parts from
-its content, whose hash is its id.
+The sender of a message announces the tree of its objects first. An announcement is untrusted. An
+object that is in it twice, once with parts and once without, makes a tree of exponential size out
+of a short one. It can also name objects of others, whose ids are hashes of public content, with
+false parts. Flower's stores believe the first announcement. Here a tree belongs to its message. The
+receiver pulls what the tree lists, and takes an object's parts from its content, whose hash is its
+id.
 """
+
+# ruff: noqa: D102 (Flower's methods)
 
 from dataclasses import dataclass
 
@@ -16,16 +18,13 @@ from flwr.supercore.object_store import NoObjectInStoreError
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore, ObjectEntry
 
 NOBODY = 0
-"""In place of a node's id: the message is a ServerApp's, or no node is known for it."""
+"""Node id of messages from a ServerApp or an unknown sender."""
 
 
 def children_in(tree: ObjectTree) -> dict[str, set[str]]:
     """Children of each object in a tree; children come before their parents.
 
-    Raises
-    ------
-    ValueError
-        If an id is not a hash, or an object has a child twice, or different children.
+    Raises ValueError if an id is not a hash, or an object has a child twice, or different children.
     """
     children: dict[str, set[str]] = {}
     for part in iterate_object_tree(tree):
@@ -41,29 +40,24 @@ def children_in(tree: ObjectTree) -> dict[str, set[str]]:
 
 @dataclass
 class _Announced:
-    """A message's tree, whose run it is in, and the node that announced it."""
-
     run_id: int
     tree: ObjectTree
     node_id: int = NOBODY
 
 
 class MemoryObjectStore(InMemoryObjectStore):
-    """Flower's store of objects in memory, in which each message holds its own objects."""
+    """Flower's store of objects in memory, in which each message has its own objects."""
 
     def __init__(self, verify: bool = True) -> None:
         super().__init__(verify)
         self._messages: dict[str, _Announced] = {}
-        self._holders: dict[str, set[str]] = {}
-        """Messages that hold an object."""
+        self._messages_of: dict[str, set[str]] = {}
+        """Messages that have an object."""
 
     def preregister(self, run_id: int, object_tree: ObjectTree) -> list[str]:
-        """Register a message's objects; return those whose content is not here.
+        """Register a message's objects; return those whose content is missing.
 
-        Raises
-        ------
-        ValueError
-            As `children_in`, or if the message is registered with another tree.
+        Raises ValueError as `children_in`, or if the message is registered with another tree.
         """
         message, children = object_tree.object_id, children_in(object_tree)
         with self.lock_store:
@@ -72,7 +66,7 @@ class MemoryObjectStore(InMemoryObjectStore):
                 self.run_objects_mapping.setdefault(run_id, set()).add(message)
                 for name in children:
                     self.store.setdefault(name, ObjectEntry(b"", False, [], 0, set()))
-                    self._holders.setdefault(name, set()).add(message)
+                    self._messages_of.setdefault(name, set()).add(message)
             elif children_in(known.tree) != children:
                 raise ValueError(f"Object {message} was preregistered with different children.")
             return [name for name in children if not self.store[name].is_available]
@@ -84,7 +78,7 @@ class MemoryObjectStore(InMemoryObjectStore):
                 known.node_id = node_id
 
     def announcer(self, message: str) -> int | None:
-        """Node that announced a message; `NOBODY` if no node did, None if it is not here."""
+        """Node that announced a message; `NOBODY` if no node did, None if it is missing."""
         with self.lock_store:
             known = self._messages.get(message)
             return known.node_id if known else None
@@ -92,37 +86,34 @@ class MemoryObjectStore(InMemoryObjectStore):
     def is_announced(self, object_id: str, node_id: int) -> bool:
         """Whether an object is part of a message that a node announced."""
         with self.lock_store:
-            messages = self._holders.get(object_id, ())
+            messages = self._messages_of.get(object_id, ())
             return any(self._messages[each].node_id == node_id for each in messages)
 
     def get_object_tree(self, object_id: str) -> ObjectTree:
-        """Return the tree of a message."""
         with self.lock_store:
             if (known := self._messages.get(object_id)) is None:
                 raise NoObjectInStoreError(f"Object {object_id} was not pre-registered.")
             return known.tree
 
     def delete(self, object_id: str) -> None:
-        """Delete a message, and the objects that no other message holds."""
+        """Delete a message, and the objects that no other message has."""
         with self.lock_store:
             if (known := self._messages.pop(object_id, None)) is None:
                 return
             if messages := self.run_objects_mapping.get(known.run_id):
                 messages.discard(object_id)
             for name in children_in(known.tree):
-                self._holders[name].discard(object_id)
-                if not self._holders[name]:
-                    del self._holders[name], self.store[name]
+                self._messages_of[name].discard(object_id)
+                if not self._messages_of[name]:
+                    del self._messages_of[name], self.store[name]
 
     def delete_objects_in_run(self, run_id: int) -> None:
-        """Delete a run's messages."""
         with self.lock_store:
             for message in self.run_objects_mapping.pop(run_id, set()):
                 self.delete(message)
 
     def clear(self) -> None:
-        """Delete all objects."""
         with self.lock_store:
             super().clear()
             self._messages.clear()
-            self._holders.clear()
+            self._messages_of.clear()

@@ -1,4 +1,4 @@
-"""How nodes and servers call a SuperLink, which may have too much to do or be lost."""
+"""How nodes and servers call a SuperLink that may be overloaded or away."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ if TYPE_CHECKING:
 WAIT = "flwr-distill-wait"
 """Header of a node's poll for messages: seconds for which it may wait at the SuperLink.
 
-One of ours answers once there is a message, or after these seconds, and takes the poll as a
-heartbeat; any other answers at once.
+Ours answers once there is a message, or after these seconds, and counts the poll as a heartbeat;
+any other answers at once.
 """
 _DATABASE = ("database is locked", "database or disk is full", "QueuePool limit")
-"""Of SQLite, which lets one write at a time and the others wait for 5 s, and whose disk someone may
-clear; and of SQLAlchemy, which has 15 connections and lets a call wait 30 s for one. Flower passes
-all of them on."""
+"""Errors that pass: others wait 5 s for SQLite's one writer, and 30 s for one of SQLAlchemy's 15
+connections; a full disk may be cleared. Flower passes them on."""
 
 
 def overloaded(error: grpc.RpcError) -> bool:
-    """Whether a call failed since the SuperLink came to it too late: it may be made again.
+    """Whether a call failed because the SuperLink was too busy, and may be retried.
 
     gRPC cancels a call that no thread has taken within 30 s.
     """
@@ -38,21 +37,21 @@ def overloaded(error: grpc.RpcError) -> bool:
 
 
 def retry_also(invoker: RetryInvoker, passes: Callable[[grpc.RpcError], bool]) -> None:
-    """Let an invoker wait and try again after errors that pass, besides those it knows."""
+    """Have an invoker retry also after errors for which `passes` is true."""
     gives_up = invoker.should_giveup
 
-    def gives_up_unless_it_passes(error: Exception) -> bool:
+    def should_give_up(error: Exception) -> bool:
         passing = isinstance(error, grpc.RpcError) and passes(error)
         return not passing and gives_up is not None and gives_up(error)
 
-    invoker.should_giveup = gives_up_unless_it_passes
+    invoker.should_giveup = should_give_up
 
 
 def limit_calls(invoker: RetryInvoker, within: float) -> None:
     """Give an invoker's calls so many seconds, after which the SuperLink counts as away.
 
-    Flower gives none but to heartbeats: a call whose answer is lost, as when the SuperLink's
-    machine loses power, would never end. It is made again, as after any loss of the connection.
+    Flower's calls have no deadline, except heartbeats: a call whose answer is lost, as when the
+    SuperLink's machine loses power, would never end. It is retried, as after any lost connection.
     """
     invoke = invoker.invoke
 
@@ -67,7 +66,7 @@ def limit_calls(invoker: RetryInvoker, within: float) -> None:
 def limit_absence(invoker: RetryInvoker, within: float) -> None:
     """Let an invoker's calls fail once the SuperLink has been away for so many seconds.
 
-    Flower waits for ever. After the first call that fails so, no other one waits anew.
+    Flower waits for ever. After the first such failure, no other call waits again.
     """
     gives_up = invoker.on_giveup
 
@@ -109,9 +108,9 @@ class NoAnswerError(grpc.RpcError):
         super().__init__(f"no answer in {within:.0f} s")
 
     def code(self) -> grpc.StatusCode:
-        """UNAVAILABLE, which Flower waits for and tries again."""
+        """UNAVAILABLE, after which Flower waits and retries."""
         return grpc.StatusCode.UNAVAILABLE
 
     def details(self) -> str:
-        """What happened."""
+        """Text of the error."""
         return str(self)

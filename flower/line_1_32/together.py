@@ -1,14 +1,13 @@
-"""Several of Flower's calls in one, to a SuperLink that takes them.
+"""Batches: several of Flower's calls in one, to a SuperLink that accepts them.
 
-A call costs a SuperLink milliseconds, whatever it asks for, and a message is a dozen objects with a
-call for each. Calls that go together travel as the content of Flower's own PushObject, with a
-header. So any SuperLink admits them as it admits each of them; one that does not know the header
-says so at the first question, and is asked in Flower's own way.
+A call costs a SuperLink milliseconds, whatever it is for, and a message is a dozen objects with a
+call for each. A batch travels as the content of Flower's own PushObject, with a header, so any
+SuperLink admits it as it admits each of its calls. One that does not know the header says so at the
+first question, and gets Flower's own calls.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -27,12 +26,13 @@ from flwr.proto.message_pb2 import (
 from flwr.proto.node_pb2 import Node
 
 HEADER = ("flwr-distill-together", "1")
-"""Of a call that holds others, and of the question whether a SuperLink takes such."""
+"""Header of a batch, and of the question whether a SuperLink accepts batches."""
 MOST_CALLS = 500
-"""Calls that go together."""
+"""Calls in a batch."""
 MOST_BYTES = 2**22
-"""Bytes that go together, but for those of a single call, which may be any number."""
-_LENGTH = struct.Struct(">Q")
+"""Bytes in a batch of several calls; a single call may have more."""
+_LENGTH = 8
+"""Bytes of the length before each part."""
 _KINDS: dict[type[Any], tuple[str, Any]] = {
     PushMessagesRequest: ("PushMessages", PushMessagesResponse),
     PushAppMessagesRequest: ("PushMessages", PushAppMessagesResponse),
@@ -40,23 +40,15 @@ _KINDS: dict[type[Any], tuple[str, Any]] = {
     PullObjectRequest: ("PullObject", PullObjectResponse),
     ConfirmMessageReceivedRequest: ("ConfirmMessageReceived", ConfirmMessageReceivedResponse),
 }
-"""Name and answer of the calls that can go together, by request."""
+"""Name and answer of the calls that can be in a batch, by request."""
 NAMES = {name for name, _ in _KINDS.values()}
 
 
 class Together:
-    """Makes calls together where the SuperLink takes them so.
+    """Makes calls in batches where the SuperLink accepts them.
 
-    Parameters
-    ----------
-    stub : object
-        Flower's own, over the channel.
-    channel : grpc.Channel
-        To the SuperLink.
-    service : str
-        Of the stub: ``Fleet`` or ``ServerAppIo``.
-    invoke : callable, optional (default: None)
-        Calls a function until the SuperLink answers, as the stub does already where it is given.
+    `stub` is Flower's, for the `service` ``Fleet`` or ``ServerAppIo``. `invoke` calls a function
+    until the SuperLink answers; the stub's calls must then do so themselves.
     """
 
     def __init__(
@@ -80,35 +72,20 @@ class Together:
         self._taken: bool | None = None
 
     def taken(self, node: Node, run_id: int, **named: Any) -> bool:
-        """Whether the SuperLink takes calls together; asks it once."""
+        """Whether the SuperLink accepts batches; asks it once."""
         if self._taken is None:
             request = PullObjectRequest(node=node, run_id=run_id)
             self._taken = self._ask(request, metadata=(HEADER,), **named).object_found
         return self._taken
 
     def make(self, node: Node, run_id: int, requests: Sequence[Any], **named: Any) -> list[Any]:
-        """Make calls; return the answers to the first of them: one at least.
+        """Make calls; return the answers to the first of them, at least one.
 
-        The caller makes the rest again. That is all but one where the SuperLink does not take them
-        together, and those whose answers are too many bytes in one.
-
-        Parameters
-        ----------
-        node : Node
-            Who calls.
-        run_id : int
-            The run.
-        requests : sequence
-            Of Flower's calls, of the kinds that can go together.
-        named
-            For gRPC, such as ``timeout`` in seconds.
-
-        Raises
-        ------
-        ValueError
-            If the SuperLink's answer is none.
+        The caller must repeat the others: all but one where the SuperLink accepts no batches, else
+        those beyond the bounds of a batch or of its answer. `named` is for gRPC, such as
+        ``timeout``. Raises ValueError if the SuperLink's answer is malformed.
         """
-        few = list(_few(requests))
+        few = list(_first_batch(requests))
         if len(few) > 1 and self.taken(node, run_id, **named):
             parts = []
             for request in few:
@@ -119,25 +96,24 @@ class Together:
             if response.object_found:
                 answers = unpacked(response.object_content, len(few))
                 if not answers:
-                    raise ValueError("the SuperLink answers none of several calls")
+                    raise ValueError("the SuperLink answers no call of a batch")
                 return [
                     _KINDS[type(request)][1].FromString(answer)
                     for request, answer in zip(few, answers, strict=False)
                 ]
-            self._taken = False  # another SuperLink is in its place
+            self._taken = False  # another SuperLink has replaced it
         name, _ = _KINDS[type(requests[0])]
         return [getattr(self._stub, name)(requests[0], **named)]
 
     def make_all(self, node: Node, run_id: int, requests: Sequence[Any], **named: Any) -> list[Any]:
-        """Make calls, in as few as possible; return all answers."""
+        """Make calls, in as few batches as possible; return all answers."""
         answers: list[Any] = []
         while len(answers) < len(requests):
             answers += self.make(node, run_id, requests[len(answers) :], **named)
         return answers
 
 
-def _few(requests: Sequence[Any]) -> Iterator[Any]:
-    """The first requests, as many as go together."""
+def _first_batch(requests: Sequence[Any]) -> Iterator[Any]:
     left = MOST_BYTES
     for request in requests[:MOST_CALLS]:
         size = request.ByteSize()
@@ -148,27 +124,19 @@ def _few(requests: Sequence[Any]) -> Iterator[Any]:
 
 
 def packed(parts: Iterable[bytes]) -> bytes:
-    """Put byte strings into one, each behind its length."""
-    return b"".join(_LENGTH.pack(len(part)) + part for part in parts)
+    """Join byte strings, each behind its length."""
+    return b"".join(len(part).to_bytes(_LENGTH) + part for part in parts)
 
 
 def unpacked(data: bytes, most: int) -> list[bytes]:
-    """Take byte strings out of one.
-
-    Raises
-    ------
-    ValueError
-        If it is not as `packed` writes it, or holds more than `most`.
-    """
+    """Split what `packed` has joined; ValueError if it is malformed or has over `most` parts."""
     parts: list[bytes] = []
     start = 0
     while start < len(data):
-        end = start + _LENGTH.size
-        if end > len(data) or len(parts) == most:
-            raise ValueError("calls that go together are too many, or cut off")
-        (length,) = _LENGTH.unpack(data[start:end])
-        start = end + length
-        if start > len(data):
-            raise ValueError("calls that go together are too many, or cut off")
-        parts.append(data[end:start])
+        begin = start + _LENGTH
+        length = int.from_bytes(data[start:begin])
+        start = begin + length
+        if start > len(data) or len(parts) == most:
+            raise ValueError("a batch of calls has too many parts, or is cut off")
+        parts.append(data[begin:start])
     return parts

@@ -145,8 +145,8 @@ def test_a_node_that_is_started_with_its_data_under_another_name_has_spent_its_e
 
 def shown(site: Site, **requirement: str) -> dict[str, bytes]:
     """Secrets that a node shows when it is met."""
-    asked = ConfigRecord(Requirement(**requirement).model_dump(by_alias=True))
-    answer = site.ask(DESCRIBE, RecordDict({"config": asked}))
+    request = ConfigRecord(Requirement(**requirement).model_dump(by_alias=True))
+    answer = site.ask(DESCRIBE, RecordDict({"config": request}))
     return {k: v for k, v in answer.content["config"].items() if k.endswith("secret")}
 
 

@@ -13,8 +13,7 @@ from flwr_distill.strategies.feddm.method import DISTILL_AROUND
 from flwr_distill.strategies.hfldd.client import REFINED
 from flwr_distill.strategies.hfldd.method import DISTILL
 
-from .site import NODE, Site
-from .test_policy_leaks import HFLDD, refused
+from .site import HFLDD, NODE, Site, refused
 from .test_resumed_runs import begin, distil, epsilon, resume
 
 __all__ = ["begin"]
@@ -58,10 +57,10 @@ def test_an_epsilon_counts_only_where_the_app_adds_noise_for_it(
     strategy: str, message_type: str, record: str, value: dict[str, Any], counts: bool
 ) -> None:
     content = RecordDict({record: ConfigRecord(value)})
-    asked = Asked.by(
+    request = Asked.by(
         content, message_type=message_type, bundle="", run_config={"strategy": strategy}
     )
-    assert asked.virtual_epsilon == (2.0 if counts else 0.0)
+    assert request.virtual_epsilon == (2.0 if counts else 0.0)
 
 
 def test_refined_virtual_data_of_a_resumed_run_do_not_leave_in_the_name_of_privacy(

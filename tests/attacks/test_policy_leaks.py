@@ -2,58 +2,37 @@
 
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
-from torch import nn
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 
-from flwr_distill.client.local_data import local_data
 from flwr_distill.client.secure_sums import SumRefusedError
-from flwr_distill.client.session import RunSource
-from flwr_distill.node.account import LifetimeAccount
 from flwr_distill.node.outbox import FOLDER, entries
 from flwr_distill.node.policy import HOSPITAL, OPEN, Policy
 from flwr_distill.protocol.arrays import as_record
-from flwr_distill.protocol.replies import REFUSED
 from flwr_distill.strategies.feddm.method import DISTILL_AROUND
 from flwr_distill.strategies.hfldd.method import LABEL_KNOWLEDGE
-from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model
 
-from .site import Site
-
-SPEC = DataSpec("private", (1, 4, 4), 10, (0.5,), (0.5,))
-PRIVATE = {"strategy": "fedavg", "train__dp_noise": 1.0}
-LIFT = 2.0
-"""Makes normalised pixels positive, for networks with ReLU."""
-
-
-def refused(answer: Message, rule: str) -> bool:
-    assert answer.has_error(), answer
-    assert answer.error.code == REFUSED, answer.error
-    assert answer.error.reason.startswith(f"the node's policy refuses it: {rule}: "), answer.error
-    return True
-
-
-def crafted(bias: Any = 0.0, place: int | None = None, label: int = 0) -> ArrayRecord:
-    """A model whose logits are `bias`, and of one label a pixel's value."""
-    model = create_model("digits-cnn", SPEC, seed=0)
-    assert isinstance(model, nn.Sequential)
-    state = {name: np.zeros(a.shape, np.float32) for name, a in model.state_dict().items()}
-    state["0.weight"][0, 0, 1, 1] = state["2.weight"][0, 0, 1, 1] = 1.0
-    state["0.bias"][0] = LIFT
-    if place is not None:
-        state["6.weight"][0, place] = state["8.weight"][label, 0] = 1.0
-    state["8.bias"] += np.asarray(bias, np.float32)
-    return as_record(state)
-
-
-def evaluated(site: Site, model: ArrayRecord) -> Message:
-    return site.ask("evaluate", RecordDict({"arrays": model, "config": ConfigRecord()}))
+from . import site as site_module
+from .site import (
+    HFLDD,
+    LIFT,
+    PRIVATE,
+    SPEC,
+    Site,
+    account,
+    crafted,
+    data_of,
+    evaluated,
+    held_out_places,
+    passing,
+    refused,
+    zeros,
+)
 
 
 def read_image(site: Site) -> tuple[np.ndarray, int]:
@@ -109,22 +88,8 @@ def test_a_site_tells_one_rounded_rate_with_noise_that_its_account_books(tmp_pat
     deviation = math.sqrt(2) / 0.1 / answer["num-examples"]
     assert abs(np.mean(rates) - exact) < 5 * deviation / math.sqrt(most) + 0.02
     assert refused(evaluated(site, crafted()), "most-evaluations")
-    told = [line for line in entries(site.state_dir / FOLDER) if line["type"] == "evaluate"]
-    assert [line["lifetime"] for line in told[:2]] == pytest.approx([0.1, 0.2])
-
-
-def account(site: Site) -> float:
-    return LifetimeAccount(site.state_dir / "lifetime-epsilon.json").left(str(site.file))
-
-
-def held_out_places(site: Site) -> list[int]:
-    """Places of the samples that the app holds out, in a run with these settings."""
-    context = site.context()
-    data = local_data(
-        RunSource().task(context), tuple(sorted(site.node_config.items())), torch.device("cpu")
-    )
-    shown = ((data.holdout.inputs.numpy() + 1) / 2 * 255).round().astype(np.uint8)
-    return sorted(int(np.flatnonzero((site.images == image).all((1, 2, 3)))[0]) for image in shown)
+    booked = [line for line in entries(site.state_dir / FOLDER) if line["type"] == "evaluate"]
+    assert [line["lifetime"] for line in booked[:2]] == pytest.approx([0.1, 0.2])
 
 
 def test_no_setting_of_a_run_changes_which_samples_are_held_out(tmp_path: Path) -> None:
@@ -146,21 +111,10 @@ def test_one_sample_less_of_a_class_takes_no_other_away(tmp_path: Path) -> None:
     for number in (200, 199):  # the last one is of class 9
         site = Site(tmp_path / str(number), HOSPITAL, number=number)
         site.run(**PRIVATE)
-        context = site.context()
-        config = tuple(sorted(site.node_config.items()))
-        data = local_data(RunSource().task(context), config, torch.device("cpu"))
+        data = data_of(site)
         used.append(len(data.train) + len(data.holdout))
         assert site.guard._max_classes() == 10
     assert used == [200, 199]
-
-
-HFLDD = {
-    "strategy": "hfldd",
-    "train__dp_noise": 1.0,
-    "hfldd__dp_epsilon": 3.0,
-    "hfldd__start": "noise",
-    "hfldd__balanced": False,
-}
 
 
 def soft_labels_of(site: Site, seed: int, auxiliary: str, number: int) -> Message:
@@ -173,15 +127,15 @@ def soft_labels_of(site: Site, seed: int, auxiliary: str, number: int) -> Messag
 
 def read_all_images(site: Site, auxiliary: str, number: int, runs: int) -> np.ndarray:
     """All images in a file of the node's, from the soft labels of known networks for them."""
-    networks, told = [], []
+    networks, answers = [], []
     for seed in range(runs):
         answer = soft_labels_of(site, seed, auxiliary, number)
         labels = answer.content.array_records["arrays"]["soft-labels"].numpy()
         order = np.random.default_rng(seed).choice(number, number, replace=False)
-        told.append(labels[np.argsort(order)])
+        answers.append(labels[np.argsort(order)])
         networks.append(create_model("digits-cnn", SPEC, seed=seed).eval().requires_grad_(False))
     weights, _ = torch.func.stack_module_state(networks)
-    target = torch.tensor(np.stack(told)).log()
+    target = torch.tensor(np.stack(answers)).log()
 
     def predicted(x: torch.Tensor) -> torch.Tensor:
         def of_one(state: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -252,3 +206,74 @@ def test_no_message_of_another_method_is_a_way_around_the_masks(tmp_path: Path) 
     message = RecordDict({"arrays": crafted(), "config": ConfigRecord(), DISTILL_AROUND: request})
     with pytest.raises(SumRefusedError, match="masks"):
         site.ask(DISTILL_AROUND, message)
+
+
+HUGE = 1e30
+
+
+def failing_above(place: int, value: float) -> ArrayRecord:
+    """A model whose logits overflow for an image with a pixel above a value, from 0 to 255."""
+    state = passing()
+    state["6.weight"][0, place] = HUGE
+    state["6.bias"][0] = -HUGE * (value / 255 * 2 - 1 + LIFT)
+    state["8.weight"][0, 0] = HUGE
+    return as_record(state)
+
+
+def test_an_evaluation_that_overflows_is_answered_with_noise_and_booked(tmp_path: Path) -> None:
+    """It was refused for its loss: exact answers about held-out pixels, at an epsilon of 0."""
+    site = Site(tmp_path, HOSPITAL, number=1500)
+    site.run(**PRIVATE)
+    largest = site.images[held_out_places(site)].reshape(-1, 16).max(0)[3]
+    for number, value in enumerate((largest - 0.5, largest + 0.5), start=1):
+        (answer,) = evaluated(site, failing_above(3, value)).content.values()
+        assert set(answer) == {"num-examples", "eval-accuracy"}
+        assert account(site) == pytest.approx(0.1 * number)
+
+
+def test_evaluations_that_fail_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = Site(tmp_path, HOSPITAL.model_copy(update={"most_evaluations": 3}), number=1500)
+    site.run(**PRIVATE)
+
+    def fail(message: Message, context: Context) -> Message:
+        return Message(Error(1, "no memory"), reply_to=message)
+
+    monkeypatch.setattr(site_module, "app", fail)
+    for _ in range(3):
+        assert "no memory" in str(evaluated(site, failing_above(3, 0)).error.reason)
+    assert refused(evaluated(site, failing_above(3, 0)), "most-evaluations")
+    assert account(site) == 0.0
+
+
+def trained(site: Site, **settings: float) -> Message:
+    request = {"server-round": 1, "dp-noise": 1.0, "dp-delta": 1e-5, "local-epochs": 1}
+    config = ConfigRecord({**request, "batch-size": 300, **settings})
+    return site.ask("train", RecordDict({"arrays": overflowing(), "config": config}))
+
+
+def overflowing() -> ArrayRecord:
+    """A model with weights at the end of floats: it depends on the noisy gradient who passes it."""
+    state = zeros()
+    state["8.bias"][:] = np.finfo(np.float32).max
+    return as_record(state)
+
+
+def test_a_reply_that_is_refused_for_a_number_that_overflows_costs_its_epsilon(
+    tmp_path: Path,
+) -> None:
+    """Each run asked one question of the noisy gradients, and the account stayed at 0."""
+    site = Site(tmp_path, HOSPITAL)
+    site.run(**PRIVATE)
+    assert refused(trained(site, lr=1e38), "replies")
+    assert account(site) > 1
+
+
+def test_what_exceeds_the_account_is_refused_for_that_whatever_the_reply_holds(
+    tmp_path: Path,
+) -> None:
+    """Two refusals that cost nothing, and tell which of the two it was, were any number of bits."""
+    site = Site(tmp_path, HOSPITAL.model_copy(update={"most_epsilon": 1.0}))
+    site.run(**PRIVATE)
+    for lr in (1e38, 1e-3):
+        assert refused(trained(site, lr=lr), "most-epsilon")
+    assert account(site) == pytest.approx(0.0)

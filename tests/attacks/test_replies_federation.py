@@ -6,11 +6,9 @@ there the attacker has to guess the ids, and ServerApps that know the nodes' key
 
 import copy
 import json
-import os
 import re
 import sqlite3
 import subprocess
-import sys
 import threading
 from contextlib import ExitStack, closing, suppress
 
@@ -47,6 +45,7 @@ from flwr_distill.fleet.local_federation import LocalFederation, free_ports
 from flwr_distill.fleet.servers import (
     Addresses,
     ServerCertificate,
+    environment,
     serverapps_command,
     superlink_command,
 )
@@ -57,6 +56,8 @@ from flwr_distill.node.processes import start_bound, stop
 from flwr_distill.node.secret import appio_secret
 from flwr_distill.protocol.signatures import sign
 
+from .site import pyproject
+
 pytestmark = pytest.mark.slow
 
 HONEST = 2
@@ -64,21 +65,7 @@ PHASES = 2
 MICROSECONDS = 300
 """As far apart as messages of a phase are made, and more."""
 APP = {
-    "pyproject.toml": f"""
-[project]
-name = "asking-app"
-version = "1.0.0"
-description = "A test's app"
-license = "Apache-2.0"
-[tool.flwr.app]
-publisher = "tests"
-[tool.flwr.app.components]
-serverapp = "asking.server:app"
-clientapp = "asking.client:app"
-[tool.flwr.app.config]
-nodes = {HONEST + 1}
-phases = {PHASES}
-""",
+    "pyproject.toml": pyproject("asking", f"nodes = {HONEST + 1}\nphases = {PHASES}"),
     "asking/__init__.py": "",
     "asking/client.py": """
 import time
@@ -90,7 +77,7 @@ app = ClientApp()
 @app.query()
 def answer(message: Message, context: Context) -> Message:
     time.sleep(message.content["config"]["seconds"])  # the attacker has time
-    return Message(RecordDict({"told": MetricRecord({"value": 1.0})}), reply_to=message)
+    return Message(RecordDict({"answer": MetricRecord({"value": 1.0})}), reply_to=message)
 """,
     "asking/server.py": """
 import json, time
@@ -111,7 +98,7 @@ def main(grid: Grid, context: Context) -> None:
         content = RecordDict({"config": ConfigRecord({"seconds": 4.0})})
         replies = grid.send_and_receive([Message(content, node, "query") for node in nodes])
         print("VALUES", json.dumps({
-            reply.metadata.src_node_id: reply.content["told"]["value"]
+            reply.metadata.src_node_id: reply.content["answer"]["value"]
             for reply in replies if reply.has_content()
         }), flush=True)
 """,
@@ -174,7 +161,7 @@ class Attacker:
 
     def _reply(self, message, message_id, sender, value):
         """Reply as a sender to a message; return whether the SuperLink has taken it."""
-        reply = Message(RecordDict({"told": MetricRecord({"value": value})}), reply_to=message)
+        reply = Message(RecordDict({"answer": MetricRecord({"value": value})}), reply_to=message)
         reply.metadata.__dict__ |= {"_src_node_id": sender, "_reply_to_message_id": message_id}
         reply.metadata.ttl = 5.0
         reply.metadata.__dict__["_message_id"] = reply.object_id
@@ -212,9 +199,7 @@ class Federation:
 
     def __init__(self, folder, stock, keys):
         self.folder, self.database = folder, folder / "superlink.db"
-        path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-        quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-        self.env = {**os.environ, **quiet, "PATH": path}
+        self.env = environment(folder / "flower")
         self.certs = folder / "certs"
         addresses = Addresses(*(f"127.0.0.1:{port}" for port in free_ports(3)))
         self.fleet, self.control_address = addresses.fleet, addresses.control
@@ -235,10 +220,10 @@ class Federation:
         self.processes = [start_bound(command, log=self.log("superlink"), env=self.env)]
         with self.control() as control:
             control.wait(60.0)
-        said = self.ours("register", "--dir", self.certs, "--superlink", self.control_address)
+        output = self.ours("register", "--dir", self.certs, "--superlink", self.control_address)
         self.ids = {}
         for name in self.names:
-            (line,) = (line for line in said.splitlines() if re.search(rf"\b{name}\b", line))
+            (line,) = (line for line in output.splitlines() if re.search(rf"\b{name}\b", line))
             self.ids[name] = int(re.search(r"\d{10,}", line)[0])
         apps = serverapps_command(addresses, secret, self.processes[0].pid)
         known = {KEYS_VARIABLE: str(self.certs / "nodes.json")} if keys else {}
@@ -280,8 +265,8 @@ class Federation:
             outcome = submit(self.folder / "app", {}, control=self.control, timeout=150)
         assert outcome.completed, "\n".join(outcome.lines)
         self.tries = attacker.tries
-        said = [match[1] for line in outcome.lines if (match := re.match(r"VALUES (.*)", line))]
-        return [{int(node): value for node, value in json.loads(text).items()} for text in said]
+        printed = [match[1] for line in outcome.lines if (match := re.match(r"VALUES (.*)", line))]
+        return [{int(node): value for node, value in json.loads(text).items()} for text in printed]
 
     def given(self, message, victim):
         """The ids of a node's messages, from the SuperLink's database."""
@@ -328,23 +313,14 @@ def test_without_tls_each_call_is_still_bound_to_the_key_that_has_registered(tmp
         forged = PushMessagesRequest(node=Node(node_id=own), messages_list=[ProtoMessage()])
         forged.messages_list[0].metadata.src_node_id = victim.node_id
         forged.message_object_trees.append(ObjectTree(object_id="0" * 64))
+        start = ActivateNodeRequest(public_key=victim.public_key, heartbeat_interval=30)
+        poll = PullMessagesRequest(node=Node(node_id=victim.node_id))
+        removal = UnregisterNodeFleetRequest(node_id=victim.node_id)
         for call, request, code in (
             (stub.PushMessages, forged, "PERMISSION_DENIED"),
-            (
-                stub.ActivateNode,
-                ActivateNodeRequest(public_key=victim.public_key, heartbeat_interval=30),
-                "PERMISSION_DENIED",
-            ),
-            (
-                stub.PullMessages,
-                PullMessagesRequest(node=Node(node_id=victim.node_id)),
-                "UNAUTHENTICATED",
-            ),
-            (
-                stub.UnregisterNode,
-                UnregisterNodeFleetRequest(node_id=victim.node_id),
-                "UNAUTHENTICATED",
-            ),
+            (stub.ActivateNode, start, "PERMISSION_DENIED"),
+            (stub.PullMessages, poll, "UNAUTHENTICATED"),
+            (stub.UnregisterNode, removal, "UNAUTHENTICATED"),
         ):
             with pytest.raises(grpc.RpcError) as error:
                 call(request)
@@ -377,11 +353,11 @@ def test_to_a_stock_superlink_a_reply_counts_only_with_a_signature_where_keys_ar
 ):
     """Without keys the attack succeeds: this is what Flower 1.32.1 does."""
     stock = federation(stock=True, keys=keys)
-    told = stock.attacked(stock.given)
+    values = stock.attacked(stock.given)
     mallory = stock.ids["mallory"]
-    assert [phase.pop(mallory) for phase in told] == [1.0] * PHASES
+    assert [phase.pop(mallory) for phase in values] == [1.0] * PHASES
     forged = dict.fromkeys((stock.ids[name] for name in stock.names[:HONEST]), -1.0)
-    assert told == [{} if keys else forged] * PHASES
+    assert values == [{} if keys else forged] * PHASES
 
 
 def test_where_keys_are_known_honest_replies_are_signed_and_count(federation):

@@ -12,15 +12,13 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from flwr_distill.links.masks import public_bytes
-from flwr_distill.node.account import LifetimeAccount
 from flwr_distill.node.policy import HOSPITAL, STANDARD
 from flwr_distill.protocol.meeting import CONTINUE, DESCRIBE
 from flwr_distill.storage.store import NodeStore
 from flwr_distill.strategies.hfldd.method import DISTILL
 
 from . import site as site_module
-from .site import NODE, Site
-from .test_policy_leaks import HFLDD, refused
+from .site import HFLDD, NODE, Site, account, refused
 
 RECEIVER = X25519PrivateKey.generate()
 REQUEST = {"distiller": "dm", "distilled-size": 10, "distill-steps": 5, "start": "noise"}
@@ -47,19 +45,15 @@ def epsilon(answer: Message) -> float:
     return float(answer.content.metric_records["metrics"]["dp-epsilon"])
 
 
-def left(site: Site) -> float:
-    return LifetimeAccount(site.state_dir / "lifetime-epsilon.json").left(str(site.file))
-
-
 @pytest.fixture
 def begin(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Begin a run of this id at a site."""
 
-    def begun(site: Site, run: int, **settings: Any) -> None:
+    def start(site: Site, run: int, **settings: Any) -> None:
         monkeypatch.setattr(site_module, "RUN", run)
         site.run(**settings)
 
-    return begun
+    return start
 
 
 def test_virtual_data_are_not_to_be_had_for_what_a_made_up_run_has_spent(
@@ -78,7 +72,7 @@ def test_virtual_data_are_not_to_be_had_for_what_a_made_up_run_has_spent(
         with suppress(ValueError):
             resume(site, 1000 + run)
         assert refused(distil(site, **{"dp-epsilon": 9.0}), "most-epsilon")
-    assert left(site) == pytest.approx(9, abs=0.1)
+    assert account(site) == pytest.approx(9, abs=0.1)
 
 
 def test_no_chain_of_runs_leads_to_another_account(tmp_path: Path) -> None:

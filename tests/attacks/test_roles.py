@@ -37,10 +37,10 @@ HOST = "fl.example.org"
 @pytest.fixture
 def folder(tmp_path):
     """A federation: its authorities, and the SuperLink's certificate."""
-    made = CertificateFolder(tmp_path / "certs")
-    made.create(40)
-    made.issue_server([HOST, "10.0.0.1", "localhost"], 20)
-    return made
+    authority = CertificateFolder(tmp_path / "certs")
+    authority.create(40)
+    authority.issue_server([HOST, "10.0.0.1", "localhost"], 20)
+    return authority
 
 
 def certs(folder, *arguments, stdin=None):
@@ -66,45 +66,45 @@ def wish(tmp_path, *hosts):
 @pytest.mark.parametrize("named", [(), ("--host", HOST), ("--host", "ward-3.example.org")])
 def test_a_request_that_names_the_superlinks_host_is_not_signed(folder, tmp_path, named):
     request = wish(tmp_path, HOST)
-    told = certs(folder, "sign", "-", *named, stdin=request)
-    assert told.exit_code == 1
-    assert HOST in told.stderr
+    result = certs(folder, "sign", "-", *named, stdin=request)
+    assert result.exit_code == 1
+    assert HOST in result.stderr
     assert not (folder.certificate.parent / "ward-3").exists()
 
 
 def test_hosts_are_those_that_the_signer_names(folder, tmp_path):
     request = wish(tmp_path, "ward-3.example.org", "10.0.0.3")
-    told = certs(folder, "sign", "-", "--host", "ward-3.example.org", stdin=request)
-    assert told.exit_code == 1
-    assert "names 10.0.0.3: give --host 10.0.0.3 if you know" in told.stderr
+    result = certs(folder, "sign", "-", "--host", "ward-3.example.org", stdin=request)
+    assert result.exit_code == 1
+    assert "names 10.0.0.3 (give --host 10.0.0.3 if you know" in result.stderr
     hosts = ("--host", "ward-3.example.org", "--host", "10.0.0.3", "--host", "ward-3")
-    told = certs(folder, "sign", "-", *hosts, stdin=request)
-    assert told.exit_code == 0, told.stderr
-    made = folder.certificate.parent / "ward-3/node.crt"
-    assert names_in(made) == {"ward-3.example.org", "10.0.0.3", "ward-3"}
+    result = certs(folder, "sign", "-", *hosts, stdin=request)
+    assert result.exit_code == 0, result.stderr
+    certificate = folder.certificate.parent / "ward-3/node.crt"
+    assert names_in(certificate) == {"ward-3.example.org", "10.0.0.3", "ward-3"}
 
 
 @pytest.mark.parametrize("host", ["FL.example.ORG", "10.0.0.1"])
 def test_the_superlinks_host_is_never_a_nodes_though_the_signer_names_it(folder, tmp_path, host):
     request = wish(tmp_path)
-    with pytest.raises(CertificateError, match=f"host={host} is server's until"):
+    with pytest.raises(CertificateError, check=at("host", value=host)):
         folder.sign(request, 5, [host])
-    with pytest.raises(CertificateError, match=f"host={host} is server's until"):
+    with pytest.raises(CertificateError, check=at("host", value=host)):
         folder.issue_node("ward-3", [host], 5)
     folder.mark_revoked(SERVER)  # which TLS of gRPC does not see
-    with pytest.raises(CertificateError, match=f"host={host} is server's until"):
+    with pytest.raises(CertificateError, check=at("host", value=host)):
         folder.issue_node("ward-3", [host], 5)
-    with pytest.raises(CertificateError, match=f"host={HOST} is server's until"):
+    with pytest.raises(CertificateError, check=at("host", value=HOST)):
         folder.issue_node(HOST, [], 5)  # whose name is its host
 
 
 def test_a_nodes_host_is_never_the_superlinks(tmp_path):
-    made = CertificateFolder(tmp_path)
-    made.create(30)
-    made.issue_node("ward-3", ["2001:DB8::3"], 5)
-    made.mark_revoked("ward-3")
-    with pytest.raises(CertificateError, match="host=2001:db8:0::3 is ward-3's until"):
-        made.issue_server([HOST, "2001:db8:0::3"], 5)
+    authority = CertificateFolder(tmp_path)
+    authority.create(30)
+    authority.issue_node("ward-3", ["2001:DB8::3"], 5)
+    authority.mark_revoked("ward-3")
+    with pytest.raises(CertificateError, check=at("host", value="2001:db8:0::3")):
+        authority.issue_server([HOST, "2001:db8:0::3"], 5)
 
 
 SERVER_AUTH, CLIENT_AUTH = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
@@ -193,12 +193,12 @@ def test_only_nodes_open_a_connection_to_a_nodes_mailbox(folder, tmp_path, who, 
         **{"address": f"localhost:{port}", "permit": "none", "link": "direct"},
         peer_key=b"k" * 32,
     )
-    held = ("nodes-ca.crt", f"{who}/{stem}.crt", f"{who}/{stem}.key")
-    credentials = Credentials(*((certificates / file).read_bytes() for file in held))
+    files = ("nodes-ca.crt", f"{who}/{stem}.crt", f"{who}/{stem}.key")
+    credentials = Credentials(*((certificates / file).read_bytes() for file in files))
     try:
         # A node gets as far as the mailbox, which asks for the server's permit.
-        said = "refused it" if caller.name == "ward-4" else "no transfer to"
-        with pytest.raises(LinkError, match=said):
+        reason = "refused it" if caller.name == "ward-4" else "no transfer to"
+        with pytest.raises(LinkError, match=reason):
             deliver(b"sealed", route, 5, credentials, timeout=10)
     finally:
         server.stop(None)
@@ -206,13 +206,13 @@ def test_only_nodes_open_a_connection_to_a_nodes_mailbox(folder, tmp_path, who, 
 
 def of_an_earlier_version(path, monkeypatch):
     """A folder with one authority, which has signed ward-3 for the SuperLink's host, and ward-4."""
-    made = CertificateFolder(path)
-    made.create(30)
+    authority = CertificateFolder(path)
+    authority.create(30)
     with monkeypatch.context() as patch:
         patch.setattr(CertificateFolder, "_authority_of", lambda self, name, role: self._servers)
-        made.issue_server(["ward-9.example.org"], 20)
-        made.issue_node("ward-3", [HOST], 20)
-        made.issue_node("ward-4", ["ward-4.example.org"], 20)
+        authority.issue_server(["ward-9.example.org"], 20)
+        authority.issue_node("ward-3", [HOST], 20)
+        authority.issue_node("ward-4", ["ward-4.example.org"], 20)
     register = path / "issued.json"
     entries = json.loads(register.read_text())
     entries[0]["hosts"].append(HOST)  # which nobody compared
@@ -221,23 +221,24 @@ def of_an_earlier_version(path, monkeypatch):
     register.write_text(json.dumps(entries))
     for file in path.glob("nodes-ca.*"):
         file.unlink()
-    return made
+    return authority
 
 
 def test_a_folder_of_an_earlier_version_gets_what_it_is_missing(tmp_path, monkeypatch):
-    made = of_an_earlier_version(tmp_path / "certs", monkeypatch)
-    told = certs(made, "node", "ward-5")
-    assert told.exit_code == 1
-    assert "without an authority for nodes: `flwr-distill certs init --keep` adds it" in told.stderr
-    told = certs(made, "init", "--keep")
-    assert told.exit_code == 0
-    assert "ward-3: its certificate, of an earlier version, names the SuperLink's" in told.stderr
-    assert "ward-4" not in told.stderr
-    told = certs(made, "renew", "ward-3")
-    assert f"host={HOST} is server's until" in told.stderr
-    login = made.valid("ward-4").registered_key
-    assert certs(made, "node", "ward-4", "--keep").exit_code == 0  # it is renewed though it lasts
-    assert made.valid("ward-4").registered_key == login
+    authority = of_an_earlier_version(tmp_path / "certs", monkeypatch)
+    result = certs(authority, "node", "ward-5")
+    assert result.exit_code == 1
+    assert "`flwr-distill certs init --keep` adds it" in result.stderr
+    result = certs(authority, "init", "--keep")
+    assert result.exit_code == 0
+    assert "ward-3: its certificate, of an earlier version, names the SuperLink's" in result.stderr
+    assert "ward-4" not in result.stderr
+    result = certs(authority, "renew", "ward-3")
+    assert f"host = '{HOST}': is server's until" in result.stderr
+    login = authority.valid("ward-4").registered_key
+    # It is renewed though it has not expired.
+    assert certs(authority, "node", "ward-4", "--keep").exit_code == 0
+    assert authority.valid("ward-4").registered_key == login
     own = tmp_path / "certs/ward-4"
     settings = {
         "root_certificates": own / "ca.crt",
@@ -246,8 +247,8 @@ def test_a_folder_of_an_earlier_version_gets_what_it_is_missing(tmp_path, monkey
         "peer_key": own / "node.key",
     }
     assert check_peers(NodeSettings(**settings)) == ""
-    told = certs(made, "node", "ward-4", "--keep")
-    assert "is kept" in told.stdout
+    result = certs(authority, "node", "ward-4", "--keep")
+    assert "is kept" in result.stdout
 
 
 def test_a_node_says_that_one_authority_for_all_lets_nodes_take_the_superlinks_place(

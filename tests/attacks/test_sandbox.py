@@ -23,18 +23,31 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from flwr.app import Message, RecordDict
+from flwr.supercore.fab import Fab
+from flwr.supercore.run import Run, RunNotRunningException
 
 import flwr_distill.node.child
+from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.fleet.local_federation import LocalFederation
+from flwr_distill.flower.app_config import run_config_of
+from flwr_distill.flower.line_1_32.fleet.bundle import app_bundle
+from flwr_distill.flower.line_1_32.node.guarding import Guarding
 from flwr_distill.flower.line_1_32.node.run_ends import remove_links_of_ended_runs
 from flwr_distill.links.errors import LinkError
 from flwr_distill.links.folder import LinkFolder, remove_expired
+from flwr_distill.node.bundle import BundleError, unpack
+from flwr_distill.node.child import ChildDiedError
+from flwr_distill.node.guard import Guard
+from flwr_distill.node.policy import OPEN
 from flwr_distill.node.run_records import RunRecordError, RunRecords
 from flwr_distill.node.run_sandbox import Disk, RunSandboxes
 from flwr_distill.node.sandbox import sandbox_command, why_no_sandbox
 from flwr_distill.node.settings import NodeError, NodeSettings
 from flwr_distill.node.supervisor import Node
 from flwr_distill.storage.store import CONTINUES, SPENT, NodeStore, remove_old_runs
+
+from .site import pyproject
 
 ROOT = Path(__file__).resolve().parents[2]
 OLD = time.time() - 1e7
@@ -82,9 +95,7 @@ def hostile_child(monkeypatch):
 def test_a_pickle_from_an_app_is_not_loaded_by_its_node(hostile_child, tmp_path):
     child, end = hostile_child
     os.write(end, framed(pickle.dumps(Bomb(tmp_path / "escaped"))))
-    with pytest.raises(
-        flwr_distill.node.child.ChildDiedError, match=r"malformed \(a note is not JSON\)"
-    ):
+    with pytest.raises(ChildDiedError, match=r"malformed \(a note is not JSON\)"):
         child.note(timeout=5)
     assert not (tmp_path / "escaped").exists()
 
@@ -111,17 +122,17 @@ def note(*values):
 def test_a_malformed_note_costs_the_app_its_process_and_the_node_nothing(hostile_child, sent):
     child, end = hostile_child
     os.write(end, sent)
-    with pytest.raises(flwr_distill.node.child.ChildDiedError, match="malformed"):
+    with pytest.raises(ChildDiedError, match="malformed"):
         child.note(timeout=5)
 
 
 def test_half_a_note_holds_the_node_up_no_longer_than_silence(hostile_child):
     child, end = hostile_child
     os.write(end, note("done", 0, "")[:9])
-    begun = time.monotonic()
-    with pytest.raises(flwr_distill.node.child.ChildDiedError, match="hung"):
+    start = time.monotonic()
+    with pytest.raises(ChildDiedError, match="hung"):
         child.note(timeout=0.3)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - start < 5
 
 
 # What other processes read, write and remove below `runs`.
@@ -170,8 +181,6 @@ def plant(state, name, target):
 
 
 def ended(run_id):
-    from flwr.supercore.run import RunNotRunningException
-
     raise RunNotRunningException
 
 
@@ -188,9 +197,9 @@ def test_no_sweep_follows_a_link_of_an_app(state, photos, name):
 @pytest.mark.parametrize("name", ["runs/x/7/links", "runs/1/y/links", "runs/²/7/links"])
 def test_no_name_of_an_app_ends_the_supernode(state, name):
     (state / name).mkdir(parents=True)
-    asked = []
-    remove_links_of_ended_runs(state, asked.append)
-    assert asked == ([1] if name.startswith("runs/1/") and asked else [])
+    queried = []
+    remove_links_of_ended_runs(state, queried.append)
+    assert queried == ([1] if name.startswith("runs/1/") and queried else [])
 
 
 def test_folders_of_any_depth_are_removed_in_bounded_space(state):
@@ -288,21 +297,19 @@ print(json.dumps({
 """
 
 
+def python(code, *arguments, inside=()):
+    """The output of a Python process that ends well, `inside` a sandbox's command."""
+    command = [*inside, sys.executable, "-P", "-c", code, *map(str, arguments)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
 def probe(settings, run_id=1, bundle=BUNDLE, **wanted):
     wanted = {"read": [], "write": [], "links": [], "root": "/"} | wanted
     sandboxes = RunSandboxes(sandbox_command(settings, dict(os.environ)), settings.state_dir, None)
-    ended = subprocess.run(
-        [
-            *sandboxes.of_run(run_id, bundle).command,
-            *(sys.executable, "-P", "-c", PROBE, json.dumps(wanted, default=str)),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    return json.loads(ended.stdout)
+    inside = sandboxes.of_run(run_id, bundle).command
+    return json.loads(python(PROBE, json.dumps(wanted, default=str), inside=inside))
 
 
 @needs_sandbox
@@ -319,10 +326,9 @@ def test_of_a_checkout_packages_alone_are_in_the_sandbox(state, monkeypatch):
     assert seen[str(ROOT / "certs" / "ca.key")] == "FileNotFoundError"
     assert seen[str(ROOT / "node" / "child.py")] == "OSError"  # read-only
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
-    inside = (
-        {Path(sys.prefix).relative_to(ROOT).parts[0]} if ROOT in Path(sys.prefix).parents else {}
-    )
-    assert set(seen["listed"]) == packages | {"baselines"} | set(inside)  # a package in a folder
+    prefix = Path(sys.prefix)  # of a virtual environment in the checkout
+    inside = {prefix.relative_to(ROOT).parts[0]} if ROOT in prefix.parents else set()
+    assert set(seen["listed"]) == packages | {"baselines"} | inside  # a package in a folder
     assert seen["runs"] == "flwr_distill"
 
 
@@ -504,8 +510,6 @@ def test_without_a_number_a_run_may_keep_a_share_of_the_disk(state, monkeypatch)
 @pytest.fixture
 def keys(tmp_path):
     """Two keys in a folder of a node, in the format of each use."""
-    from flwr_distill.fleet.certificates import CertificateFolder
-
     authority = CertificateFolder(tmp_path / "certs")
     authority.create(30)
     authority.issue_node("ward-3", [], 20)
@@ -554,21 +558,6 @@ def test_a_node_whose_app_could_read_its_login_key_does_not_start(keys, state, c
 
 # Bundles.
 
-SETTINGS = """
-[project]
-name = "{name}-app"
-version = "1.0.0"
-description = "A test's app"
-license = "Apache-2.0"
-[tool.flwr.app]
-publisher = "tests"
-[tool.flwr.app.components]
-serverapp = "{name}.server:app"
-clientapp = "{name}.client:app"
-[tool.flwr.app.config]
-do = ""
-"""
-
 
 def archive(files, method=zipfile.ZIP_DEFLATED, **attributes):
     content = BytesIO()
@@ -588,7 +577,13 @@ def lying(content, size):
     return content[:at] + size.to_bytes(4, "little") + content[at + 4 :]
 
 
-PYPROJECT = SETTINGS.format(name="tiny")
+def written(folder, name, content):
+    (folder / name).write_bytes(content)
+    return folder / name
+
+
+PYPROJECT = pyproject("tiny")
+GOOD = archive({"pyproject.toml": PYPROJECT})
 BOMB = PYPROJECT.encode() + b"#" * 150_000_000
 BAD = {
     "a bomb": lambda: archive({"pyproject.toml": BOMB}),
@@ -650,22 +645,8 @@ print("MiB", peak() - before)
 
 
 def test_the_guard_opens_no_bomb_and_takes_little_memory_to_see_it(tmp_path):
-    files = [tmp_path / "a good one", *(tmp_path / kind for kind in BAD)]
-    for file, content in zip(
-        files,
-        [archive({"pyproject.toml": PYPROJECT}), *map(bad, BAD)],
-        strict=True,
-    ):
-        file.write_bytes(content)
-    ended = subprocess.run(
-        [sys.executable, "-c", GUARD, str(tmp_path / "state"), *map(str, files)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    *refusals, memory = ended.stdout.splitlines()
+    files = [written(tmp_path, "good", GOOD), *(written(tmp_path, k, bad(k)) for k in BAD)]
+    *refusals, memory = python(GUARD, tmp_path / "state", *files).splitlines()
     assert len(refusals) == len(BAD)
     assert not [line for line in refusals if "not refused" in line]
     assert int(memory.removeprefix("MiB ")) < 100
@@ -690,26 +671,12 @@ control_servicer.get_fab_config(Path(sys.argv[2]).read_bytes())
 
 
 def test_a_superlink_opens_no_bomb_either(tmp_path):
-    files = tmp_path / "bomb", tmp_path / "good"
-    for file, content in zip(
-        files, (bad("a bomb"), archive({"pyproject.toml": PYPROJECT})), strict=True
-    ):
-        file.write_bytes(content)
-    ended = subprocess.run(
-        [sys.executable, "-c", SUPERLINK, *map(str, files)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert "unpack to" in ended.stdout
+    files = written(tmp_path, "bomb", bad("a bomb")), written(tmp_path, "good", GOOD)
+    assert "unpack to" in python(SUPERLINK, *files)
 
 
 @pytest.mark.parametrize("kind", BAD)
 def test_of_a_bad_bundle_nothing_is_written(kind, tmp_path):
-    from flwr_distill.node.bundle import BundleError, unpack
-
     with pytest.raises(BundleError):
         unpack(bad(kind), tmp_path / "bundles")
     assert not [path for path in (tmp_path / "bundles").rglob("*") if path.is_file()]
@@ -717,20 +684,10 @@ def test_of_a_bad_bundle_nothing_is_written(kind, tmp_path):
 
 
 def test_a_bundle_that_the_owner_has_not_named_is_not_opened(tmp_path, monkeypatch):
-    from flwr.app import Message, RecordDict
-    from flwr.supercore.fab import Fab
-    from flwr.supercore.run import Run
-
-    from flwr_distill.flower.app_config import run_config_of
-    from flwr_distill.flower.line_1_32.node.guarding import Guarding
-    from flwr_distill.node.guard import Guard
-    from flwr_distill.node.policy import OPEN
-
     def opened(*_, **__):
         raise AssertionError("it was opened")
 
-    content = archive({"pyproject.toml": PYPROJECT})
-    bundle = Fab(hashlib.sha256(content).hexdigest(), content, {})
+    bundle = Fab(hashlib.sha256(GOOD).hexdigest(), GOOD, {})
     run = Run.create_empty(7)
     message = Message(RecordDict(), 5, "train")
     message.metadata.__dict__.update(_run_id=7, _message_id="1" * 64)
@@ -740,7 +697,7 @@ def test_a_bundle_that_the_owner_has_not_named_is_not_opened(tmp_path, monkeypat
     answer = guard.admit(message, run, bundle)
     assert "bundles: the app bundle" in answer.error.reason
     monkeypatch.undo()
-    renamed = Fab("0" * 64, content, {})
+    renamed = Fab("0" * 64, GOOD, {})
     monkeypatch.setattr(zipfile, "ZipFile", opened)
     assert "SHA-256 is" in guard.admit(message, run, renamed).error.reason
 
@@ -784,23 +741,23 @@ def train(message: Message, context: Context) -> Message:
     do = json.loads(message.content["config"]["do"])
     home = Path(os.environ["FLWR_HOME"])
     state = Path(context.node_config["state-dir"])
-    said = {"i am": NAME}
+    report = {"i am": NAME}
     if do.get("bundle"):
         for folder in (home / "apps" / f"tests.honest-app.1.0.0.{do['bundle'][:8]}",
                        home / "bundles" / do["bundle"]):
-            said[folder.parent.name] = tried(lambda: plant(folder))
+            report[folder.parent.name] = tried(lambda: plant(folder))
     if do.get("photos"):
-        said["link"] = tried(lambda: os.symlink(do["photos"], state / "runs" / "77"))
-        said["own link"] = tried(
+        report["link"] = tried(lambda: os.symlink(do["photos"], state / "runs" / "77"))
+        report["own link"] = tried(
             lambda: os.symlink(do["photos"], state / "runs" / str(context.run_id) / "8")
         )
     own = state / "runs" / str(context.run_id) / "7"
     own.mkdir(parents=True, exist_ok=True)
     (own / "kept").write_text(NAME)
-    said["runs"] = sorted(os.listdir(state / "runs"))
-    said["run"] = str(context.run_id)
-    said["code"] = len(os.listdir(home / "bundles"))
-    said["others"] = tried(lambda: [(state / "runs" / run / "7" / "kept").read_text()
+    report["runs"] = sorted(os.listdir(state / "runs"))
+    report["run"] = str(context.run_id)
+    report["code"] = len(os.listdir(home / "bundles"))
+    report["others"] = tried(lambda: [(state / "runs" / run / "7" / "kept").read_text()
                                     for run in do.get("others", [])])
     for line in do.get("lines", []):
         os.write(1, line.encode())
@@ -814,8 +771,8 @@ def train(message: Message, context: Context) -> Message:
         os.write(number, struct.pack("!i", len(bomb)) + bomb)
         import time
         time.sleep(5)
-    told = ConfigRecord({"said": json.dumps(said)})
-    return Message(RecordDict({"told": told}), reply_to=message)
+    answer = ConfigRecord({"report": json.dumps(report)})
+    return Message(RecordDict({"answer": answer}), reply_to=message)
 """
 
 SERVER = """
@@ -836,25 +793,23 @@ def main(grid: Grid, context: Context) -> None:
     while not (replies := list(grid.pull_messages([sent]))):
         time.sleep(0.05)
     (reply,) = replies
-    print("SAID", reply.error.reason if reply.has_error() else reply.content["told"]["said"])
+    print("REPORT", reply.error.reason if reply.has_error() else reply.content["answer"]["report"])
 """
 
 
 def write_app(folder, name):
+    constants = f"NAME = {name!r}\nPYPROJECT = {pyproject('honest')!r}\n"
+    code = {"__init__.py": "", "client.py": constants + CLIENT, "server.py": SERVER}
     (folder / name).mkdir(parents=True)
-    (folder / "pyproject.toml").write_text(SETTINGS.format(name=name))
-    (folder / name / "__init__.py").write_text("")
-    constants = f"NAME = {name!r}\nPYPROJECT = {SETTINGS.format(name='honest')!r}\n"
-    (folder / name / "client.py").write_text(constants + CLIENT)
-    (folder / name / "server.py").write_text(SERVER)
+    (folder / "pyproject.toml").write_text(pyproject(name, 'do = ""'))
+    for file, text in code.items():
+        (folder / name / file).write_text(text)
     return folder
 
 
 @needs_sandbox
 @pytest.mark.slow
 def test_a_hostile_run_in_the_sandbox_of_a_real_node_changes_nothing_outside(tmp_path, photos):
-    from flwr_distill.flower.line_1_32.fleet.bundle import app_bundle
-
     trojan = write_app(tmp_path / "trojan", "trojan")
     honest = write_app(tmp_path / "honest", "honest")
     marker = tmp_path / "escaped"
@@ -867,8 +822,8 @@ def test_a_hostile_run_in_the_sandbox_of_a_real_node_changes_nothing_outside(tmp
     def run(federation, app, do):
         outcome = federation.run(app, {"do": json.dumps(do)}, timeout=150)
         assert outcome.completed, "\n".join(outcome.lines)
-        (line,) = [line for line in outcome.lines if line.startswith("SAID ")]
-        return line.removeprefix("SAID ")
+        (line,) = [line for line in outcome.lines if line.startswith("REPORT ")]
+        return line.removeprefix("REPORT ")
 
     policy = {"extends": "open", **SANDBOXED, "most-disk": 2_000_000}
     settings = {"preload": [], "keep-runs": 1e-3, "policy": policy}
@@ -885,11 +840,11 @@ def test_a_hostile_run_in_the_sandbox_of_a_real_node_changes_nothing_outside(tmp
         assert "most-disk" in run(federation, trojan, {"fill": 4_000_000})
         died = run(federation, trojan, {"marker": str(marker)})
         assert "malformed" in died
-        said = json.loads(run(federation, honest, {}))
+        report = json.loads(run(federation, honest, {}))
         node = federation.nodes[0]
         status = json.loads((node.state_dir / "node.json").read_text())
         log = node.log.read_text(errors="replace")
-    assert said["i am"] == "honest"
+    assert report["i am"] == "honest"
     assert not marker.exists()
     assert images(photos) == 60
     assert status["starts"] == 1  # neither SuperNode nor executor had to start again

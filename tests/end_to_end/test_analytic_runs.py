@@ -5,15 +5,15 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.numpy import load_file
-from typer.testing import CliRunner
 
 from benchmarks.in_process import run_in_process
-from flwr_distill.cli.main import app
 from flwr_distill.server.forget import ForgetError, forget
 from flwr_distill.server.record.checkpoint import checkpoints
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.evaluation import evaluate_model
 from flwr_distill.task.models import create_model
+
+from .runs import command, export
 
 CONFIG = {
     "dataset": "digits",
@@ -52,23 +52,18 @@ def test_a_run_goes_on_with_a_late_node_and_without_one_that_left(tmp_path):
     folder = tmp_path / "grown" / "1"
     with pytest.raises(ForgetError, match="'node-7' is not among"):
         forget(folder, ["node-7"])
-    result = CliRunner().invoke(app, ["runs", "forget", str(folder), "node-1"])
-    assert result.exit_code == 0, result.output
+    command("runs", "forget", folder, "node-1")
     left = load_file(folder / "model.safetensors")["head.weight"]
     np.testing.assert_allclose(left, of_two, atol=1e-5, rtol=0)
     assert list(checkpoints(folder)) == [2]  # the first one knew of the node, too
 
     Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "black.png")
-    command = ["runs", "export", str(folder), "--format", "onnx"]
-    assert CliRunner().invoke(app, command).exit_code == 0
-    model = folder / "export" / "model.onnx"
-    result = CliRunner().invoke(app, ["predict", str(model), str(tmp_path / "black.png")])
-    assert result.exit_code == 0, result.output
+    model, _ = export(folder, "onnx")
+    command("predict", model, tmp_path / "black.png")
 
 
 def test_a_strategy_that_mixes_what_nodes_send_forgets_nobody(tmp_path):
     nodes = [{"num-partitions": 2} for _ in range(2)]
     run_in_process({"strategy": "fedavg", "num-rounds": 1}, nodes, tmp_path)
-    result = CliRunner().invoke(app, ["runs", "forget", str(tmp_path / "1"), "node-0"])
-    assert result.exit_code == 1
-    assert "'fedavg' cannot take a node out again" in result.output
+    with pytest.raises(ForgetError, match="'fedavg' cannot take a node out again"):
+        forget(tmp_path / "1", ["node-0"])

@@ -1,7 +1,5 @@
 """Nodes whose processes are warm from an earlier run read what is on disk, with real processes."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -10,7 +8,8 @@ from sklearn.datasets import load_digits
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.server.page.run_files import read_run
 
-ROOT = Path(__file__).resolve().parents[2]
+from .runs import complete
+
 NAMES = ["zero", "one", "two"]
 
 
@@ -24,22 +23,16 @@ def write_site(folder, first, shift):
             Image.fromarray((image * 255 / 16).astype(np.uint8)).save(own / f"{number}.png")
 
 
-def node_accuracy(federation, runs, **settings):
+def node_accuracy(federation, runs):
     config = {
         "strategy": "fedavg",
         "dataset": "private",
         "private.shape": "1x8x8",
         "private.classes": ",".join(NAMES),
         "fraction-evaluate": 1.0,
-        "min-nodes": 2,
         "num-rounds": 3,
-        "runs-dir": str(runs),
-        "phase-timeout": 120.0,
-        **settings,
     }
-    outcome = federation.run(ROOT, config, timeout=240)
-    assert outcome.completed, outcome.lines[-20:]
-    run = read_run(runs / str(outcome.run_id))
+    run = read_run(complete(federation, runs, config))
     return run.rows[-1]["node_accuracy"], run
 
 

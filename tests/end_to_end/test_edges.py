@@ -1,6 +1,5 @@
 """Two edges with two nodes each, as real processes with TLS; one edge is killed in mid-run."""
 
-import json
 import re
 import sys
 from contextlib import ExitStack
@@ -24,6 +23,8 @@ from flwr_distill.node.nursery import NODE
 from flwr_distill.node.processes import kill_group, start_bound, stop
 from flwr_distill.node.secret import appio_secret
 
+from .runs import read, rows
+
 READY = re.compile(r"round +(\d+)/")
 
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(2400)]
@@ -31,14 +32,6 @@ ROUNDS = 1000
 """More than there is time for: the run is stopped when the edge has come back."""
 KILLED_IN = 2
 COMMANDS = Path(sys.executable).parent
-
-
-def three_ports():
-    """A port with two free ones after it."""
-    while True:
-        (port,) = free_ports(1)
-        if port < 60_000:
-            return port
 
 
 class Tiers:
@@ -50,9 +43,8 @@ class Tiers:
         self.authority.create(30)
         self.authority.issue_server(["127.0.0.1", "localhost"], 10)
         server = folder / "certs" / "server"
-        self.certificate = ServerCertificate(
-            server / "ca.crt", server / "server.crt", server / "server.key"
-        )
+        files = (server / name for name in ("ca.crt", "server.crt", "server.key"))
+        self.certificate = ServerCertificate(*files)
         self.env = LocalFederation(1, folder / "above").env
         self.above = Addresses(*(f"127.0.0.1:{port}" for port in free_ports(3)))
         secret = appio_secret(folder / "above")
@@ -107,15 +99,15 @@ class Tiers:
         self.start(f"node-{place}", [sys.executable, "-P", "-m", NODE, str(file)])
 
 
-def rows_below(folder):
+def rounds_below(folder):
     files = Path(folder, "below", "runs").glob("*/metrics.jsonl")
-    return [[json.loads(line)["round"] for line in file.open()] for file in files]
+    return [[row["round"] for row in rows(file.parent)] for file in files]
 
 
 def test_a_run_goes_on_when_an_edge_is_killed_and_comes_back(tmp_path):
     with ExitStack() as stack:
         tiers = Tiers(tmp_path, stack)
-        ports, processes = [three_ports(), three_ports()], []
+        ports, processes = free_ports(2), []
         keys = [tiers.key(f"region-{index}") for index in range(2)]
         for index, (port, key) in enumerate(zip(ports, keys, strict=True)):
             processes.append(tiers.edge(index, port, key))
@@ -126,10 +118,10 @@ def test_a_run_goes_on_when_an_edge_is_killed_and_comes_back(tmp_path):
             if not (done := READY.search(line)):
                 return
             if int(done[1]) == KILLED_IN and len(killed_in) == 0:
-                killed_in.append(rows_below(tmp_path / "edge-0")[0][-1])
+                killed_in.append(rounds_below(tmp_path / "edge-0")[0][-1])
                 kill_group(processes[0])
                 processes[0] = tiers.edge(0, ports[0], keys[0])
-            elif killed_in and rows_below(tmp_path / "edge-0")[0][-1] > killed_in[0] + 1:
+            elif killed_in and rounds_below(tmp_path / "edge-0")[0][-1] > killed_in[0] + 1:
                 with tiers.control() as control:
                     control.stop_run(control.unfinished_runs()[0])
 
@@ -141,13 +133,13 @@ def test_a_run_goes_on_when_an_edge_is_killed_and_comes_back(tmp_path):
         }
         outcome = submit(APP_DIR, settings, control=tiers.control, on_line=follow, timeout=1800)
         assert outcome.status == "finished:stopped", "\n".join(outcome.lines[-30:])
-    (killed,), (other,) = rows_below(tmp_path / "edge-0"), rows_below(tmp_path / "edge-1")
+    (killed,), (other,) = rounds_below(tmp_path / "edge-0"), rounds_below(tmp_path / "edge-1")
     assert other == list(range(len(other)))  # it took part in all rounds
     assert killed[: KILLED_IN + 1] == list(range(KILLED_IN + 1))
     assert killed == sorted(set(killed))  # no round counts twice
     assert killed[-1] > KILLED_IN + 1, "it came back"
-    rows = (tmp_path / "runs" / str(outcome.run_id) / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(rows[-1])["accuracy"] > json.loads(rows[0])["accuracy"] + 0.2
+    first, *_, last = rows(tmp_path / "runs" / str(outcome.run_id))
+    assert last["accuracy"] > first["accuracy"] + 0.2
     for edge in range(2):  # SIGTERM had the runs below write theirs
         (file,) = tmp_path.glob(f"edge-{edge}/below/runs/*/summary.json")
-        assert any("Ended after" in text for text in json.loads(file.read_text())["warnings"])
+        assert any("Ended after" in text for text in read(file.parent, "summary")["warnings"])

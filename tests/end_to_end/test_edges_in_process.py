@@ -1,6 +1,5 @@
 """Two tiers in one process: real ClientApps and ServerApps, real sockets between them."""
 
-import json
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -21,6 +20,8 @@ from flwr_distill.server.app import main
 from flwr_distill.server.page.run_files import flat
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.task.errors import SettingsError
+
+from .runs import phases, read, rows
 
 NODES, EDGES, ROUNDS = 6, 2, 3
 QUICK = {
@@ -88,14 +89,6 @@ def tiers(tmp_path):
         yield lambda **own: Tiers(tmp_path, stack, own)
 
 
-def rows(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").open()]
-
-
-def journal(folder):
-    return [json.loads(line) for line in (folder / "journal.jsonl").open()]
-
-
 def weights(folder):
     return load_file(folder / "model.safetensors")
 
@@ -123,7 +116,7 @@ def test_two_edges_of_three_nodes_learn_what_six_nodes_learn(tiers, flat_run):
         (folder,) = two.runs_below(place)
         assert [row["round"] for row in rows(folder)] == [0, 1, 2, 3]
         assert (folder / "report.html").exists()
-        warnings = json.loads((folder / "summary.json").read_text())["warnings"]
+        warnings = read(folder, "summary")["warnings"]
         assert not [text for text in warnings if text.startswith("Ended")]
 
 
@@ -173,9 +166,9 @@ def test_nodes_below_evaluate_if_nodes_above_are_to(tiers, flat_run):
     together, alone = rows(two.run(**settings)), rows(flat_run(**settings))
     below = [rows(two.runs_below(place)[0]) for place in range(EDGES)]
     for number in (1, 2):
-        said = [edge[number]["node_accuracy"] for edge in below]
-        assert np.mean(said) == pytest.approx(alone[number]["node_accuracy"])
-        assert together[number]["node_accuracy"] == pytest.approx(np.mean(said), abs=0.1)
+        mean = np.mean([edge[number]["node_accuracy"] for edge in below])
+        assert mean == pytest.approx(alone[number]["node_accuracy"])
+        assert together[number]["node_accuracy"] == pytest.approx(mean, abs=0.1)
 
 
 @pytest.mark.matrix
@@ -184,12 +177,12 @@ def test_an_edge_can_be_a_sector_whose_leader_distils(tiers):
     two = tiers(**{"strategy": "fedhead", "fedhead.distill-epochs": 1, **always})
     folder = two.run(**{"num-rounds": 2})
     assert rows(folder)[-1]["accuracy"] > rows(folder)[0]["accuracy"]
-    lines = journal(two.runs_below(0)[0])
-    assert {"train.sector", "train.aggregate_sector"} <= {line.get("phase") for line in lines}
-    students = [line["nodes"] for line in lines if line.get("phase") == "train.distill_sector"]
-    assert [[said["distill-epochs"] for said in nodes.values()] for nodes in students] == [[1], [1]]
-    topology = json.loads((two.runs_below(0)[0] / "topology.json").read_text())
-    assert len(topology["clusters"]) == 1
+    (below,) = two.runs_below(0)
+    assert phases(below, "train.sector")
+    assert phases(below, "train.aggregate_sector")
+    students = [entry["nodes"].values() for entry in phases(below, "train.distill_sector")]
+    assert [[node["distill-epochs"] for node in nodes] for nodes in students] == [[1], [1]]
+    assert len(read(below, "topology")["clusters"]) == 1
 
 
 @pytest.mark.matrix
@@ -212,22 +205,19 @@ def missing(tiers, requirement=None, **above):
 
 
 @pytest.mark.parametrize(
-    ("above", "reason"),
+    ("own", "above", "reason"),
     [
-        ({"strategy": "hfldd"}, "only averages models"),
-        ({"secure-sums": True}, "secure-sums = true needs the nodes themselves"),
-        ({"start": "analytic"}, "asks nodes for more than a model"),
+        ({}, {"strategy": "hfldd"}, "only averages models"),
+        ({}, {"secure-sums": True}, "secure-sums = true needs the nodes themselves"),
+        ({}, {"start": "analytic"}, "asks nodes for more than a model"),
+        ({"min-nodes": 4}, {"phase-timeout": 2.0}, "min-nodes = 4, but 3 nodes connected"),
+        ({"strategy": "fedproto"}, {}, "'fedproto' cannot serve below an edge"),
     ],
 )
-def test_an_edge_says_at_once_which_runs_it_cannot_take_part_in(tiers, above, reason):
-    edges = tiers()
+def test_an_edge_says_at_once_in_which_runs_it_cannot_take_part(tiers, own, above, reason):
+    edges = tiers(**own)
     assert reason in missing(edges, **above)
-    assert not edges.controls[0].configs  # nothing was started
-
-
-def test_an_edge_with_too_few_nodes_says_so_above(tiers):
-    reason = missing(tiers(**{"min-nodes": 4}), **{"phase-timeout": 2.0})
-    assert "min-nodes = 4, but 3 nodes connected" in reason
+    assert own or not edges.controls[0].configs  # nothing was started
 
 
 @pytest.mark.parametrize(
@@ -243,10 +233,6 @@ def test_an_edge_whose_table_has_other_names_than_the_servers_says_so(tiers, tmp
         (tmp_path / f"{part}.csv").write_text("age,label\n" + rows)
     table = {"dataset": "csv", "partition.scheme": "iid"}
     assert shown in missing(tiers(**{"data-root": str(tmp_path)}), run, **table)
-
-
-def test_a_strategy_that_cannot_serve_below_is_named_above(tiers):
-    assert "'fedproto' cannot serve below an edge" in missing(tiers(strategy="fedproto"))
 
 
 def test_messages_of_other_strategies_are_refused_one_by_one(tiers):

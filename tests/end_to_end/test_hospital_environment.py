@@ -75,9 +75,9 @@ def test_a_node_signs_on_at_a_remote_superlink_through_the_proxy(tmp_path: Path)
         finally:
             node.terminate()
             node.wait(30)
-    asked = [request.partition(" HTTP")[0] for request in connecting.requests]
-    assert len(asked) > 1  # the check, and Flower's SuperNode
-    assert set(asked) == {"CONNECT superlink.example:9092"}
+    targets = [request.partition(" HTTP")[0] for request in connecting.requests]
+    assert len(targets) > 1  # the check, and Flower's SuperNode
+    assert set(targets) == {"CONNECT superlink.example:9092"}
 
 
 @pytest.mark.slow

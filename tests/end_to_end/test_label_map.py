@@ -1,17 +1,13 @@
 """Names of classes and columns mean the same on all nodes, in a model and in its report."""
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from typer.testing import CliRunner
 
 from benchmarks.in_process import run_in_process
-from flwr_distill.cli.main import app
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.server.export.description import KEY, Description
 from flwr_distill.server.export.prediction import read_model
@@ -21,19 +17,10 @@ from flwr_distill.server.roster import TooFewNodesError
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.labels import LabelMap
 
-ROOT = Path(__file__).resolve().parents[2]
+from .runs import complete, export
+
 WITHIN = 0.01
 pytestmark = pytest.mark.usefixtures("without_pictures")
-
-
-def export(folder, form="safetensors"):
-    """The exported file of the run in a folder, and its card."""
-    command = ["runs", "export", str(folder / "1"), "--format", form]
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 0, result.output
-    (file,) = (folder / "1" / "export").glob("model.*")
-    (card,) = (folder / "1" / "export").glob("*.md")
-    return file, card.read_text()
 
 
 PICTURES = {
@@ -68,7 +55,7 @@ def accuracy_of_grades(folder, name, classes):
     new = write_site(folder / "new", name, GRADES, range(1500, 1797))
     nodes = [{"data": str(folder / site)} for site in "ab"]
     run_in_process({**PICTURES, "private.classes": classes}, nodes, folder / "runs")
-    model = read_model(export(folder / "runs")[0])
+    model = read_model(export(folder / "runs" / "1")[0])
     names = model.description.classes
     return np.mean([names[int(model.probabilities(f).argmax())] == grade for f, grade in new])
 
@@ -114,7 +101,7 @@ def test_a_tables_labels_are_named_in_report_card_exports_and_curves(tmp_path):
     rows = run_in_process(config, [node], tmp_path / "runs")
     names, columns = ("8", "9", "10"), ("c0", "c1", "c2")
     digest = LabelMap(names, columns).digest
-    file, card = export(tmp_path / "runs", "onnx")
+    file, card = export(tmp_path / "runs" / "1", "onnx")
     (entry,) = [p for p in onnx.load(file).metadata_props if p.key == KEY]
     spec = Description.from_json(entry.value).spec
     assert (spec.class_names, spec.labels.columns) == (names, columns)
@@ -148,17 +135,15 @@ def test_columns_in_another_order_are_learnt_as_well(tmp_path):
 @pytest.mark.parametrize(
     ("own", "shown"),
     [
-        pytest.param({"labels": ("8", "9", "11")}, ("8, 9 and 11", "8, 9 and 10"), id="labels"),
-        pytest.param({"labels": ("08", "9", "10")}, ("08", "8, 9 and 10"), id="spelling"),
-        pytest.param(
-            {"columns": ("c0", "c1", "d2")}, ("c0, c1 and d2", "c0, c1 and c2"), id="another column"
-        ),
-        pytest.param(
+        ({"labels": ("8", "9", "11")}, ("8, 9 and 11", "8, 9 and 10")),
+        ({"labels": ("08", "9", "10")}, ("08", "8, 9 and 10")),
+        ({"columns": ("c0", "c1", "d2")}, ("c0, c1 and d2", "c0, c1 and c2")),
+        (
             {"columns": ("c0", "c1", "c2", "c3"), "places": (0, 1, 2, 3)},
             ("c0, c1, c2 and c3", "c0, c1 and c2"),
-            id="a column more",
         ),
     ],
+    ids=["labels", "spelling", "another column", "a column more"],
 )
 def test_a_node_whose_table_has_other_names_is_left_out_with_both_versions(tmp_path, own, shown):
     config = {**TABLES, "data-root": str(tmp_path / "server"), "num-rounds": 1}
@@ -224,7 +209,7 @@ def test_classes_that_nobody_names_are_called_by_their_positions_and_the_card_sa
     images = (data.images * 255 / 16).astype(np.uint8)
     np.savez(tmp_path / "own.npz", images=images[:300], labels=data.target[:300])
     run_in_process(PICTURES, [{"data": str(tmp_path / "own.npz")}], tmp_path / "runs")
-    file, card = export(tmp_path / "runs")
+    file, card = export(tmp_path / "runs" / "1")
     assert read_model(file).description.classes == tuple("0123456789")
     assert "positions" in card
 
@@ -235,19 +220,15 @@ def test_names_from_nodes_have_no_meaning_in_a_card(tmp_path):
     write_site(tmp_path / "own", lambda digit: odd[digit], range(3))
     config = {**PICTURES, "private.num-classes": 3}
     run_in_process(config, [{"data": str(tmp_path / "own")}], tmp_path / "runs")
-    _, card = export(tmp_path / "runs")
+    _, card = export(tmp_path / "runs" / "1")
     assert not any(name in card for name in odd)
     assert r"\<b\>bold" in card
 
 
 @pytest.mark.slow
 def test_a_node_with_other_class_folders_is_left_out_with_real_processes(tmp_path, five_sites):
-    runs = tmp_path / "runs"
-    config = {**BY_FOLDERS, "runs-dir": str(runs), "phase-timeout": 120.0}
     with LocalFederation(3, tmp_path / "state", data=five_sites[:3]) as federation:
-        outcome = federation.run(ROOT, config, timeout=240)
-    assert outcome.completed, outcome.lines[-20:]
-    run = read_run(runs / str(outcome.run_id))
+        run = read_run(complete(federation, tmp_path / "runs", BY_FOLDERS))
     (warning,) = [text for text in run.about["warnings"] if "node-2" in text]
     assert all(text in warning for text in ("grade mild", "grade 1"))
     assert run.class_names == NAMES

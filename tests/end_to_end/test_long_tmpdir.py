@@ -9,7 +9,8 @@ import pytest
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.node.nursery import can_fork
 
-APP = Path(__file__).resolve().parents[2]
+from .runs import complete
+
 LENGTH = 85
 
 
@@ -22,9 +23,7 @@ def test_a_federation_trains_with_a_tmpdir_of_85_characters(
     assert len(os.fsencode(folder)) >= LENGTH
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr(tempfile, "tempdir", None)  # it is read again
-    settings = {"strategy": "fedavg", "num-rounds": 1, "runs-dir": str(tmp_path / "runs")}
     with LocalFederation(2, tmp_path / "federation") as federation:
         assert not can_fork() or len(federation.nursery_pids) == 3
-        outcome = federation.run(APP, settings | {"min-nodes": 2})
-    assert outcome.completed, outcome.details
+        complete(federation, tmp_path / "runs", {"strategy": "fedavg", "num-rounds": 1})
     monkeypatch.setattr(tempfile, "tempdir", None)

@@ -12,7 +12,6 @@ import json
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +19,8 @@ import pytest
 from flwr_distill.distill.packing import unpacked
 from flwr_distill.fleet.local_federation import LocalFederation
 
-ROOT = Path(__file__).resolve().parents[2]
+from .runs import ROOT, complete, read
+
 NODES, SIDE = 3, 8
 PIXELS = np.random.default_rng(5).integers(256, size=(NODES, SIDE, SIDE), dtype=np.uint8)
 """Each node's pattern."""
@@ -152,24 +152,19 @@ def run(federation, patterns, folder, app, links):
         "hfldd.share-raw-data": True,
         "links": links,
         "num-rounds": 1,
-        "min-nodes": NODES,
-        "phase-timeout": 120.0,
-        "runs-dir": str(folder / "runs"),
     }
     in_database = set()
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(federation.run, app, settings, timeout=240)
+        running = pool.submit(complete, federation, folder / "runs", settings, app)
         while not running.done():
             in_database |= nodes_seen(patterns, federation.state_dir.glob("superlink.db*"))
             time.sleep(0.1)
-    outcome = running.result()
-    assert outcome.completed, outcome.lines[-20:]
-    results = folder / "runs" / str(outcome.run_id)
-    (cluster,) = json.loads((results / "topology.json").read_text())["clusters"]
+    results = running.result()
+    (cluster,) = read(results, "topology")["clusters"]
     number = {f"node-{i}": i for i in range(NODES)}
     members = {number[name] for name in cluster["members"]}
     assert len(members) == NODES - 1
-    head = federation.nodes[number[cluster["head"]]].state_dir / "runs" / str(outcome.run_id)
+    head = federation.nodes[number[cluster["head"]]].state_dir / "runs" / results.name
     for place, parcel in enumerate(head.glob("*/parcel-*")):
         (folder / f"parcel-{place}").write_bytes(unpacked(parcel.read_bytes(), 2**30))
     assert nodes_seen(patterns, folder.glob("parcel-*")) == members  # they did travel

@@ -4,6 +4,8 @@ import json
 import re
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,33 +34,36 @@ OF_A_PARTITION = {"extends": "hospital", "fewest-of-a-class": 1, "fewest-held-ou
 RAW = {**QUICK, "strategy": "hfldd", "hfldd.share-raw-data": True, "hfldd.auxiliary-size": 20}
 
 
+@contextmanager
+def node_with(policy: Any, federation: LocalFederation, like: Path, state: Path) -> Iterator[None]:
+    """A node with a policy, and the settings of another one; wait until it is online."""
+    settings = yaml.safe_load((like / "node.yaml").read_text())
+    settings |= {"name": "hospital", "policy": policy, "state-dir": str(state)}
+    file, log = state.with_suffix(".yaml"), state.with_suffix(".log")
+    file.write_text(yaml.safe_dump(settings))
+    process = start_bound(federation.node_command(file), log=log, env=federation.env)
+    try:
+        while not online(state):
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.1)
+        yield
+    finally:
+        stop([process])
+
+
 @pytest.mark.slow
 def test_a_hospitals_node_trains_with_noise_and_has_no_part_in_raw_data(tmp_path: Path) -> None:
+    hospital, images = tmp_path / "hospital", tmp_path / "images.npz"
+    np.savez(images, images=np.zeros((30, 8, 8), np.uint8), labels=[0] * 30)
+    named = {"hfldd.share-raw-data": False, "hfldd.auxiliary": str(images)}
     with LocalFederation(1, tmp_path / "federation") as federation:
         others = federation.nodes[0].state_dir
-        hospital = tmp_path / "hospital"
-        settings = yaml.safe_load((others / "node.yaml").read_text())
-        settings |= {"name": "hospital", "policy": OF_A_PARTITION, "state-dir": str(hospital)}
-        (tmp_path / "node.yaml").write_text(yaml.safe_dump(settings))
-        process = start_bound(
-            federation.node_command(tmp_path / "node.yaml"),
-            log=tmp_path / "hospital.log",
-            env=federation.env,
-        )
-        try:
-            while not online(hospital):
-                assert process.poll() is None, (tmp_path / "hospital.log").read_text()
-                time.sleep(0.1)
-            runs = {"runs-dir": str(tmp_path / "runs")}
-            private = federation.run(ROOT, PRIVATE | runs, timeout=120)
-            raw = federation.run(ROOT, RAW | runs, timeout=120)
-            np.savez(
-                tmp_path / "images.npz", images=np.zeros((30, 8, 8), np.uint8), labels=[0] * 30
+        runs = {"runs-dir": str(tmp_path / "runs")}
+        with node_with(OF_A_PARTITION, federation, others, hospital):
+            private, raw, path = (
+                federation.run(ROOT, config | runs, timeout=120)
+                for config in (PRIVATE, RAW, RAW | named)
             )
-            named = {"hfldd.share-raw-data": False, "hfldd.auxiliary": str(tmp_path / "images.npz")}
-            path = federation.run(ROOT, RAW | named | runs, timeout=120)
-        finally:
-            stop([process])
     assert private.completed, "\n".join(private.lines)
     assert raw.completed, "\n".join(raw.lines)
     refusal = "hospital: the node's policy refuses it: raw-data: never"
@@ -102,27 +107,17 @@ def test_a_hospitals_node_keeps_every_rule_against_real_runs_and_changed_apps(
 ) -> None:
     """One federation, and a node that is started anew with another policy for each part."""
     state = tmp_path / "hospital"
-    settings = {"name": "hospital", "state-dir": str(state)}
     with LocalFederation(2, tmp_path / "federation") as federation:
-        base = yaml.safe_load((federation.nodes[1].state_dir / "node.yaml").read_text()) | settings
         stop([federation.nodes[1].process])  # the hospital takes its place, and its classes
 
         def with_policy(policy: Any, *runs: tuple[Path, dict[str, Any]]) -> list[RunOutcome]:
-            """Start the node with a policy, and have it asked to take part in runs."""
-            (tmp_path / "node.yaml").write_text(yaml.safe_dump(base | {"policy": policy}))
-            command = federation.node_command(tmp_path / "node.yaml")
-            process = start_bound(command, log=tmp_path / "hospital.log", env=federation.env)
-            try:
-                while not online(state):
-                    assert process.poll() is None, (tmp_path / "hospital.log").read_text()
-                    time.sleep(0.1)
+            """Start the node with a policy, and run these apps."""
+            with node_with(policy, federation, federation.nodes[1].state_dir, state):
                 federation.wait_for_nodes(2)
                 return [
                     federation.run(app, config | {"runs-dir": str(tmp_path / "runs")}, timeout=600)
                     for app, config in runs
                 ]
-            finally:
-                stop([process])
 
         def of(run: RunOutcome) -> list[dict[str, Any]]:
             return [line for line in entries(state / FOLDER) if line["run"] == str(run.run_id)]

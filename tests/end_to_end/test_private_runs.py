@@ -12,13 +12,13 @@ from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 
 from flwr_distill.client import app as ours
-from flwr_distill.server.app import main
 from flwr_distill.server.page.privacy import spent
 from flwr_distill.server.page.run_files import read_run
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
 
-QUICK = {"num-rounds": 2, "min-nodes": 4, "train.local-epochs": 1}
+from .runs import rows
+
 PRIVATE_HFLDD = {
     "train.dp-noise": 2.0,
     "hfldd.dp-epsilon": 10.0,
@@ -29,22 +29,12 @@ PRIVATE_HFLDD = {
 }
 
 
-@pytest.fixture
-def run(client_grid, tmp_path):
-    def start(strategy, **settings):
-        run_config = {**QUICK, "strategy": strategy, "runs-dir": str(tmp_path / "runs"), **settings}
-        main(client_grid(4, run_config), Context(7, 1, {}, RecordDict(), run_config))
-        return read_run(tmp_path / "runs" / "7")
-
-    return start
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "scaffold", "feddyn", "moon"])
 def test_every_node_reports_its_epsilon_and_the_model_moves(run, strategy):
     """Some keep state on nodes, and all of them read replies without a loss."""
     noise = {"train.dp-noise": 2.0, "train.proximal-mu": 0.1}
-    finished = run(strategy, **noise)
+    finished = read_run(run(strategy=strategy, **noise))
     assert len(spent(finished)) == 4
     assert len({row["loss"] for row in finished.rows}) == 3
     assert not [entry for entry in finished.journal if "warning" in entry]
@@ -52,7 +42,7 @@ def test_every_node_reports_its_epsilon_and_the_model_moves(run, strategy):
 
 @pytest.mark.slow
 def test_hfldd_is_private_from_label_knowledge_to_heads(run):
-    finished = run("hfldd", **PRIVATE_HFLDD)
+    finished = read_run(run(strategy="hfldd", **PRIVATE_HFLDD))
     epsilons = spent(finished)
     heads = {head for heads in finished.topology["heads"].values() for head in heads}
     assert set(epsilons) == set(finished.names.values())
@@ -67,17 +57,17 @@ def test_hfldd_is_private_from_label_knowledge_to_heads(run):
 def test_fedlgd_spends_its_epsilon_once_and_all_else_follows_from_that_release(run):
     steps = {f"fedlgd.{name}-steps": 3 for name in ("first", "global")}
     private = {"fedlgd.dp-epsilon": 2.0, "fedlgd.refine-steps": 0, "fedlgd.every": 2}
-    finished = run("fedlgd", **{**steps, **private, "num-rounds": 3})
+    finished = read_run(run(strategy="fedlgd", **steps, **private, num_rounds=3))
     assert len(spent(finished)) == 4
-    told = [
+    epsilons = [
         numbers["dp-epsilon"]
         for entry in finished.journal
         for numbers in entry.get("nodes", {}).values()
         if "dp-epsilon" in numbers
     ]
-    assert len(told) == 3 * 4
-    assert max(told) - min(told) < 1e-9
-    assert 1.9 < max(told) <= 2.0
+    assert len(epsilons) == 3 * 4
+    assert max(epsilons) - min(epsilons) < 1e-9
+    assert 1.9 < max(epsilons) <= 2.0
     assert len({row["loss"] for row in finished.rows}) == 4
 
 
@@ -85,10 +75,10 @@ def test_fedlgd_spends_its_epsilon_once_and_all_else_follows_from_that_release(r
 def test_the_run_goes_on_without_nodes_whose_budget_is_spent(run):
     """One round is within it, two are not."""
     budget = {"train.dp-noise": 2.0, "train.dp-epsilon": 0.75, "partition.classes": 2}
-    finished = run("fedavg", **budget)
+    finished = read_run(run(strategy="fedavg", **budget))
     assert max(spent(finished).values()) <= 0.75
-    told = [entry for entry in finished.journal if entry.get("phase") == "train"]
-    assert [len(entry["nodes"]) for entry in told] == [4, 0]
+    trained = [entry for entry in finished.journal if entry.get("phase") == "train"]
+    assert [len(entry["nodes"]) for entry in trained] == [4, 0]
 
 
 def update_of(mod, **config):
@@ -125,5 +115,5 @@ def test_flowers_wrappers_run_in_a_class_without_a_strategy_to_be_given(run, mon
     module.PrivateFedAvg = PrivateFedAvg
     monkeypatch.setitem(sys.modules, "private_fedavg", module)
     arguments = {"strategy-args": json.dumps({"noise": 0.1})}
-    rows = run("private_fedavg:PrivateFedAvg", **arguments).rows
-    assert len({row["loss"] for row in rows}) == 3
+    folder = run(strategy="private_fedavg:PrivateFedAvg", **arguments)
+    assert len({row["loss"] for row in rows(folder)}) == 3

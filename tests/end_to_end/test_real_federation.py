@@ -1,7 +1,6 @@
 """Our app on a federation of real processes: SuperLink, nodes, gRPC."""
 
 import hashlib
-import json
 import os
 import subprocess
 import sys
@@ -10,15 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from typer.testing import CliRunner
 
-from flwr_distill.cli.main import app
+from benchmarks.in_process import run_in_process
+from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.fleet.local_federation import LocalFederation
+from flwr_distill.links.store import NodeStore
+from tests.matrix import BASELINES
 
 from .one_place import MODEL, SPLITS, head_of_all, split
+from .runs import command, complete, phases, read, rows, submit, with_dots
 
-ROOT = Path(__file__).resolve().parents[2]
-NODES = 3
+NODES, SECTORS = 3, 1
+COMMAND = str(Path(sys.executable).parent / "flwr-distill")
 
 PACKAGE = {
     "pyproject.toml": """
@@ -82,39 +84,29 @@ def federation(tmp_path_factory):
     package.mkdir()
     for name, text in PACKAGE.items():
         (package / name).write_text(text)
+    install = ("uv", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     subprocess.run(
-        [
-            *("uv", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps"),
-            *("--python", sys.executable, "--target", str(site), str(package)),
-        ],
+        [*install, "--python", sys.executable, "--target", str(site), str(package)],
         check=True,
-        env={
-            **os.environ,
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        },
+        env={**os.environ, "PATH": path},
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(site))
-        with LocalFederation(NODES, folder / "state") as running:
+        with LocalFederation(NODES, folder / "state", direct_links=True) as running:
             running.folder = folder
             yield running
 
 
 def run(federation, **settings):
-    overrides = {key.replace("__", ".").replace("_", "-"): v for key, v in settings.items()}
-    config = {
-        "min-nodes": NODES,
-        "num-rounds": 2,
-        "runs-dir": str(federation.folder / "runs"),
-        "phase-timeout": 120.0,
-        **overrides,
-    }
-    outcome = federation.run(ROOT, config, timeout=240)
-    return outcome, federation.folder / "runs" / str(outcome.run_id)
+    """The outcome and the folder of a run with two rounds."""
+    config = {"num-rounds": 2, **with_dots(settings)}
+    return submit(federation, federation.folder / "runs", config)
 
 
-def _digest(path):
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def completed(federation, **settings):
+    config = {"num-rounds": 2, **with_dots(settings)}
+    return complete(federation, federation.folder / "runs", config)
 
 
 @pytest.fixture(scope="module")
@@ -128,34 +120,99 @@ def test_hfldd_runs_on_real_processes_and_leaves_its_results(hfldd):
     outcome, folder = hfldd
     assert outcome.completed, outcome.lines[-20:]
     assert sum("round " in line and "accuracy" in line for line in outcome.lines) >= 3
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [row["round"] for row in rows] == [0, 1, 2]
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["link_bytes"] > 0
-    topology = json.loads((folder / "topology.json").read_text())
-    named = [n for c in topology["clusters"] for n in (c["head"], *c["members"])]
+    assert [row["round"] for row in rows(folder)] == [0, 1, 2]
+    assert read(folder, "summary")["link_bytes"] > 0
+    clusters = read(folder, "topology")["clusters"]
+    named = [n for c in clusters for n in (c["head"], *c["members"])]
     assert sorted(named) == ["node-0", "node-1", "node-2"]
 
 
 @pytest.mark.slow
 def test_two_real_runs_with_one_seed_give_the_same_model_to_the_last_bit(federation, hfldd):
-    _, again = run(federation, strategy="hfldd", hfldd__distill_steps=5)
-    digests = [_digest(folder / "model.safetensors") for folder in (hfldd[1], again)]
-    assert digests[0] == digests[1]
+    again = completed(federation, strategy="hfldd", hfldd__distill_steps=5)
+    models = [(folder / "model.safetensors").read_bytes() for folder in (hfldd[1], again)]
+    assert len({hashlib.sha256(model).hexdigest() for model in models}) == 1
+
+
+@pytest.fixture(scope="module")
+def fedhead(federation):
+    """The folder of a round of FedHEAD over direct links."""
+    names = {f"fedhead__{name}": 0.0 for name in ("least_classes", "least_gain")}
+    return completed(
+        federation,
+        **{"strategy": "fedhead", "links": "direct", "num_rounds": 1, "train__local_epochs": 1},
+        **{"fedhead__sectors": SECTORS, "fedhead__distill_epochs": 1, **names},
+    )
 
 
 @pytest.mark.slow
-def test_nodes_train_privately_and_each_ones_account_grows_with_the_rounds(federation):
-    outcome, folder = run(federation, strategy="fedavg", train__dp_noise=2.0)
-    assert outcome.completed, outcome.lines[-20:]
-    journal = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
-    first, second = (entry["nodes"] for entry in journal if entry.get("phase") == "train")
-    assert len(first) == NODES
-    for node, told in first.items():
-        assert 0 < told["dp-epsilon"] < second[node]["dp-epsilon"]
-        assert "train-loss" not in told
-    report = (folder / "report.html").read_text()
-    assert f"The largest epsilon of {NODES} nodes is" in report
+def test_a_round_of_fedhead_leaves_its_leaders(fedhead):
+    topology = read(fedhead, "topology")
+    assert topology["heads"] == {"1": [cluster["head"] for cluster in topology["clusters"]]}
+    assert len(topology["clusters"]) == SECTORS
+    assert (fedhead / "topology.png").exists()
+
+
+@pytest.mark.slow
+def test_models_pass_the_server_to_and_from_leaders_only(fedhead):
+    traffic = read(fedhead, "traffic")
+    model = sum(array.nbytes for array in load_file(fedhead / "model.safetensors").values())
+    by_phase = {
+        (phase, link): size
+        for phase, links in traffic["payloads"].items()
+        for link, size in links.items()
+        if size
+    }
+    assert by_phase == {
+        ("train.hand_out", "server->node"): pytest.approx(SECTORS * model, rel=0.03),
+        ("train.aggregate_sector", "node->server"): pytest.approx(SECTORS * model, rel=0.03),
+        ("train.distill_sector", "server->node"): pytest.approx(SECTORS * model, rel=0.03),
+        ("train.distill_sector", "node->server"): pytest.approx(SECTORS * model, rel=0.03),
+    }
+    transfers = 2 * (NODES - SECTORS)  # w to the members, what they trained to their leaders
+    direct = sum(links.get("member->head, direct", 0) for links in traffic["measured"].values())
+    assert direct == pytest.approx(transfers * model, rel=0.03)
+    assert not any("member->head, relayed" in links for links in traffic["measured"].values())
+
+
+@pytest.mark.slow
+def test_fedlgd_ends_with_virtual_data_on_server_and_nodes_and_every_nodes_accuracy(federation):
+    steps = {f"fedlgd__{name}_steps": 5 for name in ("first", "refine", "global")}
+    iid = {"partition__scheme": "iid", "train__local_epochs": 1, "fraction_evaluate": 1.0}
+    folder = completed(federation, strategy="fedlgd", num_rounds=3, fedlgd__every=2, **steps, **iid)
+    assert all(0 <= row["node_accuracy"] <= 1 for row in rows(folder)[1:])
+    virtual = VirtualData.from_safetensors((folder / "virtual.safetensors").read_bytes())
+    assert virtual.labels.bincount().tolist() == [10] * 10
+    assert virtual.steps == 2 * 5
+    for node in federation.nodes:
+        (store,) = node.state_dir.glob(f"runs/{folder.name}/*")
+        assert NodeStore(store).read("virtual-data")
+        assert NodeStore(store).read("global-virtual-data")
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("strategy", "links"), [("fedseq", "direct"), *((name, "relay") for name in BASELINES)]
+)
+def test_a_resumed_run_on_real_processes_learns_what_a_whole_one_in_one_process_does(
+    federation, little_distillation, strategy, links
+):
+    config = {
+        **little_distillation,
+        **{"strategy": strategy, "links": links, "num-rounds": 2, "fraction-evaluate": 1.0},
+        **{"min-nodes": NODES, "train.local-epochs": 1, "train.batch-size": 64},
+    }
+    nodes = [{"partition-id": place, "num-partitions": NODES} for place in range(NODES)]
+    whole = run_in_process(config | {"links": "relay"}, nodes)
+    runs = federation.folder / "runs"
+    folder = complete(federation, runs, config | {"num-rounds": 1})
+    complete(federation, runs, config | {"resume": folder.name})
+    assert [row["round"] for row in rows(folder)] == [0, 1, 2]
+    for row, same in zip(rows(folder), whole, strict=True):
+        for measure in ("accuracy", "loss", "node_accuracy"):
+            assert row[measure] == pytest.approx(same[measure], abs=1e-5)
+    if strategy == "fedseq":  # the others send nothing from node to node
+        assert rows(folder)[-1]["link_bytes"] > 0
 
 
 @pytest.mark.slow
@@ -173,24 +230,22 @@ def test_a_strategy_of_another_package_runs_by_name_and_a_failing_node_does_not_
 def test_a_strategy_with_a_loop_or_evaluation_of_its_own_leaves_report_and_export(
     federation, name, tmp_path
 ):
-    outcome, folder = run(federation, strategy=f"someones_strategies:{name}", num_rounds=3)
-    assert outcome.completed, outcome.lines[-20:]
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [row["round"] for row in rows] == [0, 1, 2, 3][: 3 + (name == "OwnEvaluation")]
-    assert rows[-1]["accuracy"] > rows[0]["accuracy"]
+    folder = completed(federation, strategy=f"someones_strategies:{name}", num_rounds=3)
+    rounds = [row["round"] for row in rows(folder)]
+    assert rounds == [0, 1, 2, 3][: 3 + (name == "OwnEvaluation")]
+    assert rows(folder)[-1]["accuracy"] > rows(folder)[0]["accuracy"]
     assert (folder / "report.html").exists()
-    command = ["runs", "export", str(folder), "--format", "onnx", "--output", str(tmp_path)]
-    assert CliRunner().invoke(app, command).exit_code == 0
+    command("runs", "export", folder, "--format", "onnx", "--output", tmp_path)
     assert (tmp_path / "model.onnx").exists()
 
 
-IN_CI = "one class a node"
-
-
 def head_of_run(federation, config):
-    outcome, folder = run(federation, num_rounds=1, **config)
-    assert outcome.completed, outcome.lines[-20:]
+    shared = {"strategy": "analytic", "num-rounds": 1}
+    folder = complete(federation, federation.folder / "runs", shared | config)
     return load_file(folder / "model.safetensors")["head.weight"]
+
+
+IN_CI = "one class a node"
 
 
 @pytest.mark.parametrize(
@@ -202,14 +257,14 @@ def head_of_run(federation, config):
 )
 def test_one_round_of_sums_gives_the_head_of_all_samples_in_one_place(federation, tmp_path, name):
     config = split(name, NODES, tmp_path)
-    weight = head_of_run(federation, {"strategy": "analytic", **config})
+    weight = head_of_run(federation, config)
     head = head_of_all(config, NODES, tmp_path)
     np.testing.assert_allclose(weight, head.weight, atol=1e-5, rtol=0)
 
 
 @pytest.mark.matrix
 def test_nodes_that_are_killed_and_started_again_give_the_same_head(federation):
-    config = {"strategy": "analytic", **MODEL, "partition.classes": 3}
+    config = {**MODEL, "partition.classes": 3}
     before = head_of_run(federation, config)
     federation.nodes[1].kill()
     assert federation.restart_dead_nodes() == [federation.nodes[1]]
@@ -221,27 +276,20 @@ def test_nodes_that_are_killed_and_started_again_give_the_same_head(federation):
 def test_virtual_features_and_heads_are_all_that_travels_where_a_frozen_networks_head_trains(
     federation,
 ):
-    outcome, folder = run(
+    folder = completed(
         federation,
-        strategy="hfldd",
-        model="random-features",
-        start="analytic",
+        **{"strategy": "hfldd", "model": "random-features", "start": "analytic"},
         hfldd__auxiliary_size=20,
         hfldd__distilled_size=8,  # two of each of a node's four classes
     )
-    assert outcome.completed, outcome.lines[-20:]
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert rows[-1]["accuracy"] > 0.9
-    journal = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
-    made = [entry["nodes"] for entry in journal if entry.get("phase") == "train.distill"]
-    numbers = [told["num-values"] for nodes in made for told in nodes.values()]
-    assert numbers
-    assert set(numbers) == {8 * 1024}
-    parcels = rows[-1]["link_bytes"] / len(numbers)
-    assert parcels < 8 * 1024 / 2 + 2500  # 4 bits a number, header and seal
+    last = rows(folder)[-1]
+    assert last["accuracy"] > 0.9
+    distilled = [entry["nodes"] for entry in phases(folder, "train.distill")]
+    sizes = [numbers["num-values"] for nodes in distilled for numbers in nodes.values()]
+    assert set(sizes) == {8 * 1024}
+    assert last["link_bytes"] / len(sizes) < 8 * 1024 / 2 + 2500  # 4 bits a number, header and seal
     whole = sum(weight.size * 4 for weight in load_file(folder / "model.safetensors").values())
-    trained = json.loads((folder / "traffic.json").read_text())["measured"]["train.pool"]
-    assert trained["server->node"] < whole  # of two rounds
+    assert read(folder, "traffic")["measured"]["train.pool"]["server->node"] < whole  # two rounds
     assert whole > 4 * 1024 * 64
 
 
@@ -251,3 +299,19 @@ def test_a_wrong_setting_fails_the_run_with_the_reason_in_its_log(federation):
     assert outcome.status == "finished:failed"
     assert any("hfldd.groups = 40, but there are 3 nodes" in line for line in outcome.lines)
     assert not (folder / "metrics.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_a_run_with_an_unwritable_runs_dir_ends_with_one_line(federation, tmp_path):
+    runs = tmp_path / "runs"
+    runs.write_text("a file, since root may write to any folder")
+    settings = f'strategy="fedavg" num-rounds=1 runs-dir="{runs}"'
+    where = ("--state-dir", str(federation.state_dir))
+    ended = subprocess.run(
+        [COMMAND, "run", "-c", settings, *where], capture_output=True, text=True, timeout=200
+    )
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert str(runs) in line
+    assert "runs-dir" in line
+    assert "Traceback" not in ended.stdout

@@ -1,9 +1,7 @@
 """A run whose server sees sums alone learns what a plain run learns, by the real ClientApp."""
 
-import json
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ from benchmarks.in_process import run_in_process
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.node.outbox import FOLDER, entries
 
-ROOT = Path(__file__).resolve().parents[2]
+from .runs import ROOT, journal, phases
 
 NODES = 6
 QUICK = {
@@ -65,9 +63,8 @@ def test_a_run_with_secure_sums_learns_what_a_plain_run_learns(
         np.testing.assert_allclose(summed[name], array, rtol=1e-5, atol=1e-4)
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert losses[0][0] != losses[0][-1]
-    journal = (tmp_path / "True" / "1" / "journal.jsonl").read_text().splitlines()
-    phases = {line.get("phase") for line in map(json.loads, journal)}
-    assert {"query.secure_keys", "query.secure_shares", "query.secure_unmask"} <= phases
+    for step in ("keys", "shares", "unmask"):
+        assert phases(tmp_path / "True" / "1", f"query.secure_{step}")
 
 
 @pytest.mark.matrix
@@ -102,10 +99,10 @@ def test_a_node_that_is_killed_in_a_sum_costs_the_round_nothing(settings, tmp_pa
     finally:
         federation.stop()
     assert run.completed, "\n".join(run.lines)
-    lines = (runs / str(run.run_id) / "journal.jsonl").read_text().splitlines()
-    phases = [line for line in map(json.loads, lines) if "phase" in line]
-    trained = {p["round"]: len(p["nodes"]) for p in phases if p["phase"].startswith("train")}
-    published = {p["round"]: len(p["nodes"]) for p in phases if p["phase"] == "query.secure_keys"}
+    folder = runs / str(run.run_id)
+    entries_of = [entry for entry in journal(folder) if entry.get("phase", "").startswith("train")]
+    trained = {entry["round"]: len(entry["nodes"]) for entry in entries_of}
+    published = {p["round"]: len(p["nodes"]) for p in phases(folder, "query.secure_keys")}
     assert (trained[1], published[2], trained[2]) == (5, 5, 4)
     assert trained[3] >= 4
     assert "Secure sums continue without" not in "\n".join(run.lines)

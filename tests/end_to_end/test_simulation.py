@@ -1,11 +1,8 @@
 """CADIS, FedLGD and the baselines on virtual nodes, in Flower's simulation runtime (Ray)."""
 
 import json
-import os
 import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -15,17 +12,18 @@ from safetensors.numpy import load_file
 from benchmarks.in_process import run_in_process
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.fleet.local_federation import free_ports
+from flwr_distill.fleet.servers import environment, write_connection
 from flwr_distill.flower.line_1_32.fleet.superlink import Control
 from flwr_distill.node.processes import start_bound, stop
 from tests.matrix import BASELINES
 
 from .one_place import SPLITS, head_of_all, split
+from .runs import ROOT, read, rows
 
 pytestmark = pytest.mark.timeout(600)  # Ray starts slowly on a busy machine
 
 pytest.importorskip("ray", reason="Flower's simulation runtime needs ray: flwr[simulation]")
 
-ROOT = Path(__file__).resolve().parents[2]
 NODES = 4
 NODE_SETTINGS = f"num-supernodes={NODES} client-resources-num-cpus=1 init-args-num-cpus=1"
 
@@ -35,17 +33,9 @@ def flwr_run(tmp_path_factory):
     """Runs an app, with some settings, on a SuperLink that simulates; gives the output and home."""
     home = tmp_path_factory.mktemp("flower")
     control, serverappio = (f"127.0.0.1:{port}" for port in free_ports(2))
-    (home / "config.toml").write_text(
-        f'[superlink]\ndefault = "sim"\n\n[superlink.sim]\naddress = "{control}"\ninsecure = true\n'
-    )
-    env = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "FLWR_HOME": str(home),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "GRPC_ENABLE_FORK_SUPPORT": "0",  # docs/flower.md: else Ray's children die now and then
-    }
+    write_connection(home, "sim", control)
+    # docs/flower.md: otherwise Ray's children die now and then
+    env = {**environment(home), "GRPC_ENABLE_FORK_SUPPORT": "0"}
     command = [
         *("flower-superlink", "--insecure", "--simulation"),
         "--disable-runtime-dependency-installation",
@@ -69,10 +59,7 @@ def flwr_run(tmp_path_factory):
 
     try:
         with Control(control) as link:
-            deadline = time.monotonic() + 60
-            while not link.answers(timeout=1.0):
-                assert superlink.poll() is None, (home / "superlink.log").read_text()
-                assert time.monotonic() < deadline
+            link.wait(60, is_up=lambda: superlink.poll() is None)
         yield run
     finally:
         stop([superlink])
@@ -100,16 +87,11 @@ def simulation(flwr_run, tmp_path_factory):
     return run
 
 
-def rounds_of(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.slow
 def test_cadis_puts_every_virtual_node_into_a_cluster(simulation):
     folder = simulation("cadis", **{"partition.scheme": "cluster-mc", "partition.clusters": "3:1"})
-    assert [row["round"] for row in rounds_of(folder)] == [0, 1, 2]
-    clusters = json.loads((folder / "topology.json").read_text())["clusters"]
-    members = [node for cluster in clusters for node in cluster["members"]]
+    assert [row["round"] for row in rows(folder)] == [0, 1, 2]
+    members = [n for cluster in read(folder, "topology")["clusters"] for n in cluster["members"]]
     assert sorted(members) == ["node-0", "node-1", "node-2", "node-3"]
 
 
@@ -117,9 +99,9 @@ def test_cadis_puts_every_virtual_node_into_a_cluster(simulation):
 def test_fedlgd_distils_on_virtual_nodes_and_on_the_server(simulation):
     steps = {f"fedlgd.{name}-steps": 5 for name in ("first", "refine", "global")}
     folder = simulation("fedlgd", **{"partition.scheme": "iid", "fedlgd.every": 1, **steps})
-    assert [row["round"] for row in rounds_of(folder)] == [0, 1, 2]
-    made = VirtualData.from_safetensors((folder / "virtual.safetensors").read_bytes())
-    assert (made.labels.bincount().tolist(), made.steps) == ([10] * 10, 2 * 5)
+    assert [row["round"] for row in rows(folder)] == [0, 1, 2]
+    virtual = VirtualData.from_safetensors((folder / "virtual.safetensors").read_bytes())
+    assert (virtual.labels.bincount().tolist(), virtual.steps) == ([10] * 10, 2 * 5)
 
 
 @pytest.mark.matrix
@@ -140,12 +122,12 @@ def test_baselines_learn_on_virtual_nodes_what_they_do_in_one_process(
     simulation, little_distillation, strategy
 ):
     settings = {**little_distillation, "train.local-epochs": 1, "fraction-evaluate": 1.0}
-    rows = rounds_of(simulation(strategy, **settings))
+    found = rows(simulation(strategy, **settings))
     nodes = [{"partition-id": place, "num-partitions": NODES} for place in range(NODES)]
     same = run_in_process({**settings, "strategy": strategy, "num-rounds": 2}, nodes)
     for measure in ("round", "accuracy", "loss", "node_accuracy"):
         expected = [pytest.approx(row[measure], abs=1e-5) for row in same]
-        assert [row[measure] for row in rows] == expected
+        assert [row[measure] for row in found] == expected
 
 
 @pytest.mark.slow

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
-from typer.testing import CliRunner
 
 from benchmarks.in_process import run_in_process
-from flwr_distill.cli.main import app
 from flwr_distill.server.export.prediction import read_model
+
+from .runs import export
 
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 SIDE = 16
@@ -81,10 +81,7 @@ def accuracies(folder, save, *saves_new):
             pictures.append((next((folder / how.__name__).glob(f"{number}.*")), label))
     nodes = [{"data": str(folder / f"site-{number}")} for number in range(2)]
     run_in_process(PICTURES, nodes, folder / "runs")
-    command = ["runs", "export", str(folder / "runs" / "1"), "--format", "safetensors"]
-    assert CliRunner().invoke(app, command).exit_code == 0
-    (file,) = (folder / "runs" / "1").rglob("export/*.safetensors")
-    model = read_model(file)
+    model = read_model(export(folder / "runs" / "1")[0])
     return [
         np.mean([int(model.probabilities(path).argmax()) == label for path, label in pictures])
         for pictures in new.values()

@@ -1,7 +1,6 @@
 """Nodes with tables of their own: hospitals with heart patients, and small generated ones."""
 
 import csv
-import json
 import math
 from pathlib import Path
 
@@ -9,11 +8,9 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
 from sklearn.linear_model import LogisticRegression
-from typer.testing import CliRunner
 
 from benchmarks.in_process import run_in_process
-from flwr_distill.cli.main import app
-from flwr_distill.client.app import app as client_app
+from flwr_distill.client.app import app
 from flwr_distill.client.secure_sums import SumRefusedError
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.links.digits import NUM_DIGITS
@@ -26,7 +23,8 @@ from flwr_distill.server.page.run_files import read_run
 from flwr_distill.server.roster import TooFewNodesError
 from flwr_distill.task.errors import SettingsError
 
-ROOT = Path(__file__).resolve().parents[2]
+from .runs import ROOT, command, complete, phases, read, watched
+
 HOSPITALS = ROOT.parent / "shared/data/heart_disease"
 SITES = ("cleveland", "hungarian", "long_beach_va", "switzerland")
 HEART = {
@@ -74,9 +72,7 @@ def spec_of(runs):
 
 def predicted(runs, *tables):
     """Names of the classes by an exported model, row by row."""
-    command = ["runs", "export", str(runs / "1"), "--format", "onnx"]
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 0, result.output
+    command("runs", "export", runs / "1", "--format", "onnx")
     model = read_model(runs / "1" / "export" / "model.onnx")
     classes = model.description.classes
     return [classes[int(p.argmax())] for table in tables for _, p in model.predictions(table)]
@@ -156,6 +152,16 @@ def test_a_node_with_another_table_is_left_out_by_name_and_its_values_do_not_cou
         run_in_process(SMALL, [*alike, odd])
 
 
+def lying(change):
+    """The fourth node changes its answer about columns."""
+
+    def watch(place, message, content):
+        if place == 3 and message.metadata.message_type == DESCRIBE_COLUMNS:
+            change(content)
+
+    return watched(watch)
+
+
 ARRIVED = 1.75e12
 LIES = {
     "NaN": {"mean": [math.nan, ARRIVED], "variance": [144.0, 1e17]},
@@ -173,18 +179,10 @@ LIES = {
 def test_a_hostile_nodes_means_are_its_own_error(tmp_path, lie):
     wards = [write_ward(tmp_path, name) for name in "abcd"]
 
-    def lying(place, node):
-        def answer(message):
-            content = node(message)
-            if place == 3 and message.metadata.message_type == DESCRIBE_COLUMNS:
-                arrays = {name: np.array(values) for name, values in LIES[lie].items()}
-                content[COLUMNS] = as_record(arrays)
-            return content
-
-        return answer
-
+    arrays = {name: np.array(values) for name, values in LIES[lie].items()}
+    wrap = lying(lambda content: content.__setitem__(COLUMNS, as_record(arrays)))
     run_in_process(SMALL, wards[:3], tmp_path / "honest")
-    run_in_process(SMALL, wards, tmp_path / "runs", wrap=lying)
+    run_in_process(SMALL, wards, tmp_path / "runs", wrap=wrap)
     spec = spec_of(tmp_path / "runs")
     assert (spec["mean"], spec["std"]) == tuple(
         spec_of(tmp_path / "honest")[name] for name in ("mean", "std")
@@ -208,19 +206,22 @@ def test_what_must_have_noise_needs_stated_means(tmp_path):
     more = {"train.dp-noise": 1.0}
     with pytest.raises(SettingsError, match=r"private\.columns.*dp-noise.*age:MEAN"):
         run_in_process(SMALL | more, wards)
-    asked = []
-
-    def watched(place, node):
-        def answer(message):
-            asked.append(message.metadata.message_type)
-            return node(message)
-
-        return answer
-
+    kinds = []
+    watch = watched(lambda place, message, content: kinds.append(message.metadata.message_type))
     stated = {"private.columns": "age:60+-12,sex:f|m,arrived:1.75e12+-1e9"}
-    run_in_process(SMALL | more | stated, wards, tmp_path / "runs", wrap=watched)
-    assert DESCRIBE_COLUMNS not in asked
+    run_in_process(SMALL | more | stated, wards, tmp_path / "runs", wrap=watch)
+    assert DESCRIBE_COLUMNS not in kinds
     assert spec_of(tmp_path / "runs")["mean"] == [60.0, 0.0, 0.0, 1.75e12]
+
+
+def columns_into(seen):
+    """Keep the nodes' answers about columns, by their places."""
+
+    def watch(place, message, content):
+        if message.metadata.message_type == DESCRIBE_COLUMNS:
+            seen[place] = content
+
+    return watched(watch)
 
 
 SUMMED = SMALL | {"secure-sums": True}
@@ -229,33 +230,22 @@ SUMMED = SMALL | {"secure-sums": True}
 @pytest.mark.usefixtures("without_pictures")
 def test_under_secure_sums_the_server_learns_the_scale_and_no_nodes_part(tmp_path):
     wards = [write_ward(tmp_path, name, rows) for name, rows in (("a", 60), ("b", 30), ("c", 90))]
-    seen = []
-
-    def watched(place, node):
-        def answer(message):
-            content = node(message)
-            if message.metadata.message_type == DESCRIBE_COLUMNS:
-                seen.append((place, content))
-            return content
-
-        return answer
-
+    seen = {}
     run_in_process(SMALL, wards, tmp_path / "plain")
-    run_in_process(SUMMED, wards, tmp_path / "runs", wrap=watched)
+    run_in_process(SUMMED, wards, tmp_path / "runs", wrap=columns_into(seen))
     plain, summed = spec_of(tmp_path / "plain"), spec_of(tmp_path / "runs")
     assert summed["mean"] == pytest.approx(plain["mean"], rel=1e-15)
     assert summed["std"] == pytest.approx(plain["std"], rel=1e-12)
-    assert [place for place, _ in seen] == [0, 1, 2]
+    assert list(seen) == [0, 1, 2]
     rows = {len(records(ward["data"])) for ward in wards}
-    for _, content in seen:
+    for content in seen.values():
         assert set(content) == {MASKED, METRICS}
         assert not content[METRICS]
         masked = masked_in(content[MASKED])
         own = masked.view(np.int64) * 2.0**-20
         assert not rows & set(own.tolist())
         assert np.median(np.abs(own)) > 2.0**40  # digits without masks are below 2^16
-    journal = (tmp_path / "runs/1/journal.jsonl").read_text().splitlines()
-    (phase,) = [p for p in map(json.loads, journal) if p.get("phase") == DESCRIBE_COLUMNS]
+    (phase,) = phases(tmp_path / "runs/1", DESCRIBE_COLUMNS)
     assert (phase["round"], len(phase["nodes"])) == (0, 3)
 
 
@@ -291,28 +281,14 @@ def test_more_nodes_than_a_sum_can_have_are_in_several(tmp_path, monkeypatch):
     wards = [write_ward(tmp_path, name, 20) for name in "abcdef"]
     run_in_process(SUMMED, wards, tmp_path / "runs")
     check_scale_of(wards, tmp_path / "runs")
-    journal = (tmp_path / "runs/1/journal.jsonl").read_text().splitlines()
-    phases = [p for p in map(json.loads, journal) if p.get("phase") == DESCRIBE_COLUMNS]
-    assert [len(phase["nodes"]) for phase in phases] == [3, 3]
-
-
-def lying_in_sum(change):
-    def lying(place, node):
-        def answer(message):
-            content = node(message)
-            if place == 3 and message.metadata.message_type == DESCRIBE_COLUMNS:
-                change(content)
-            return content
-
-        return answer
-
-    return lying
+    sums = phases(tmp_path / "runs/1", DESCRIBE_COLUMNS)
+    assert [len(phase["nodes"]) for phase in sums] == [3, 3]
 
 
 def test_a_hostile_node_in_the_sum_is_left_out_if_it_sends_another_form(tmp_path):
     wards = [write_ward(tmp_path, name, 20) for name in "abcd"]
     longer = as_record({MASKED: np.zeros(99_999, np.uint64)})
-    wrap = lying_in_sum(lambda content: content.__setitem__(MASKED, longer))
+    wrap = lying(lambda content: content.__setitem__(MASKED, longer))
     run_in_process(SUMMED, wards, tmp_path / "runs", wrap=wrap)
     check_scale_of(wards[:3], tmp_path / "runs")
 
@@ -330,7 +306,7 @@ def test_a_hostile_node_that_spoils_the_sum_stops_the_run(tmp_path, shift):
 
     wards = [write_ward(tmp_path, name, 20) for name in "abcd"]
     with pytest.raises((SettingsError, TooFewNodesError), match=r"'age'|=age:MEAN"):
-        run_in_process(SUMMED, wards, wrap=lying_in_sum(change))
+        run_in_process(SUMMED, wards, wrap=lying(change))
     assert len(spoilt) == 1
 
 
@@ -347,23 +323,13 @@ def test_a_node_of_a_run_with_secure_sums_tells_no_means_without_masks(tmp_path,
     context = Context(1, 2, write_ward(tmp_path, "a"), RecordDict(), config)
     message = Message(RecordDict(), 2, DESCRIBE_COLUMNS)
     with pytest.raises(SumRefusedError, match="masks"):
-        client_app(message, context)
+        app(message, context)
 
 
 def test_means_of_few_rows_do_not_leave_a_node(tmp_path):
     wards = [write_ward(tmp_path, name, rows) for name, rows in (("a", 60), ("few", 9))]
     sent = {}
-
-    def watched(place, node):
-        def answer(message):
-            content = node(message)
-            if message.metadata.message_type == DESCRIBE_COLUMNS:
-                sent[place] = content
-            return content
-
-        return answer
-
-    run_in_process(SMALL, wards, tmp_path / "runs", wrap=watched)
+    run_in_process(SMALL, wards, tmp_path / "runs", wrap=columns_into(sent))
     assert list(sent) == [0]
     assert len(read_run(tmp_path / "runs" / "1").about["nodes"]) == 2
 
@@ -371,12 +337,8 @@ def test_means_of_few_rows_do_not_leave_a_node(tmp_path):
 @pytest.mark.slow
 def test_tables_are_learnt_with_real_processes(tmp_path):
     wards = [write_ward(tmp_path, name) for name in "abc"]
-    runs = tmp_path / "runs"
-    config = {**SMALL, "runs-dir": str(runs), "min-nodes": 3, "phase-timeout": 120.0}
     data = [Path(ward["data"]) for ward in wards]
     with LocalFederation(3, tmp_path / "state", data=data) as federation:
-        outcome = federation.run(ROOT, config, timeout=240)
-    assert outcome.completed, outcome.lines[-20:]
-    about = json.loads((runs / str(outcome.run_id) / "about.json").read_text())
+        about = read(complete(federation, tmp_path / "runs", SMALL), "about")
     assert len(about["nodes"]) == 3
     assert about["spec"]["mean"][0] == pytest.approx(60, abs=3)

@@ -85,10 +85,10 @@ def test_training_begins_with_the_head_of_all_data_and_changes_what_it_should(
 ):
     changes = {"strategy": strategy, "start": "analytic", "backbone.trains": part}
     rows, models = play(tmp_path, **changes)
-    made, accuracy = alone
+    expected, accuracy = alone
     assert rows[0]["accuracy"] == accuracy > 0.5
     assert [row["set_aside"] for row in rows] == [0, 0]
-    for name, array in made.items():
+    for name, array in expected.items():
         np.testing.assert_allclose(models[0][name], array, atol=1e-5, rtol=0)
-    changed = {name for name in made if not np.array_equal(models[0][name], models[1][name])}
+    changed = {name for name in expected if not np.array_equal(models[0][name], models[1][name])}
     assert changed == TRAINED[part]

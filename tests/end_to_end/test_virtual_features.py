@@ -1,6 +1,5 @@
 """Whole runs in which members and server distil features of a frozen network, not images."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +12,8 @@ from flwr_distill.protocol.arrays import as_arrays, as_record
 from flwr_distill.server.record.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from flwr_distill.task.backbones.random_features import WIDTH
 from flwr_distill.task.errors import SettingsError
+
+from .runs import read
 
 NODES = 5
 CONFIG = {
@@ -80,7 +81,7 @@ def test_messages_hold_the_head_and_files_the_whole_model(tmp_path):
     assert load_file(folder / "model.safetensors").keys() == whole
     last = load_checkpoint(checkpoints(folder)[2])
     assert as_arrays(last.arrays).keys() == whole
-    formulas = json.loads((folder / "traffic.json").read_text())["formulas"]
+    formulas = read(folder, "traffic")["formulas"]
     assert formulas["fedavg (HFLDD, eq. 3)"] == NODES * HEAD * 3 * 4
 
 
@@ -98,7 +99,7 @@ def test_a_run_goes_on_only_with_the_network_that_it_began_with(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "text"),
     [
         ({"hfldd.network": "a:B", "hfldd.distiller": "dm"}, "hfldd.network = a:B"),
         ({"hfldd.refresh-every": 2}, "hfldd.refresh-every = 2: .*set backbone.trains"),
@@ -109,6 +110,6 @@ def test_a_run_goes_on_only_with_the_network_that_it_began_with(tmp_path):
         ({"hfldd.formation": 2}, r"hfldd.formation = 2, but samples are of shape \(1024, 1, 1\)"),
     ],
 )
-def test_settings_that_need_virtual_images_are_refused_by_name(tmp_path, settings, said):
-    with pytest.raises((SettingsError, ValueError), match=said):
+def test_settings_that_need_virtual_images_are_refused_by_name(tmp_path, settings, text):
+    with pytest.raises((SettingsError, ValueError), match=text):
         play(tmp_path, strategy="hfldd", **settings)

@@ -16,6 +16,7 @@ from flwr.proto.control_pb2_grpc import ControlStub
 from flwr.supercore.grpc import create_channel
 
 from flwr_distill.fleet.local_federation import CONNECTION, LocalFederation, free_ports
+from flwr_distill.fleet.servers import write_connection
 from flwr_distill.node.processes import kill_group, start_bound, stop
 from flwr_distill.node.supervisor import status_file
 
@@ -127,11 +128,7 @@ class Federation(LocalFederation):
         fleet, control, appio = self._ports
         self.fleet_address = f"{self.hosts.address if self.hosts else '127.0.0.1'}:{fleet}"
         self.control_address = f"127.0.0.1:{control}"
-        home = Path(self.env["FLWR_HOME"])
-        home.mkdir(parents=True, exist_ok=True)
-        (home / "config.toml").write_text(
-            f'[superlink.{CONNECTION}]\naddress = "{self.control_address}"\ninsecure = true\n'
-        )
+        write_connection(Path(self.env["FLWR_HOME"]), CONNECTION, self.control_address)
         self._superlink = start_bound(
             [
                 *("flwr-distill", "superlink", "--insecure", "--isolation", "process"),
@@ -198,7 +195,7 @@ class Federation(LocalFederation):
         self.nodes[index].restart()
 
     def make_whole(self, ghosts=()):
-        """Start dead nodes again and wait for all; the SuperLink is told of those that are gone."""
+        """Start dead nodes again and wait for all; those that are gone are unregistered."""
         with create_channel(self.control_address, insecure=True, root_certificates=None) as channel:
             for node in ghosts:
                 ControlStub(channel).UnregisterNode(UnregisterNodeRequest(node_id=node))
@@ -220,12 +217,12 @@ def hosts():
         yield None
         return
     try:
-        made = Hosts(NODES)
+        namespaces = Hosts(NODES)
     except subprocess.CalledProcessError:
         yield None
         return
-    yield made
-    made.remove()
+    yield namespaces
+    namespaces.remove()
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """Faults in the midst of runs of real processes: each run ends, with everyone else's work.
 
 All faults of a strategy come in one run, each in a round of its own, in this order. After a round
-the run waits until the federation is whole again, so that each fault's cost can be told.
+the run waits until the federation is whole again, so that each fault's cost is measured.
 """
 
 import json
@@ -65,7 +65,7 @@ HARMLESS = {
     *((strategy, Fault.CLOCK_SKEW) for strategy in ("hfldd", "fedhead", "cadis", "fedlgd")),
     ("cadis", Fault.DISK_FULL),  # its nodes write nothing
 }
-SAID = {
+LOGGED = {
     Fault.NAN_UPDATE: "NaN",
     Fault.DISK_FULL: "No space left",
     Fault.WRONG_SHAPE: "model has|broadcast",
@@ -124,18 +124,9 @@ USUAL = {
 class Run:
     """A run with a fault in every other round from `CLEAN` + 1 on, but for those of `FORMING`.
 
-    Attributes
-    ----------
-    fault_of : dict[int, Fault]
-        The fault of each round that has one.
-    victims : dict[int, int]
-        Round -> Flower's id of the node that the fault befell.
-    numbers : dict[int, int]
-        Number of each node by Flower's ids, of which it gets a new one when it comes back.
-    seconds : dict[int, float]
-        Round -> how long it took.
-    outage : dict[int, float]
-        Round -> how long the SuperLink was away; no phase can end meanwhile.
+    By round: `fault_of`, the Flower id of its `victims`, its `seconds`, and the `outage` of the
+    SuperLink, in which no phase can end. `numbers` are nodes' numbers by Flower's ids, of which a
+    node gets a new one when it comes back.
     """
 
     def __init__(self, federation, app, strategy, faults, runs_dir):
@@ -350,14 +341,14 @@ def test_the_run_ends_with_everyone_elses_work_and_says_who_failed(
         longest = DEADLINE + SLACK + run.outage.get(line["round"], 0)
         assert line.get("seconds", 0) < longest, line
     victim = run.victims[number]
-    asked_next, trained_next = who_trained(run, lines, number + 1)
+    requested_next, trained_next = who_trained(run, lines, number + 1)
     if fault in OF_SERVERS:  # a SuperLink that is not back in time costs the round
         assert rows[number + 1]["loss"] != rows[number - 1]["loss"]
-        assert len(trained_next) == asked_next > 0
+        assert len(trained_next) == requested_next > 0
         return
     assert rows[number]["loss"] != rows[number - 1]["loss"]
-    asked, trained = who_trained(run, lines, number)
-    assert len(trained - {victim}) >= asked - 1 > 0
+    requested, trained = who_trained(run, lines, number)
+    assert len(trained - {victim}) >= requested - 1 > 0
     if fault is Fault.MEMBER_DIES_DISTILLING:  # its cluster is completed when it is back
         sent = {n: pooled(lines, n) for n in range(number, run.rounds + 1)}
         assert sent[number] < max(sent.values())
@@ -366,9 +357,11 @@ def test_the_run_ends_with_everyone_elses_work_and_says_who_failed(
     if (strategy, fault) in HARMLESS:
         assert victim in trained or strategy == "hfldd"
     else:
-        said = [line["warning"] for line in lines if line["round"] == number and "warning" in line]
+        warnings = [
+            line["warning"] for line in lines if line["round"] == number and "warning" in line
+        ]
         name = f"node-{run.numbers[victim]}"
-        assert any(name in text and re.search(SAID[fault], text) for text in said), said
+        assert any(name in text and re.search(LOGGED[fault], text) for text in warnings), warnings
 
 
 def who_trained(run, lines, number):

@@ -40,11 +40,11 @@ class KillingGrid:
 
     def _kill(self, victim):
         for file in Path(self._nodes).glob("node-*/node.json"):
-            told = json.loads(file.read_text())
-            if told.get("online") == victim:
+            status = json.loads(file.read_text())
+            if status.get("online") == victim:
                 for part in ("pid", "supernode", "executor", "worker", "mailbox"):
                     with suppress(ProcessLookupError):  # ended with the one before
-                        os.kill(told[part], signal.SIGKILL)
+                        os.kill(status[part], signal.SIGKILL)
                 print("KILLED", file.parent.name, flush=True)
 
 class Killing(FedHEAD):
@@ -90,7 +90,7 @@ def test_a_leader_that_cannot_hand_out_is_replaced_and_leads_no_more(federation,
     (killed,) = [line.split()[1] for line in outcome.lines if line.startswith("KILLED")]
     assert sum("failed in train.hand_out" in line for line in outcome.lines) == 1
     folder = tmp_path / str(outcome.run_id)
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
     assert [row["round"] for row in rows] == list(range(ROUNDS + 1))
     assert rows[1]["loss"] != rows[0]["loss"]  # the round's model is a new one
     heads = json.loads((folder / "topology.json").read_text())["heads"]

@@ -53,8 +53,8 @@ def read(file, data):
 def content(checkpoint):
     assert isinstance(checkpoint, Checkpoint)
     arrays = {}
-    told = {field.name: getattr(checkpoint, field.name) for field in fields(checkpoint)}
-    return pack(told, arrays), {name: array.tolist() for name, array in arrays.items()}
+    values = {field.name: getattr(checkpoint, field.name) for field in fields(checkpoint)}
+    return pack(values, arrays), {name: array.tolist() for name, array in arrays.items()}
 
 
 @FUZZ
@@ -89,8 +89,8 @@ def test_another_header(good, header, content):
     parts = [text.encode(), *(arrays[name].tobytes() for name in sorted(arrays))]
     digest = hashlib.sha256(b"".join(parts)).hexdigest()
     forged = {"format": FORMAT, "sha256": "", "content": text}
-    for told in (header, forged, forged | {"sha256": digest}):
-        assert read(good, save(arrays, metadata={KEY: json.dumps(told)})) is None
+    for metadata in (header, forged, forged | {"sha256": digest}):
+        assert read(good, save(arrays, metadata={KEY: json.dumps(metadata)})) is None
 
 
 def test_what_bears_its_checksum_is_read_up_to_its_content(good):

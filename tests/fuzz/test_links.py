@@ -56,12 +56,14 @@ def nodes(tmp_path_factory):
         return SimpleNamespace(run_id=RUN, node_id=node_id, node_config=node_config, store=store)
 
     sender, receiver = node(SENDER), node(RECEIVER, **{"peer-address": "127.0.0.1:1"})
-    told = {n.node_id: Introduction.checked(introduce(n), "test") for n in (sender, receiver)}
+    introductions = {
+        n.node_id: Introduction.checked(introduce(n), "test") for n in (sender, receiver)
+    }
     return SimpleNamespace(
         sender=sender,
         receiver=receiver,
-        links=Links(told, "relay"),
-        permit_key=told[RECEIVER].permit_key,
+        links=Links(introductions, "relay"),
+        permit_key=introductions[RECEIVER].permit_key,
         mailbox=Mailbox(folder / str(RECEIVER)),
     )
 

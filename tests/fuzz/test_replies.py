@@ -52,7 +52,7 @@ TRAINED = RecordDict(
 )
 
 
-def asked(method, kind, answers):
+def replies_of(method, kind, answers):
     """Replies of nodes, as the grid hands them on in a run of a method."""
     nodes = {place: lambda message, place=place: answers[place] for place in range(len(answers))}
     inner = InProcessGrid(nodes)
@@ -64,7 +64,7 @@ def asked(method, kind, answers):
 @FUZZ
 @given(phases, st.lists(replies, max_size=5))
 def test_a_reply_is_handed_on_with_arrays_that_can_be_read_or_is_an_error(phase, answers):
-    found = asked(*phase, answers)
+    found = replies_of(*phase, answers)
     assert [reply.metadata.src_node_id for reply in found] == list(range(len(answers)))
     for reply in found:
         if reply.has_content():
@@ -77,4 +77,4 @@ def test_a_reply_is_handed_on_with_arrays_that_can_be_read_or_is_an_error(phase,
 def test_whole_replies_are_handed_on():
     metrics = MetricRecord({"num-examples": 3, "train-loss": 0.1})
     trained = RecordDict({"arrays": as_record(MODEL), "metrics": metrics})
-    assert all(reply.has_content() for reply in asked("fedavg", "train", [trained] * 5))
+    assert all(reply.has_content() for reply in replies_of("fedavg", "train", [trained] * 5))

@@ -135,7 +135,7 @@ def rewritten(draw, content):
 
 @dataclass
 class Honest:
-    """A node that does as it is told, but for learning: its weights move at random."""
+    """An honest node that does not learn: its weights move at random."""
 
     place: int
     model: dict
@@ -165,12 +165,11 @@ class Honest:
         return ConfigRecord({"link": link, "token": route["token"], "num-bytes": 60, **payload})
 
     def moved(self):
-        return {
-            name: (w + self.draws.normal(0, 0.1, w.shape)).astype(w.dtype).clip(0.01)
-            if name.endswith("running_var")
-            else (w + self.draws.normal(0, 0.1, w.shape)).astype(w.dtype)
+        moved = {
+            name: (w + self.draws.normal(0, 0.1, w.shape)).astype(w.dtype)
             for name, w in self.model.items()
         }
+        return {n: w.clip(0.01) if n.endswith("running_var") else w for n, w in moved.items()}
 
     def metrics(self, **more):
         numbers = {"num-examples": 20 + self.place, "num-steps": 4, "train-loss": 1.0}

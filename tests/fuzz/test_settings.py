@@ -61,8 +61,8 @@ def test_a_run_config_is_read_or_refused(run_config, kind):
     else:
         assert isinstance(settings, kind)
         assert type(settings).model_validate(settings.model_dump()) == settings
-        told = flat(settings.model_dump(by_alias=True))
-        assert all(told[key] == value for key, value in run_config.items() if key in told)
+        flattened = flat(settings.model_dump(by_alias=True))
+        assert all(flattened[key] == value for key, value in run_config.items() if key in flattened)
 
 
 @pytest.mark.parametrize("kind", [RunSettings, TaskSettings])

@@ -1,22 +1,19 @@
 """Mutants: the share of small changes of the code that the fast tests notice.
 
-Run with ``python tests/mutants/mutants.py [--sample 150] [--seed 0] [--json FILE]``. Cosmic Ray
-says where code can be changed and how: another operator, a number plus or minus one, True for
-False, a condition negated, a loop that never runs, and so on. Every place counts once, with one
-change drawn for it; a sample of the places is drawn from the seed.
+Cosmic Ray finds where and how code can be changed: another operator, a number plus or minus one, a
+negated condition, a loop that never runs, and so on. Every place counts once, with one change drawn
+for it; the seed draws a sample of the places.
 
-The fast tests run once under coverage, which tells what tests run which line. Each mutant is then
-put into a copy of the tree, and some of the tests of its line run on it: the fastest, those that
-run most of its file, and of a loop or a condition those that come into it. A line that runs at
-import, such as a default, has the tests of its whole file and those of approved results, which may
-read it without running it. The mutant is noticed if a test fails or takes far too long, and
-survives if none does or there is none. At the end the tests that noticed mutants run on the
-unchanged copy: one that fails there as well proves nothing.
+The fast tests run once under coverage. Each mutant is put into a copy of the tree, and some of the
+tests of its line run on it: the fastest, those that run most of its file, and for a loop or a
+condition those that enter it. A line that runs at import, such as a default, has the tests of its
+whole file and those of approved results, which may read it without running it. A mutant is noticed
+if a test fails or takes far too long. At the end the tests that noticed mutants run unchanged
+code: one that fails there as well proves nothing.
 
 Texts of errors and logs, annotations, ``if TYPE_CHECKING`` and arguments such as ``strict`` and
-``frozen`` are left alone. After 18 minutes no more mutants are begun, so that all ends within 20.
-What tests run which line is kept in ``.mutants`` for as long as no file changes. The exit code is 1
-if less than 85 % is noticed.
+``frozen`` are never changed. After 18 minutes no more mutants are started. Coverage is cached in
+``.mutants`` until a file changes. The exit code is 1 if less than 85 % is noticed.
 """
 
 from __future__ import annotations
@@ -58,7 +55,7 @@ FOLDERS = (
 FAST = "not slow and not faults and not docker and not matrix and not wheel"
 APPROVED = ("tests/golden/", "tests/server/test_settings_catalogue.py")
 COPIES = 2  # mutants at once
-LAST_START = 18 * 60  # seconds after which no mutant is begun
+LAST_START = 18 * 60  # seconds after which no mutant is started
 LEAST_SHARE = 0.85
 
 MOST_TESTS = 60  # of the fastest of a line, and again of those that run most of its file
@@ -78,25 +75,7 @@ Position = tuple[int, int]
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of one place.
-
-    Parameters
-    ----------
-    path : str
-        The file, relative to the tree.
-    line : int
-        The place's line.
-    operator : str
-        Cosmic Ray's operator.
-    occurrence : int
-        Which of the file's places for this operator.
-    before, after : str
-        The line without and with the change.
-    outcome : str
-        ``noticed``, ``timeout`` (noticed too), ``survived``, or ``no test`` (survived too).
-    test : str
-        The first test that failed.
-    """
+    """One change of one place."""
 
     path: str
     line: int
@@ -104,29 +83,21 @@ class Mutant:
     occurrence: int
     before: str = ""
     after: str = ""
-    outcome: str = ""
-    test: str = ""
+    outcome: str = ""  # noticed, timeout (noticed too), survived, or no test (survived too)
+    test: str = ""  # the first that failed
 
     @property
     def noticed(self) -> bool:
-        """Whether the tests tell it from the code."""
         return self.outcome in ("noticed", "timeout")
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """What tests run which line.
+    """What tests run which line."""
 
-    Parameters
-    ----------
-    seconds : dict of str to float
-        Seconds of each test that passed.
-    lines : dict of str to dict of str to list of str
-        By file and line number: the tests; an empty name stands for an import.
-    """
-
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)  # of each test that passed
     lines: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    """Tests by file and line number; an empty name stands for an import."""
 
     def tests_of(self, path: str, lines: Iterable[int], body: Iterable[int] = ()) -> list[str]:
         """List the tests to run for a change in these lines of a file, the fastest first.
@@ -161,14 +132,12 @@ class Coverage:
 
 
 def tree_files(root: Path) -> list[str]:
-    """List the files of a git work tree that git does not ignore."""
     command = ("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z")
     names = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
     return sorted(name for name in set(names.split("\0")) if name and (root / name).is_file())
 
 
 def copy_tree(root: Path, target: Path) -> Path:
-    """Copy these files."""
     for name in tree_files(root):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(root / name, target / name)
@@ -176,7 +145,6 @@ def copy_tree(root: Path, target: Path) -> Path:
 
 
 def run_python(copy: Path, *args: str, limit: float | None = None) -> tuple[int | None, str]:
-    """Run Python on a copy of the tree: exit code, None if it took too long, and output."""
     unset = ("PYTEST_", "COV", "PYTHONDONTWRITEBYTECODE")  # bytecode halves the imports
     env = {k: v for k, v in os.environ.items() if not k.startswith(unset)}
     env |= {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0"}
@@ -204,19 +172,16 @@ def run_python(copy: Path, *args: str, limit: float | None = None) -> tuple[int 
 
 
 def run_tests(copy: Path, *args: str, limit: float | None = None) -> tuple[int | None, str]:
-    """Run pytest on a copy of the tree."""
     return run_python(copy, "-m", "pytest", "-p", "no:cacheprovider", *args, limit=limit)
 
 
 def run_chosen(copy: Path, tests: list[str], *args: str, limit: float) -> tuple[int | None, str]:
-    """Run these tests in this order."""
     names = copy / ".chosen-tests"
     names.write_text("\n".join(tests) + "\n")
     return run_tests(copy, "-q", "--tb=no", "-rfE", *args, f"@{names.name}", limit=limit)
 
 
 def failed(output: str) -> list[str]:
-    """Read which tests failed from pytest's summary."""
     return re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
 
 
@@ -230,7 +195,6 @@ def check_imports(copy: Path, folders: Iterable[str]) -> None:
 
 
 def measure_coverage(copy: Path, folders: Iterable[str]) -> Coverage:
-    """Run the fast tests once and read which lines each of them runs."""
     args = ("-q", "-n", str(COPIES), "-m", FAST, "-rp", "--durations=0", "--durations-min=0", "-vv")
     covers = [f"--cov={folder}" for folder in folders]
     _, output = run_tests(copy, *args, *covers, "--cov-context=test", "--cov-report=")
@@ -256,7 +220,6 @@ def measure_coverage(copy: Path, folders: Iterable[str]) -> Coverage:
 
 
 def kept_coverage(root: Path, copy: Path, folders: Iterable[str], kept: Path) -> Coverage:
-    """Measure coverage, or take what was measured on the very same files."""
     digest = hashlib.sha256(repr((tuple(folders), sys.version)).encode())
     for name in tree_files(root):
         digest.update(f"{name}\0".encode() + hashlib.sha256((root / name).read_bytes()).digest())
@@ -272,7 +235,6 @@ def kept_coverage(root: Path, copy: Path, folders: Iterable[str], kept: Path) ->
 
 
 def root_name(node: ast.expr) -> str:
-    """Name that an expression begins with: ``log`` of ``log.info(...)``."""
     while isinstance(node, ast.Attribute | ast.Call):
         node = node.value if isinstance(node, ast.Attribute) else node.func
     return node.id if isinstance(node, ast.Name) else ""
@@ -309,7 +271,6 @@ def left_alone(tree: ast.Module) -> Iterator[tuple[Position, Position]]:
 
 
 def mutants_of(path: str, source: str) -> dict[tuple[Position, Position], list[Mutant]]:
-    """List the mutants of a file by the place that they change."""
     operators = {
         name: get_operator(name)()
         for name in sorted(operator_names())
@@ -335,7 +296,6 @@ def mutants_of(path: str, source: str) -> dict[tuple[Position, Position], list[M
 
 
 def mutated(mutant: Mutant, source: str) -> str:
-    """Write the mutant's source; empty if there is none, or none that Python reads."""
     try:
         text = str(mutate_code(source, get_operator(mutant.operator)(), mutant.occurrence))
         with warnings.catch_warnings(action="ignore"):
@@ -346,7 +306,6 @@ def mutated(mutant: Mutant, source: str) -> str:
 
 
 def draw(root: Path, folders: Iterable[str], sample: int, seed: int) -> tuple[list[Mutant], int]:
-    """Draw mutants of different places; also tell how many places there are."""
     rng = random.Random(seed)
     one_each = []
     for path in tree_files(root):
@@ -366,7 +325,6 @@ def draw(root: Path, folders: Iterable[str], sample: int, seed: int) -> tuple[li
 
 
 def changed_line(source: str, text: str) -> tuple[str, str]:
-    """Show the first line that a change changes, and what comes in its place."""
     lines = [
         line
         for line in difflib.unified_diff(source.splitlines(), text.splitlines(), n=0, lineterm="")
@@ -399,7 +357,6 @@ def lines_to_look_up(source: str, line: int) -> tuple[list[int], list[int], list
 
 
 def try_mutant(mutant: Mutant, copy: Path, coverage: Coverage) -> Mutant:
-    """Put the mutant into a copy, run the tests of its line, and take it out again."""
     file = copy / mutant.path
     source = file.read_text()
     line, statement, body = lines_to_look_up(source, mutant.line)
@@ -442,7 +399,6 @@ def without_false_alarms(
 def measure(
     root: Path, folders: tuple[str, ...], sample: int, seed: int, kept: Path
 ) -> tuple[list[Mutant], int]:
-    """Try a sample of mutants of a tree; also tell how many places the tree has."""
     began = time.monotonic()
     drawn, places = draw(root, folders, sample, seed)
     with tempfile.TemporaryDirectory() as directory:
@@ -474,12 +430,10 @@ def measure(
 
 
 def share_noticed(tried: list[Mutant]) -> float:
-    """Share of the mutants that were noticed."""
     return sum(mutant.noticed for mutant in tried) / max(len(tried), 1)
 
 
 def show(tried: list[Mutant], places: int) -> None:
-    """Print the survivors and the share noticed."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
     for mutant in sorted(tried, key=lambda mutant: (mutant.path, mutant.line)):
         if not mutant.noticed:
@@ -494,7 +448,6 @@ def show(tried: list[Mutant], places: int) -> None:
 
 
 def main() -> None:
-    """Try mutants, print and, if asked, write what became of them."""
     parser = argparse.ArgumentParser(prog="mutants", description=__doc__)
     parser.add_argument("--sample", type=int, default=150, help="mutants to try")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")

@@ -46,8 +46,8 @@ def test_an_installed_wheel_runs_the_demo_outside_of_a_checkout(site):
 
 @pytest.mark.slow
 def test_an_installed_wheel_bundles_our_packages_and_nothing_else_of_site_packages(site):
-    said = site.type(f"python -c {BUNDLE!r}".replace("\\n", "\n"))
-    task, path, tops = json.loads(said.splitlines()[-1])
+    output = site.type(f"python -c {BUNDLE!r}".replace("\\n", "\n"))
+    task, path, tops = json.loads(output.splitlines()[-1])
     assert Path(task).is_relative_to(site.folder)
     assert str(Path(__file__).parents[2]) not in path
     assert set(tops) == {"flwr_distill", "pyproject.toml", ".info"}
@@ -58,5 +58,5 @@ def test_an_installed_wheel_finds_the_presets_and_the_app_for_flower(site):
     app = Path(site.type("flwr-distill app").strip())
     assert app.is_relative_to(site.folder)
     assert (app / "pyproject.toml").exists()
-    said = site.type("flwr-distill run --preset hfldd-mnist", fails=True)
-    assert "hfldd-mnist-c10" in said
+    output = site.type("flwr-distill run --preset hfldd-mnist", fails=True)
+    assert "hfldd-mnist-c10" in output

@@ -149,10 +149,10 @@ def simulate(walk):
     walk.type(superlink, until="Starting Control API")
     settings = "min-nodes=3 partition.classes=4 num-rounds=1"
     nodes = "num-supernodes=3 client-resources-num-cpus=1"
-    said = walk.type(
+    output = walk.type(
         f'flwr run "$(flwr-distill app)" sim --stream --federation-config "{nodes}" -c "{settings}"'
     )
-    assert "Results in" in said
+    assert "Results in" in output
 
 
 def without_a_federation(walk):

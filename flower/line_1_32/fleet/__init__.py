@@ -1,1 +1,1 @@
-"""Of the fleet's tools: the SuperLink, the client of its Control API, and its clock."""
+"""For the fleet: the SuperLink, the client of its Control API, and its clock."""

@@ -29,21 +29,15 @@ def bound_bundles() -> None:
 def app_bundle(app_dir: Path, run_config: Mapping[str, RunConfigValue] | None = None) -> bytes:
     """Pack an app as ``flwr run`` does, but without hidden folders, and our own with its code.
 
-    Flower matches each file of a virtual environment before it leaves them all out. Our own app's
-    folder has settings alone: its code is our packages, wherever they are installed. Flower takes
-    only settings that an app declares: ours declares those of installed packages that a run names.
-
-    Parameters
-    ----------
-    app_dir : Path
-        Directory of the app.
-    run_config : Mapping[str, bool | int | float | str], optional (default: None)
-        Overrides of the run, by dotted key.
+    Flower matches each file of a virtual environment before it excludes them all. Our own app's
+    folder has settings only: its code is our packages, wherever they are installed. Flower accepts
+    only settings that an app declares: ours declares those of installed packages that a run names
+    in `run_config`, by dotted key.
 
     Raises
     ------
     ValueError
-        If Flower cannot pack it; says why.
+        If Flower cannot pack it.
     """
     files: dict[str, bytes | Path] = {
         file.relative_to(app_dir).as_posix(): file for file in _files(app_dir)
@@ -69,7 +63,7 @@ def _own_settings(app_dir: Path) -> str:
 
 
 def _files(top: Path) -> Iterator[Path]:
-    """All files of a folder that are no links, and in no hidden folder."""
+    """Files of a folder, without links and hidden folders."""
     for folder, folders, names in os.walk(top):
         folders[:] = [name for name in folders if not name.startswith(".")]
         yield from (file for name in names if not (file := Path(folder, name)).is_symlink())

@@ -1,9 +1,11 @@
 """Binds every call of the Fleet API to the node that makes it.
 
-Flower compares the key of a call with the node that the request names, and nothing further: not
-with the sender of a reply, nor with the node whose message or object is meant. Its call that
-activates a node is not compared at all.
+Flower compares the key of a call with the node that the request names, and nothing else: neither
+the sender of a reply, nor the node whose message or object is meant. It does not compare the call
+that activates a node at all.
 """
+
+# ruff: noqa: D102, N802 (Flower's methods, under Flower's names)
 
 from __future__ import annotations
 
@@ -19,23 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import grpc
 from flwr.common import log
 from flwr.common.constant import PUBLIC_KEY_HEADER
-from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,
-    ActivateNodeResponse,
-    PullMessagesRequest,
-    PullMessagesResponse,
-    PushMessagesRequest,
-    PushMessagesResponse,
-)
-from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,
-    ConfirmMessageReceivedResponse,
-    ObjectTree,
-    PullObjectRequest,
-    PullObjectResponse,
-    PushObjectRequest,
-    PushObjectResponse,
-)
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.object_store import NoObjectInStoreError
@@ -55,7 +41,7 @@ MAX_CACHED = 2**21
 
 @dataclass(frozen=True)
 class _Fetched:
-    """Messages that a node fetched last, and the objects of these."""
+    """Messages that a node fetched last, and their objects."""
 
     messages: frozenset[str] = frozenset()
     objects: frozenset[str] = frozenset()
@@ -67,9 +53,9 @@ _NOTHING = _Fetched()
 class BoundServicer(FleetServicer):
     """Flower's Fleet API, in which a node reaches its own messages, objects and replies only.
 
-    Flower's interceptor has compared the key of a call with the node of its request before, also
-    where nodes register themselves. What a node has fetched stands in the SuperLink's state, and
-    what it has announced in its store of objects; a restart loses neither.
+    Flower's interceptor has already compared a call's key with the node of its request, also where
+    nodes register themselves. The SuperLink's state records what a node fetched, its object store
+    what a node announced; both survive a restart.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -79,30 +65,19 @@ class BoundServicer(FleetServicer):
         self._cached = 0
         self._pushing = threading.Lock()
 
-    def ActivateNode(  # noqa: N802 (Flower\'s name)
-        self, request: ActivateNodeRequest, context: grpc.ServicerContext
-    ) -> ActivateNodeResponse:
-        """Activate the node whose key has signed the call."""
+    def ActivateNode(self, request: Any, context: grpc.ServicerContext) -> Any:
         key = get_metadata_bytes(context.invocation_metadata(), PUBLIC_KEY_HEADER)
         if key and key != request.public_key:
             _refuse(context, "a call activates the node of another key than its own")
         return super().ActivateNode(request, context)
 
-    def PullMessages(  # noqa: N802 (Flower\'s name)
-        self, request: PullMessagesRequest, context: grpc.ServicerContext
-    ) -> PullMessagesResponse:
-        """Give a node its message, and the right to pull the message's objects."""
+    def PullMessages(self, request: Any, context: grpc.ServicerContext) -> Any:
         response = super().PullMessages(request, context)
         self._cache(request.node.node_id, response.message_object_trees)
         return response
 
-    def PushMessages(  # noqa: N802 (Flower\'s name)
-        self, request: PushMessagesRequest, context: grpc.ServicerContext
-    ) -> PushMessagesResponse:
-        """Take a node's reply to a message that was sent to this node.
-
-        Of a reply that comes too late nothing is registered, and no object is asked for.
-        """
+    def PushMessages(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """Accept a node's reply to its own message; of a late reply register nothing."""
         node = request.node.node_id
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
             _refuse(context, f"node {node} must push one reply, with its objects")
@@ -116,34 +91,28 @@ class BoundServicer(FleetServicer):
         if any(islice(iterate_object_tree(tree), MAX_OBJECTS, None)):
             _refuse(context, f"node {node} announces more than {MAX_OBJECTS} objects")
         store = self._store
-        with self._state.transaction(), self._pushing:  # in memory, a transaction is none
-            known = store.announcer(tree.object_id)
-            if known not in (None, node):
+        with self._state.transaction(), self._pushing:  # in memory, transactions do nothing
+            announcer = store.announcer(tree.object_id)
+            if announcer not in (None, node):
                 _refuse(context, f"node {node} announces the objects of another message")
             try:
                 response = super().PushMessages(request, context)
             except ValueError as error:
                 _refuse(context, f"node {node}: {error}")
-            if known is None and str(None) in response.results:
+            if announcer is None and str(None) in response.results:
                 store.delete(tree.object_id)
                 del response.objects_to_push[:]
-            elif known is None:
+            elif announcer is None:
                 store.assign(tree.object_id, node)
         return response
 
-    def PushObject(  # noqa: N802 (Flower\'s name)
-        self, request: PushObjectRequest, context: grpc.ServicerContext
-    ) -> PushObjectResponse:
-        """Store an object of a node's reply."""
+    def PushObject(self, request: Any, context: grpc.ServicerContext) -> Any:
         node, name, store = request.node.node_id, request.object_id, self._store
         if not store.is_announced(name, node) and name in store:
             _refuse(context, f"node {node} pushes an object that it has not announced")
-        return super().PushObject(request, context)  # refuses what nobody has announced
+        return super().PushObject(request, context)  # refuses objects that nobody announced
 
-    def PullObject(  # noqa: N802 (Flower\'s name)
-        self, request: PullObjectRequest, context: grpc.ServicerContext
-    ) -> PullObjectResponse:
-        """Give a node an object of a message that was sent to it."""
+    def PullObject(self, request: Any, context: grpc.ServicerContext) -> Any:
         node = request.node.node_id
         if request.object_id not in self._of(node).objects:
             self._cache(node, self._trees_for(node))
@@ -151,10 +120,7 @@ class BoundServicer(FleetServicer):
                 _refuse(context, f"node {node} pulls an object that was not sent to it")
         return super().PullObject(request, context)
 
-    def ConfirmMessageReceived(  # noqa: N802 (Flower\'s name)
-        self, request: ConfirmMessageReceivedRequest, context: grpc.ServicerContext
-    ) -> ConfirmMessageReceivedResponse:
-        """Drop a message that its node has received."""
+    def ConfirmMessageReceived(self, request: Any, context: grpc.ServicerContext) -> Any:
         node = request.node.node_id
         if not self._was_sent(request.message_object_id, node, request.run_id):
             _refuse(context, f"node {node} confirms a message that was not sent to it")
@@ -173,7 +139,7 @@ class BoundServicer(FleetServicer):
             return self._fetched.get(node, _NOTHING)
 
     def _was_sent(self, message_id: str, node: int, run_id: int) -> bool:
-        """Whether a message of a run was sent to a node; it may be gone since."""
+        """Whether a message of a run was sent to a node; it may be deleted since."""
         if (sent := self._state.sent(message_id)) is not None:
             return sent == (node, run_id)
         return message_id in self._of(node).messages

@@ -1,8 +1,8 @@
-"""Measures a SuperLink's clock, which tells no time, by what it makes of signed calls.
+"""Measures how far a SuperLink's clock is ahead, by how it judges signed calls.
 
-Flower refuses a call of a node whose time stamp lies over 5 s in the future or over 305 s in the
-past, before it looks who signed it (`NodeAuthServerInterceptor`, Flower 1.32.1). A key made up for
-the purpose is enough, then; the calls are refused in any case and change nothing.
+Flower refuses a call of a node whose time stamp is over 5 s in the future or over 305 s in the
+past, before it checks who signed it (`NodeAuthServerInterceptor`, Flower 1.32.1). So any key will
+do; the calls are refused in any case and change nothing.
 """
 
 from __future__ import annotations
@@ -26,34 +26,27 @@ from flwr.supercore.date import now
 from flwr.supercore.grpc import create_channel
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
-AHEAD_MOST = SYSTEM_TIME_TOLERANCE
-BEHIND_MOST = TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
+from flwr_distill.task.errors import ReportedError
+
+MAX_AHEAD = SYSTEM_TIME_TOLERANCE
+MAX_BEHIND = TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
 """Seconds by which Flower lets a node's clock differ from the SuperLink's."""
 
-FURTHEST = 3600
-"""Seconds by which clocks may differ for `clock_offset` to find out."""
+MAX_MEASURED = 3600
+"""Seconds by which clocks may differ for `clock_offset` to measure it."""
 
 _PRECISION = 0.02
 
 
-class ClockError(Exception):
+class ClockError(ReportedError):
     """The clock cannot be measured."""
 
 
 def clock_offset(address: str, *, insecure: bool, root_certificates: Path | None) -> float:
     """Seconds by which a SuperLink's clock is ahead of this machine's, to 0.02 s and a call's time.
 
-    Parameters
-    ----------
-    address : str
-        The SuperLink's Fleet API, host:port.
-    insecure, root_certificates
-        As in `node.settings.NodeSettings`.
-
-    Raises
-    ------
-    ClockError
-        If the SuperLink does not answer as Flower does, or the clocks are over an hour apart.
+    `address` is its Fleet API, host:port. Raises `ClockError` if it does not answer as Flower does,
+    or the clocks are over an hour apart.
     """
     key = ec.generate_private_key(ec.SECP384R1())
     channel = create_channel(
@@ -62,27 +55,23 @@ def clock_offset(address: str, *, insecure: bool, root_certificates: Path | None
         root_certificates=root_certificates.read_bytes() if root_certificates else None,
     )
     with channel:
-        return _offset(lambda shift: _takes_time_stamp(FleetStub(channel), key, shift))
+        return _offset(lambda shift: _accepts_time_stamp(FleetStub(channel), key, shift))
 
 
-def _offset(takes: Callable[[float], bool]) -> float:
-    """The offset, from whether a call is taken whose stamp is shifted by so many seconds.
-
-    It is taken for shifts between offset - 305 and offset + 5. The latter is found by bisection.
-    """
-    step = TIMESTAMP_TOLERANCE
-    shifts = sorted(range(-FURTHEST, FURTHEST + 1, step), key=abs)
-    low = next((float(shift) for shift in shifts if takes(shift)), None)
+def _offset(accepts: Callable[[float], bool]) -> float:
+    """Find by bisection where shifted stamps are no longer accepted: at the offset + 5 s."""
+    shifts = sorted(range(-MAX_MEASURED, MAX_MEASURED + 1, TIMESTAMP_TOLERANCE), key=abs)
+    low = next((float(shift) for shift in shifts if accepts(shift)), None)
     if low is None:
-        raise ClockError(f"the clocks are over {FURTHEST} s apart")
-    high = low + AHEAD_MOST + BEHIND_MOST
+        raise ClockError(f"the clocks are over {MAX_MEASURED} s apart")
+    high = low + MAX_AHEAD + MAX_BEHIND
     while high - low > _PRECISION:
         middle = (low + high) / 2
-        low, high = (middle, high) if takes(middle) else (low, middle)
-    return (low + high) / 2 - AHEAD_MOST
+        low, high = (middle, high) if accepts(middle) else (low, middle)
+    return (low + high) / 2 - MAX_AHEAD
 
 
-def _takes_time_stamp(stub: FleetStub, key: ec.EllipticCurvePrivateKey, shift: float) -> bool:
+def _accepts_time_stamp(stub: FleetStub, key: ec.EllipticCurvePrivateKey, shift: float) -> bool:
     stamp = (now() + datetime.timedelta(seconds=shift)).isoformat()
     metadata = (
         (PUBLIC_KEY_HEADER, public_key_to_bytes(key.public_key())),

@@ -1,10 +1,11 @@
-"""Flower's SuperLink, in which polls wait, calls go together, and SQLite is asked less often.
+"""Flower's SuperLink, in which polls wait, calls go in batches, and SQLite has less work.
 
-Each call of a node looks up its key, the run's status and tasks that have expired, and books its
-bytes, in queries of their own, most of which write. Under many nodes a SuperLink does little else.
-Nothing but its own process writes its database, so it can remember what it read.
+Each call of a node looks up its key, the run's status and expired tasks, and books its bytes, in
+queries of their own, most of which write. Under many nodes a SuperLink does little else. Only its
+own process writes its database, so it can cache what it read.
 """
 
+# ruff: noqa: D102 (Flower's methods)
 # mypy: disable-error-code="safe-super"
 # (`WatchingLinkState` comes before a class of Flower's, and calls that, not the abstract one.)
 
@@ -46,38 +47,32 @@ from flwr_distill.flower.line_1_32.fleet.waiting import MOST, Doorbell, WaitingP
 from flwr_distill.flower.line_1_32.objects import MemoryObjectStore
 
 FRESH = 1.0
-"""Seconds for which a running run's status is believed, and between searches for expired tasks."""
+"""Seconds for which a running run's status is cached, and between searches for expired tasks."""
 BOOKED = 1.0
 """Seconds between bookings of traffic."""
-_MAKE = "generic_create_grpc_server"
-SWITCH = 0.05
-"""Seconds for which a thread computes while others want to: each of these wakes as often to ask."""
-_OF_CALLS = ("[Fleet.PullMessages]", "[Fleet.PushMessages]", "[Fleet.GetRun]")
 MOST_LOOKED = 100_000
-"""Messages of which it is remembered when someone asked for their replies."""
-CALLS = 1000
-"""Threads besides those of polls that wait: as many as Flower has."""
+"""Messages of which it is cached when their replies were last polled."""
 MOST_LOST = 10_000
-"""Messages of which it is remembered that their nodes have lost them."""
-_AWAY = "node_unavail"
+"""Messages of which it is cached that their nodes have lost them."""
+CALLS = 1000
+"""Threads besides those of waiting polls: as many as Flower has."""
+SWITCH = 0.05
+"""Seconds for which a thread computes while others wait: each of them wakes up as often."""
+_MAKE = "generic_create_grpc_server"
+_OF_CALLS = ("[Fleet.PullMessages]", "[Fleet.PushMessages]", "[Fleet.GetRun]")
+_UNAVAILABLE = "node_unavail"
 """Flower's name for the error of a node that is away."""
-_IDS = ["run_id", "src_node_id", "dst_node_id"]
-"""Columns that SQLite holds as signed numbers."""
+_SIGNED_COLUMNS = ["run_id", "src_node_id", "dst_node_id"]
 _INDICES = {"object_children": "child_id", "run_objects": "object_id", "message_ins": "dst_node_id"}
-"""Columns by which each poll and each deletion would else search whole tables."""
+"""Columns for which each poll and each deletion would otherwise search whole tables."""
 
 
 class WatchingLinkState(LinkState):
-    """Comes before a state of Flower's; notices what comes for nodes, and what they lose.
+    """Comes before a state of Flower's; rings for new messages, and reports lost ones.
 
-    What a node had fetched when it starts again is lost, and the reply to it is an error. Flower
-    notes that only if someone asks for the reply while the node counts as offline, which may be for
-    a moment.
-
-    Attributes
-    ----------
-    doorbell : Doorbell
-        Rings for a node when a message for it is stored.
+    Messages that a node had fetched when it restarts are lost, and the reply to each is an error.
+    Flower notes that only if someone polls for the reply while the node counts as offline, which
+    may be for a moment. The `doorbell` rings for a node when a message for it is stored.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -87,17 +82,15 @@ class WatchingLinkState(LinkState):
         self._lost: dict[str, Metadata] = {}
 
     def transaction(self) -> AbstractContextManager[None]:
-        """Store what is stored meanwhile, each by itself."""
+        """No-op transaction."""
         return nullcontext()
 
     def store_message_ins(self, message: Message) -> str | None:
-        """Store a message for a node."""
         message_id = super().store_message_ins(message)
         self._note_message(message.metadata.dst_node_id)
         return message_id
 
     def activate_node(self, node_id: int, heartbeat_interval: float) -> bool:
-        """Let a node come that has started."""
         activated = super().activate_node(node_id, heartbeat_interval)
         if activated:
             lost = {each.message_id: each for each in self.fetched(node_id)}
@@ -108,23 +101,21 @@ class WatchingLinkState(LinkState):
         return activated
 
     def get_message_res(self, message_ids: set[str]) -> list[Message]:
-        """Return the replies to messages, and errors for those to which none can come."""
         with self._lock:
             lost = {name: self._lost[name] for name in message_ids if name in self._lost}
         errors = [
-            create_message_error_unavailable_res_message(told, _AWAY) for told in lost.values()
+            create_message_error_unavailable_res_message(header, _UNAVAILABLE)
+            for header in lost.values()
         ]
         return [*super().get_message_res(message_ids - lost.keys()), *errors]
 
     def delete_messages(self, message_ins_ids: set[str]) -> None:
-        """Delete messages and their replies."""
         super().delete_messages(message_ins_ids)
         with self._lock:
             for name in message_ins_ids:
                 self._lost.pop(name, None)
 
     def _note_message(self, node_id: int) -> None:
-        """Note that a message for a node is here."""
         self.doorbell.ring(node_id)
 
     @abstractmethod
@@ -133,43 +124,40 @@ class WatchingLinkState(LinkState):
 
     @abstractmethod
     def sent(self, message_id: str) -> tuple[int, int] | None:
-        """Node that a message was sent to, and its run; None if there is no such message."""
+        """Node that a message was sent to, and its run; None without such a message."""
 
 
 class MemoryLinkState(WatchingLinkState, InMemoryLinkState):
     """Flower's state in memory."""
 
     def fetched(self, node_id: int) -> list[Metadata]:
-        """Messages that a node has fetched and not answered."""
         with self.lock:
-            told = [message.metadata for message in self.message_ins_store.values()]
+            headers = [message.metadata for message in self.message_ins_store.values()]
             answered = set(self.message_ins_id_to_message_res_id)
         return [
             each
-            for each in told
+            for each in headers
             if each.dst_node_id == node_id and each.delivered_at and each.message_id not in answered
         ]
 
     def sent(self, message_id: str) -> tuple[int, int] | None:
-        """Node that a message was sent to, and its run."""
         if (message := self.message_ins_store.get(message_id)) is None:
             return None
         return message.metadata.dst_node_id, message.metadata.run_id
 
 
 class RememberingLinkState(WatchingLinkState, PlainQueries, SqlLinkState):
-    """Flower's state of a SuperLink, which remembers what it has read.
+    """Flower's state of a SuperLink, which caches what it has read.
 
-    It remembers nodes' ids until a node is removed, that there is no message for a node until one
-    is stored, and that a run is running for `FRESH` seconds or until a task ends. Of messages
-    whose reply is not here it polls every `FRESH` seconds only whether one can still arrive.
-    Traffic is booked every `BOOKED` seconds, and before anyone reads it; a SuperLink that is killed
-    loses so much.
+    It caches nodes' ids until a node is removed; that a node has no message until one is stored;
+    and that a run is running, for `FRESH` seconds or until a task ends. For messages without a
+    reply it checks every `FRESH` seconds only whether one can still arrive. Traffic is booked every
+    `BOOKED` seconds, and before anyone reads it; a SuperLink that is killed loses that much.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        # What was read while something changed may be old already, and is not kept.
+        # What was read during a change may be outdated, and is not cached.
         self._changes: Counter[str] = Counter()
         self._node_ids: dict[bytes, int] = {}
         self._without_message: set[int] = set()
@@ -181,10 +169,8 @@ class RememberingLinkState(WatchingLinkState, PlainQueries, SqlLinkState):
         self._booked = -BOOKED
 
     def initialize(self, log_queries: bool = False) -> list[str]:
-        """Make the tables, and share the connection of the store of objects."""
         tables = super().initialize(log_queries)
-        store = self.object_store
-        if isinstance(store, OneConnectionStore) and store.is_file:
+        if store := self._file_store:
             store.share(self)
             for table, column in _INDICES.items():
                 name = f"idx_flwr_distill_{table}"
@@ -192,35 +178,33 @@ class RememberingLinkState(WatchingLinkState, PlainQueries, SqlLinkState):
         return tables
 
     def transaction(self) -> AbstractContextManager[None]:
-        """Store all that is stored meanwhile, or nothing; in memory, each by itself."""
+        return store.transaction() if (store := self._file_store) else nullcontext()
+
+    @property
+    def _file_store(self) -> OneConnectionStore | None:
         store = self.object_store
-        if isinstance(store, OneConnectionStore) and store.is_file:
-            return store.transaction()
-        return nullcontext()
+        return store if isinstance(store, OneConnectionStore) and store.is_file else None
 
     def get_node_id_by_public_key(self, public_key: bytes) -> int | None:
-        """Return the id of the node with this key."""
         if (known := self._node_ids.get(public_key)) is not None:
             return known
         changes = self._changes["nodes"]
         node_id = super().get_node_id_by_public_key(public_key)
         if node_id is not None:
-            self._keep("nodes", changes, lambda: self._node_ids.__setitem__(public_key, node_id))
+            self._cache("nodes", changes, lambda: self._node_ids.__setitem__(public_key, node_id))
         return node_id
 
     def fetched(self, node_id: int) -> list[Metadata]:
-        """Messages that a node has fetched and not answered."""
         rows = self.query(
             "SELECT * FROM message_ins WHERE dst_node_id = :node AND delivered_at != '' "
             "AND message_id NOT IN (SELECT reply_to_message_id FROM message_res)",
             {"node": uint64_to_int64(node_id)},
         )
         for row in rows:
-            convert_sint64_values_in_dict_to_uint64(row, _IDS)
+            convert_sint64_values_in_dict_to_uint64(row, _SIGNED_COLUMNS)
         return [dict_to_message(row).metadata for row in rows]
 
     def sent(self, message_id: str) -> tuple[int, int] | None:
-        """Node that a message was sent to, and its run."""
         rows = self.query(
             "SELECT dst_node_id, run_id FROM message_ins WHERE message_id = :name",
             {"name": message_id},
@@ -230,7 +214,6 @@ class RememberingLinkState(WatchingLinkState, PlainQueries, SqlLinkState):
         return int64_to_uint64(rows[0]["dst_node_id"]), int64_to_uint64(rows[0]["run_id"])
 
     def delete_node(self, owner_aid: str, node_id: int) -> None:
-        """Remove a node."""
         super().delete_node(owner_aid, node_id)
         with self._lock:
             self._changes["nodes"] += 1
@@ -248,13 +231,12 @@ class RememberingLinkState(WatchingLinkState, PlainQueries, SqlLinkState):
             return []
         changes = self._changes["messages"]
         rows = super()._claim_message_ins_rows(node_id, limit)
-        # Any id may be asked for where keys are not checked; those of strangers would fill memory.
+        # Where keys are not checked, anyone may poll for any id, which would fill memory.
         if not rows and node_id in self._node_ids.values():
-            self._keep("messages", changes, lambda: self._without_message.add(node_id))
+            self._cache("messages", changes, lambda: self._without_message.add(node_id))
         return rows
 
     def store_message_res(self, message: Message) -> str | None:
-        """Store a reply."""
         message_id = super().store_message_res(message)
         if message_id is not None:
             with self._lock:
@@ -262,7 +244,6 @@ class RememberingLinkState(WatchingLinkState, PlainQueries, SqlLinkState):
         return message_id
 
     def get_message_res(self, message_ids: set[str]) -> list[Message]:
-        """Return the replies to messages, and errors for those to which none can come."""
         now = time.monotonic()
         with self._lock:
             if len(self._looked) > MOST_LOOKED:
@@ -273,7 +254,6 @@ class RememberingLinkState(WatchingLinkState, PlainQueries, SqlLinkState):
         return super().get_message_res(due)
 
     def delete_messages(self, message_ins_ids: set[str]) -> None:
-        """Delete messages and their replies."""
         super().delete_messages(message_ins_ids)
         with self._lock:
             self._answered -= message_ins_ids
@@ -281,7 +261,6 @@ class RememberingLinkState(WatchingLinkState, PlainQueries, SqlLinkState):
                 self._looked.pop(name, None)
 
     def get_run_status(self, run_ids: set[int]) -> dict[int, RunStatus]:
-        """Return the status of runs."""
         now = time.monotonic()
         known = {run_id: self._running[run_id] for run_id in run_ids if run_id in self._running}
         fresh = {run_id: status for run_id, (read, status) in known.items() if now - read < FRESH}
@@ -294,24 +273,23 @@ class RememberingLinkState(WatchingLinkState, PlainQueries, SqlLinkState):
             for run_id, status in statuses.items()
             if status.status == Status.RUNNING
         }
-        self._keep("tasks", changes, lambda: self._running.update(running))
+        self._cache("tasks", changes, lambda: self._running.update(running))
         return statuses
 
     def finish_task(self, task_id: int, sub_status: str, details: str) -> bool:
-        """End a task."""
         ended = super().finish_task(task_id, sub_status, details)
-        self._forget_runs()
+        self._evict_runs()
         return ended
 
     def _finish_run_tasks(self, *arguments: Any, **named: Any) -> None:
         super()._finish_run_tasks(*arguments, **named)
-        self._forget_runs()
+        self._evict_runs()
 
-    def _forget_runs(self) -> None:
+    def _evict_runs(self) -> None:
         with self._lock:
             self._changes["tasks"] += 1
             self._running.clear()
-            self._answered.clear()  # else those of late replies would stay
+            self._answered.clear()  # otherwise those of late replies would stay
 
     def _cleanup_expired_task_tokens(self) -> None:
         with self._lock:
@@ -322,7 +300,6 @@ class RememberingLinkState(WatchingLinkState, PlainQueries, SqlLinkState):
         super()._cleanup_expired_task_tokens()
 
     def store_traffic(self, run_id: int, *, bytes_sent: int, bytes_recv: int) -> None:
-        """Book a run's bytes."""
         if min(bytes_sent, bytes_recv) < 0 or not (bytes_sent or bytes_recv):
             super().store_traffic(run_id, bytes_sent=bytes_sent, bytes_recv=bytes_recv)  # raises
         with self._lock:
@@ -333,7 +310,6 @@ class RememberingLinkState(WatchingLinkState, PlainQueries, SqlLinkState):
             self._book()
 
     def get_run_info(self, **filters: Any) -> Sequence[Run]:
-        """Return what is known of runs, with all of their traffic."""
         self._book()
         return super().get_run_info(**filters)
 
@@ -345,15 +321,14 @@ class RememberingLinkState(WatchingLinkState, PlainQueries, SqlLinkState):
             with suppress(ValueError):  # no such run
                 super().store_traffic(run_id, bytes_sent=sent, bytes_recv=received)
 
-    def _keep(self, what: str, changes: int, keep: Callable[[], None]) -> None:
-        """Keep what was read if nothing of it has changed since these changes."""
+    def _cache(self, kind: str, changes: int, store: Callable[[], None]) -> None:
         with self._lock:
-            if self._changes[what] == changes:
-                keep()
+            if self._changes[kind] == changes:
+                store()
 
 
 def why_unbound() -> str:
-    """Why calls could not be bound to nodes with the process's arguments; '' if they are."""
+    """Why calls cannot be bound to nodes with the process's arguments; '' if they can."""
     kind = app._parse_args_run_superlink().parse_args().fleet_api_type
     if kind == TRANSPORT_TYPE_GRPC_RERE:
         return ""
@@ -365,7 +340,7 @@ def why_unbound() -> str:
 
 
 def main() -> None:
-    """Be `flower-superlink`, with the states above, and calls bound to the nodes that make them."""
+    """Run `flower-superlink` with the states above, and calls bound to the nodes that make them."""
     object_store_factory.SqlObjectStore = OneConnectionStore  # type: ignore[attr-defined]
     object_store_factory.InMemoryObjectStore = MemoryObjectStore  # type: ignore[attr-defined]
     linkstate_factory.SqlLinkState = RememberingLinkState  # type: ignore[attr-defined]
@@ -376,24 +351,24 @@ def main() -> None:
         setattr(module, _MAKE, make)
     bound_bundles()
     sys.setswitchinterval(SWITCH)
-    FLOWER_LOGGER.setLevel(console_handler.level)  # it would make lines of all levels to drop them
-    FLOWER_LOGGER.addFilter(_is_of_no_single_call)
+    FLOWER_LOGGER.setLevel(console_handler.level)  # formats no lines only to drop them
+    FLOWER_LOGGER.addFilter(_is_no_call)
     app.run_superlink()
 
 
-def _is_of_no_single_call(record: logging.LogRecord) -> bool:
-    """Whether a line is not one of those that Flower writes at each poll and each reply."""
+def _is_no_call(record: logging.LogRecord) -> bool:
+    """Whether Flower writes a line otherwise than at each poll and each reply."""
     return record.levelno != logging.INFO or not str(record.msg).startswith(_OF_CALLS)
 
 
 def fleet_interceptors(state: WatchingLinkState, servicer: Any, add: Any) -> list[Any]:
-    """What the Fleet API does besides Flower's: nodes' polls wait, and calls go together."""
+    """Interceptors for the Fleet API besides Flower's: polls wait, and calls go in batches."""
     polls = WaitingPolls(state.doorbell, state.acknowledge_node_heartbeat)
     return [polls, CallsTogether(servicer, add, state.transaction)]
 
 
 def app_interceptors(state: WatchingLinkState, servicer: Any, add: Any) -> list[Any]:
-    """What the ServerAppIo API does besides Flower's: calls go together."""
+    """Interceptors for the ServerAppIo API besides Flower's: calls go in batches."""
     return [CallsTogether(servicer, add, state.transaction)]
 
 
@@ -405,7 +380,6 @@ def _server(
     interceptors: Sequence[Any] | None = None,
     **named: Any,
 ) -> Any:
-    """A server of Flower's with interceptors of ours."""
     state = servicer_and_add_fn[0].state_factory.state()
     interceptors = [*(interceptors or ()), *ours(state, *servicer_and_add_fn)]
     named["max_concurrent_workers"] = MOST + CALLS

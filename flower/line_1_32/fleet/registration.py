@@ -27,8 +27,8 @@ class SecureControl(Control):
             ).node_id
         except grpc.RpcError as error:
             raise SuperLinkError(
-                f"the SuperLink refuses the key: {error.details()} (a key that was unregistered "
-                "cannot be registered again: issue another)"
+                f"the SuperLink refuses the key: {error.details()}",
+                remedy="a key that was unregistered cannot be registered again: issue another",
             ) from error
         self._node_ids[key] = node_id
         return node_id, True
@@ -44,7 +44,7 @@ class SecureControl(Control):
 
     @cached_property
     def _node_ids(self) -> dict[bytes, int]:
-        """Flower's ids by key: asked for once, since the list of a large fleet is long."""
+        """Flower's ids by key; cached, since the list of a large fleet is long."""
         return {
             node.public_key: node.node_id
             for node in self._stub.ListNodes(ListNodesRequest(), timeout=10).nodes_info

@@ -1,4 +1,6 @@
-"""Flower's store of objects in SQLite: each message holds its own, in fewer and shorter queries."""
+"""Flower's store of objects in SQLite: each message keeps its own, in fewer and shorter queries."""
+
+# ruff: noqa: D102 (Flower's methods)
 
 from __future__ import annotations
 
@@ -22,18 +24,18 @@ from sqlalchemy.orm import Session, sessionmaker
 from flwr_distill.flower.line_1_32.objects import NOBODY, children_in
 
 IN_MEMORY = 2**26
-"""Bytes of objects that are kept in memory, besides in the database."""
+"""Bytes of objects that are cached in memory."""
 SMALL = 2**20
-"""Bytes of the largest object that is."""
+"""Bytes of the largest object that is cached."""
 LONGEST_TURNS = 30.0
-"""Seconds that a thread waits for its turn at the database: as long as SQLAlchemy's pool would."""
+"""Seconds that a thread waits for the database: as long as SQLAlchemy's pool would."""
 _ANNOUNCED = "flwr_distill_announced"
 """Table of messages' trees, which Flower's own SuperLink does not read."""
 _AMONG = "IN (SELECT value FROM json_each(:names))"
 
 
 class PlainQueries(SqlMixin):
-    """Hands queries to SQLite as they are: Flower's have SQLAlchemy read each of them anew.
+    """Passes queries to SQLite unchanged: Flower has SQLAlchemy parse each of them every time.
 
     Threads take turns, a transaction each, so that they can share a connection.
     """
@@ -46,10 +48,7 @@ class PlainQueries(SqlMixin):
     def session(self) -> Iterator[Session]:
         """Open a transaction, or join the one that this thread has opened.
 
-        Raises
-        ------
-        sqlite3.OperationalError
-            If other threads' turns take too long.
+        Raises `sqlite3.OperationalError` if other threads' turns take too long.
         """
         if not self._turn.acquire(timeout=LONGEST_TURNS):
             raise sqlite3.OperationalError(f"database is locked for {LONGEST_TURNS:.0f} s: others")
@@ -62,7 +61,7 @@ class PlainQueries(SqlMixin):
     def query(
         self, query: str, data: Sequence[dict[str, Any]] | dict[str, Any] | None = None
     ) -> list[dict[str, Any]]:
-        """Execute a query, once or for each of several data; return the rows."""
+        """Execute a query, once or for each item of a sequence of data; return the rows."""
         with self.session() as session, closing(session.connection().connection.cursor()) as cursor:
             try:
                 if data and not isinstance(data, dict):
@@ -80,7 +79,7 @@ class OneConnectionStore(PlainQueries, SqlObjectStore):
     """Flower's store of objects, with one connection to its database.
 
     SQLite has one writer at a time: others wait for its lock, and connections beyond a pool's
-    read the schema again each time. Small objects that were read lately stay in memory.
+    read the schema again each time. Small objects that were read recently are cached.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -88,11 +87,9 @@ class OneConnectionStore(PlainQueries, SqlObjectStore):
         self._contents = Contents()
 
     def __bool__(self) -> bool:
-        """It is a store; Flower asks at each call, and would count its objects."""
-        return True
+        return True  # Flower tests it at each call, and would count its objects
 
     def initialize(self, log_queries: bool = False) -> list[str]:
-        """Make the tables, and connect."""
         tables = super().initialize(log_queries)
         if self.is_file:
             assert self._engine is not None
@@ -130,16 +127,13 @@ class OneConnectionStore(PlainQueries, SqlObjectStore):
             with self.session():
                 yield
         except BaseException:
-            self._contents.forget_all()  # some may never have been stored
+            self._contents.clear()  # some may never have been stored
             raise
 
     def preregister(self, run_id: int, object_tree: ObjectTree) -> list[str]:
-        """Register a message's objects; return those whose content is not here.
+        """Register a message's objects; return those whose content is missing.
 
-        Raises
-        ------
-        ValueError
-            As `children_in`, or if the message is registered with another tree.
+        Raises ValueError as `children_in`, or if the message is registered with another tree.
         """
         message, children = object_tree.object_id, children_in(object_tree)
         with self.session():
@@ -155,7 +149,7 @@ class OneConnectionStore(PlainQueries, SqlObjectStore):
         return [name for name in children if not known.get(name)]
 
     def _announce(self, run_id: int, tree: ObjectTree, parts: Set[str], known: Set[str]) -> None:
-        """Have a message hold all of its objects, directly: Flower has each hold its children."""
+        """Link a message to all of its objects: Flower links each object to its children."""
         message = {"message": tree.object_id}
         names = {**message, "names": json.dumps(list(parts - {tree.object_id}))}
         self.query(
@@ -163,7 +157,7 @@ class OneConnectionStore(PlainQueries, SqlObjectStore):
             "SELECT value, x'', 0, 0 FROM json_each(:names)",
             {"names": json.dumps(list(parts - known))},
         )
-        # A message that Flower's own SuperLink has registered holds its children already.
+        # A message that Flower's own SuperLink registered is linked to its children already.
         self.query(
             f"UPDATE objects SET ref_count = ref_count + 1 WHERE object_id {_AMONG} AND object_id "
             "NOT IN (SELECT child_id FROM object_children WHERE parent_id = :message)",
@@ -198,7 +192,7 @@ class OneConnectionStore(PlainQueries, SqlObjectStore):
         )
 
     def announcer(self, message: str) -> int | None:
-        """Node that announced a message; `NOBODY` if no node did, None if it is not here."""
+        """Node that announced a message; `NOBODY` if no node did, None if it is missing."""
         rows = self.query(
             f"SELECT node_id FROM {_ANNOUNCED} WHERE object_id = :message", {"message": message}
         )
@@ -215,13 +209,12 @@ class OneConnectionStore(PlainQueries, SqlObjectStore):
         return bool(rows)
 
     def get_object_tree(self, object_id: str) -> ObjectTree:
-        """Return the tree of a message."""
         with self.session():
             tree = self._announced_tree(object_id)
             return tree or super().get_object_tree(object_id)  # Flower's SuperLink registered it
 
     def get(self, object_id: str) -> bytes | None:
-        """Return an object's content: b"" if it has not come, None if it is not registered."""
+        """Return an object's content: b"" if it has not arrived, None if it is not registered."""
         if (content := self._contents.get(object_id)) is not None:
             return content
         changes = self._contents.changes
@@ -231,7 +224,7 @@ class OneConnectionStore(PlainQueries, SqlObjectStore):
         return content
 
     def delete(self, object_id: str) -> None:
-        """Delete a message, and the objects that no other message holds."""
+        """Delete a message, and the objects that no other message has."""
         names = [object_id]
         with self.session():
             self.query(f"DELETE FROM {_ANNOUNCED} WHERE object_id = :name", {"name": object_id})
@@ -250,28 +243,24 @@ class OneConnectionStore(PlainQueries, SqlObjectStore):
                     {"names": json.dumps(list(gone))},
                 )
                 self._contents.forget(gone)
-                held = [{"child": row["child_id"]} for row in rows if row["child_id"] is not None]
-                if held:
+                children = [{"child": c} for row in rows if (c := row["child_id"]) is not None]
+                if children:
                     self.query(
                         "UPDATE objects SET ref_count = ref_count - 1 "
                         "WHERE object_id = :child AND ref_count > 0",
-                        held,
+                        children,
                     )
-                names = list(dict.fromkeys(each["child"] for each in held))
+                names = list(dict.fromkeys(each["child"] for each in children))
 
     def clear(self) -> None:
-        """Delete all objects."""
         super().clear()
-        self._contents.forget_all()
+        self._contents.clear()
 
 
 class Contents:
-    """Contents of objects that were read lately, up to a size.
+    """A cache of objects' contents, up to a size.
 
-    Attributes
-    ----------
-    changes : int
-        How often something was forgotten: what was read before is not kept after.
+    `changes` counts removals: contents that were read before one are not cached after it.
     """
 
     def __init__(self, most: int = IN_MEMORY) -> None:
@@ -279,34 +268,31 @@ class Contents:
         self._left = most
         self._most = most
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, bytes] = OrderedDict()
+        self._cached: OrderedDict[str, bytes] = OrderedDict()
 
     def get(self, name: str) -> bytes | None:
-        """Return a content that is kept."""
         with self._lock:
-            if (content := self._kept.get(name)) is not None:
-                self._kept.move_to_end(name)
+            if (content := self._cached.get(name)) is not None:
+                self._cached.move_to_end(name)
             return content
 
     def keep(self, name: str, content: bytes, changes: int) -> None:
-        """Keep a content that was read after so many changes, in place of older ones."""
+        """Add a content that was read after so many changes, in place of older ones."""
         with self._lock:
-            if changes != self.changes or len(content) > SMALL or name in self._kept:
+            if changes != self.changes or len(content) > SMALL or name in self._cached:
                 return
-            self._kept[name] = content
+            self._cached[name] = content
             self._left -= len(content)
             while self._left < 0:
-                self._left += len(self._kept.popitem(last=False)[1])
+                self._left += len(self._cached.popitem(last=False)[1])
 
     def forget(self, names: set[str]) -> None:
-        """Keep these no longer."""
         with self._lock:
             self.changes += 1
-            self._left += sum(len(self._kept.pop(name, b"")) for name in names)
+            self._left += sum(len(self._cached.pop(name, b"")) for name in names)
 
-    def forget_all(self) -> None:
-        """Keep none any longer."""
+    def clear(self) -> None:
         with self._lock:
             self.changes += 1
-            self._kept.clear()
+            self._cached.clear()
             self._left = self._most

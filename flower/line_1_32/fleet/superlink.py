@@ -26,6 +26,7 @@ from flwr.supercore.grpc import GRPC_MAX_MESSAGE_LENGTH
 
 from flwr_distill.flower.lines import why_another
 from flwr_distill.node.proxies import proxy_hint, proxy_of
+from flwr_distill.task.errors import ReportedError
 from flwr_distill.task.settings import RunConfigValue
 
 _OUTAGE = {
@@ -33,7 +34,7 @@ _OUTAGE = {
     *(grpc.StatusCode.UNKNOWN, grpc.StatusCode.DEADLINE_EXCEEDED),
     grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
-"""What a call may end with while a SuperLink goes down or comes up again."""
+"""What a call may end with while a SuperLink stops or restarts."""
 _REFUSED = {grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED}
 _OPTIONS = [
     ("grpc.max_send_message_length", GRPC_MAX_MESSAGE_LENGTH),
@@ -41,12 +42,12 @@ _OPTIONS = [
 ]
 
 
-class SuperLinkError(Exception):
+class SuperLinkError(ReportedError):
     """The SuperLink does not answer, or refuses."""
 
 
 class OutageError(SuperLinkError):
-    """The SuperLink went away during a call; it may come back."""
+    """The SuperLink stopped during a call; it may come back."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,13 @@ class RunStatus:
 
     @property
     def finished(self) -> bool:
-        """Whether the run is over, in whatever way."""
+        """Whether the run is over: completed, failed or stopped."""
         return self.status.startswith("finished")
 
 
 @dataclass(frozen=True)
 class User:
-    """Files (PEM) with which a gate in front of a Control API knows who calls."""
+    """Files (PEM) with which a gate in front of a Control API identifies the caller."""
 
     certificate: Path
     key: Path
@@ -73,12 +74,7 @@ class User:
 class Control:
     """A connection to the Control API of a SuperLink; without root certificates, without TLS.
 
-    A `user` is for a gate that asks who calls.
-
-    Raises
-    ------
-    SuperLinkError
-        If the installed Flower is of another line.
+    A `user` is for a gate in front of it. Raises `SuperLinkError` with another line of Flower.
     """
 
     def __init__(
@@ -114,60 +110,48 @@ class Control:
     def answers(self, *, timeout: float) -> bool:
         """Whether the SuperLink answers within `timeout` seconds.
 
-        Raises
-        ------
-        SuperLinkError
-            If a gate in front of it does not admit the user.
+        Raises `SuperLinkError` if a gate in front of it does not admit the user.
         """
         try:
             self._stub.ListNodes(ListNodesRequest(), timeout=timeout, wait_for_ready=True)
         except grpc.RpcError as error:
             if error.code() in _REFUSED:
-                raise SuperLinkError(
-                    f"superlink={self._address} does not admit you: {error.details()} (give "
-                    "--user-certificate and --user-key, of `flwr-distill certs user`)"
+                raise self._error(
+                    f"does not admit you: {error.details()}",
+                    "give --user-certificate and --user-key, of `flwr-distill certs user`",
                 ) from error
             return False
         return True
 
     def wait(self, timeout: float, *, is_up: Callable[[], bool] = lambda: True) -> None:
-        """Wait until the SuperLink answers.
-
-        Raises
-        ------
-        SuperLinkError
-            If it does not answer within `timeout` seconds, or `is_up` says that it has ended.
-        """
+        """Wait until the SuperLink answers, for `timeout` seconds at most and while `is_up`."""
         deadline = time.monotonic() + timeout
         while not self.answers(timeout=1.0):
             if not is_up():
-                raise SuperLinkError(f"the SuperLink at superlink={self._address} has ended")
+                raise self._error("the SuperLink has ended")
             if time.monotonic() > deadline:
                 certificate = (
                     f"is its certificate for that host and from {self._root_certificates}"
                     if self._root_certificates
                     else "does it run without TLS"
                 )
-                raise SuperLinkError(
-                    f"no SuperLink answers at superlink={self._address} within {timeout:.0f} s "
-                    f"(is it the Control API's address, 9093 by default, and {certificate}?"
-                    f"{proxy_hint(self._address)})"
+                raise self._error(
+                    f"no SuperLink answers within {timeout:.0f} s",
+                    f"is it the Control API's address, 9093 by default, and {certificate}?"
+                    f"{proxy_hint(self._address)}",
                 )
-            time.sleep(random.uniform(0.05, 0.2))  # a proxy answers at once where it reaches nobody
+            time.sleep(random.uniform(0.05, 0.2))  # a proxy answers at once without a SuperLink
+
+    def _error(self, problem: str, remedy: str = "") -> SuperLinkError:
+        return SuperLinkError(problem, where="superlink", value=self._address, remedy=remedy)
 
     def online_nodes(self) -> int:
-        """Count the nodes that are online."""
+        """Number of nodes that are online."""
         nodes = self._stub.ListNodes(ListNodesRequest(), timeout=10).nodes_info
         return sum(node.status == "online" for node in nodes)
 
     def start_run(self, bundle: bytes, run_config: Mapping[str, RunConfigValue]) -> int:
-        """Start a run of an app bundle with these overrides of its run config; return its id.
-
-        Raises
-        ------
-        SuperLinkError
-            If the SuperLink refuses.
-        """
+        """Start a run of an app bundle with these overrides of its run config; return its id."""
         request = StartRunRequest(
             fab=fab_to_proto(Fab(hashlib.sha256(bundle).hexdigest(), bundle, {})),
             override_config=user_config_to_proto(dict(run_config)),
@@ -183,12 +167,7 @@ class Control:
     def log(self, run_id: int, after: float, seconds: float) -> Iterator[tuple[str, float]]:
         """Parts of a run's log later than the time stamp `after`, each with its own time stamp.
 
-        It ends when the run is over, or after so many seconds.
-
-        Raises
-        ------
-        OutageError, SuperLinkError
-            If the SuperLink goes away, or does not know the run.
+        It ends when the run is over, or after so many seconds; raises as `run_status`.
         """
         request = StreamLogsRequest(run_id=run_id, after_timestamp=after)
         try:
@@ -201,10 +180,7 @@ class Control:
     def run_status(self, run_id: int, *, settle: float = 0.0) -> RunStatus:
         """Return a run's status; wait up to `settle` seconds for the run to finish.
 
-        Raises
-        ------
-        OutageError, SuperLinkError
-            If the SuperLink goes away, or does not know the run.
+        Raises `OutageError` if the SuperLink stops, `SuperLinkError` if it does not know the run.
         """
         deadline = time.monotonic() + settle
         while True:
@@ -219,10 +195,10 @@ class Control:
             time.sleep(0.05)
 
     def unfinished_runs(self) -> list[int]:
-        """Ids of the runs that are not over, the latest last."""
+        """Ids of the unfinished runs, the latest last."""
         runs = self._stub.ListRuns(ListRunsRequest(), timeout=10).run_dict
-        going_on = [run for run in runs.values() if run.status.status != "finished"]
-        return [run.run_id for run in sorted(going_on, key=lambda r: r.pending_at)]
+        unfinished = [run for run in runs.values() if run.status.status != "finished"]
+        return [run.run_id for run in sorted(unfinished, key=lambda r: r.pending_at)]
 
     def stop_run(self, run_id: int) -> None:
         """Stop a run."""
@@ -231,8 +207,9 @@ class Control:
 
 def _explained(run_id: int, error: grpc.RpcError) -> SuperLinkError:
     if error.code() in _OUTAGE:
-        return OutageError(f"the SuperLink went away: {error.details()}")
+        return OutageError(f"the SuperLink stopped: {error.details()}")
     return SuperLinkError(
-        f"the SuperLink does not tell of run {run_id}: {error.details()} (without --database it "
-        "forgets its runs when it restarts)"
+        f"the SuperLink does not know it: {error.details()}",
+        where=f"run {run_id}",
+        remedy="without --database a SuperLink loses its runs when it restarts",
     )

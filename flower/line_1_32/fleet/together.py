@@ -1,4 +1,4 @@
-"""Takes several of a node's or a ServerApp's calls in one, and one transaction."""
+"""Serves a batch of a node's or a ServerApp's calls, in one call and one transaction."""
 
 from __future__ import annotations
 
@@ -21,17 +21,13 @@ from flwr_distill.flower.line_1_32.together import (
 
 
 class CallsTogether(grpc.ServerInterceptor):
-    """Makes the calls that a call holds; comes after the interceptors that admit it.
+    """Serves batches of calls; comes after the interceptors that admit the caller.
 
     Each call goes through Flower's own handler, with all its checks, in the name of the node that
-    makes them all. They are stored together or, if one is refused, not at all.
+    sends the batch. They are stored together or, if one is refused, not at all.
 
-    Parameters
-    ----------
-    servicer, add : object, callable
-        Flower's servicer of the API, and what adds it to a server.
-    transaction : callable
-        Opens one, in which handlers read and write.
+    `add` adds Flower's servicer of the API to a server. `transaction` opens a transaction, in which
+    the handlers of a batch read and write.
     """
 
     def __init__(
@@ -56,18 +52,16 @@ class CallsTogether(grpc.ServerInterceptor):
             return handler
         _, _, name = handler_call_details.method.rpartition("/")
         if name == "PullObject":
-            return _handler(_say_yes, PullObjectRequest)
+            return _handler(_accept, PullObjectRequest)
         return _handler(self._make, PushObjectRequest) if name == "PushObject" else handler
 
-    def _make(
-        self, request: PushObjectRequest, context: grpc.ServicerContext
-    ) -> PullObjectResponse:
+    def _make(self, request: Any, context: grpc.ServicerContext) -> PullObjectResponse:
         try:
             parts = unpacked(request.object_content, 2 * MOST_CALLS)
         except ValueError as error:
-            _refuse(context, str(error))
+            _reject(context, str(error))
         if len(parts) % 2:
-            _refuse(context, "of calls that go together, one has no content")
+            _reject(context, "a call in the batch has no content")
         calls = zip(parts[::2], parts[1::2], strict=True)
         answers: list[bytes] = []
         left = MOST_BYTES
@@ -84,32 +78,32 @@ class CallsTogether(grpc.ServerInterceptor):
     ) -> bytes:
         handler = self._handlers.get(name.decode("ascii", "replace"))
         if handler is None:
-            _refuse(context, "a call goes together with others that cannot")
+            _reject(context, "a call in the batch is of another kind")
         try:
             request = handler.request_deserializer(content)
         except DecodeError:
-            _refuse(context, "a call that goes together with others cannot be read")
+            _reject(context, "a call in the batch cannot be read")
         if hasattr(request, "node") and request.node.node_id != node_id:
-            _refuse(context, "a call that goes together with others is another node's")
+            _reject(context, "a call in the batch is another node's")
         try:
             answer = handler.unary_unary(request, context)
         except (KeyError, ValueError) as error:
-            _refuse(context, f"Flower refuses a call of several: {type(error).__name__}")
+            _reject(context, f"Flower refuses a call in the batch: {type(error).__name__}")
         written: bytes = handler.response_serializer(answer)
         return written
 
 
 class _Handlers:
-    """Stands in for a server, to have its handlers of calls that can go together."""
+    """Stands in for a server, to collect its handlers of calls that can be in a batch."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, Any] = {}
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
-        """Nothing: the registered ones are the same."""
+        """Do nothing: the registered ones are the same."""
 
     def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
-        """Take the handlers of a service."""
+        """Collect the handlers of a service."""
         self.by_name |= {name: handlers[name] for name in NAMES}
 
 
@@ -121,10 +115,10 @@ def _handler(answer: Callable[..., Any], kind: Any) -> grpc.RpcMethodHandler:
     )
 
 
-def _say_yes(request: PullObjectRequest, context: grpc.ServicerContext) -> PullObjectResponse:
+def _accept(request: PullObjectRequest, context: grpc.ServicerContext) -> PullObjectResponse:
     return PullObjectResponse(object_found=True)
 
 
-def _refuse(context: grpc.ServicerContext, reason: str) -> NoReturn:
+def _reject(context: grpc.ServicerContext, reason: str) -> NoReturn:
     context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
     raise AssertionError("abort raises")

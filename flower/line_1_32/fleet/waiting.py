@@ -1,8 +1,7 @@
-"""Nodes' polls for messages wait at the SuperLink until there is one, and are heartbeats.
+"""Nodes' polls for messages wait at the SuperLink until there is one, and count as heartbeats.
 
-Flower answers each poll at once, so that nodes must poll often to learn soon of a message, and many
-nodes that rest fill a SuperLink with polls. A poll that waits costs one call, however long. A node
-that rests then calls for its heartbeats more often than for its polls, so a poll is one.
+Flower answers each poll at once, so nodes must poll often, and many idle nodes fill a SuperLink
+with polls. A waiting poll costs one call, however long it takes.
 """
 
 from __future__ import annotations
@@ -15,15 +14,14 @@ from typing import Any
 
 import grpc
 from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
-from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse
 
 from flwr_distill.flower.line_1_32.retries import WAIT
 
 LONGEST = 60.0
-"""Seconds: more than a node of ours asks for, and less than proxies give a call without bytes."""
+"""Seconds: more than a node of ours requests, and less than proxies allow a call without bytes."""
 MOST = 3000
 """Polls that wait at a time; each has a thread. Further ones are answered at once."""
-_LOOK = "/flwr.proto.Fleet/PullMessages"
+_POLL = "/flwr.proto.Fleet/PullMessages"
 
 
 class Doorbell:
@@ -42,36 +40,30 @@ class Doorbell:
 
     @contextmanager
     def heard_by(self, node_id: int) -> Iterator[threading.Event | None]:
-        """Give an event that is set when it rings for a node; None if too many wait.
+        """Yield an event that is set when it rings for a node; None if too many wait.
 
-        A node has one: its earlier poll, if any, wakes.
+        A node waits with one poll: its earlier one, if any, wakes.
         """
-        bell: threading.Event | None = threading.Event()
+        bell = threading.Event()
         with self._lock:
             earlier = self._waiting.get(node_id)
+            is_full = earlier is None and len(self._waiting) >= self._most
+            if not is_full:
+                self._waiting[node_id] = bell
             if earlier is not None:
                 earlier.set()
-            elif len(self._waiting) >= self._most:
-                bell = None
-            if bell is not None:
-                self._waiting[node_id] = bell
         try:
-            yield bell
+            yield None if is_full else bell
         finally:
             with self._lock:
-                if bell is not None and self._waiting.get(node_id) is bell:
+                if self._waiting.get(node_id) is bell:
                     del self._waiting[node_id]
 
 
 class WaitingPolls(grpc.ServerInterceptor):
-    """Lets polls wait that ask for it; comes after the interceptors that admit a node.
+    """Lets polls wait that request it; comes after the interceptors that admit a node.
 
-    Parameters
-    ----------
-    doorbell : Doorbell
-        Rings when there is a message for a node.
-    acknowledge : callable
-        Takes the id of a node that has polled, and Flower's interval of heartbeats in seconds.
+    `acknowledge` takes the id of a node that polls, and Flower's interval of heartbeats in seconds.
     """
 
     def __init__(self, doorbell: Doorbell, acknowledge: Callable[[int, float], bool]) -> None:
@@ -87,13 +79,10 @@ class WaitingPolls(grpc.ServerInterceptor):
         handler = continuation(handler_call_details)
         headers = dict(handler_call_details.invocation_metadata)
         seconds = _seconds(headers.get(WAIT, "0"))
-        if handler_call_details.method != _LOOK or not seconds or handler is None:
+        if handler_call_details.method != _POLL or not seconds or handler is None:
             return handler
 
-        def poll(
-            request: PullMessagesRequest, context: grpc.ServicerContext
-        ) -> PullMessagesResponse:
-            response: PullMessagesResponse
+        def poll(request: Any, context: grpc.ServicerContext) -> Any:
             self._acknowledge(request.node.node_id, HEARTBEAT_DEFAULT_INTERVAL)
             with self._doorbell.heard_by(request.node.node_id) as bell:
                 response = handler.unary_unary(request, context)

@@ -20,9 +20,9 @@ from flwr.supercore.interceptors import (
 from flwr.supercore.interceptors.superexec_auth_interceptor import CLIENTAPPIO_SUPEREXEC_METHODS
 
 REFUSED = grpc.RpcError
-"""What a call raises that the SuperNode refuses or does not answer."""
+"""Raised by a call that the SuperNode refuses or does not answer."""
 TOO_LATE = ObjectIdNotPreregisteredError
-"""What sending an object raises once the SuperNode has sent the reply and deleted it."""
+"""Raised by sending an object after the SuperNode has sent the reply and deleted it."""
 
 _DEADLINES = {
     "SendTaskHeartbeat": 5.0,
@@ -49,10 +49,7 @@ class AppIo:
         self._stub = ClientAppIoStub(self._channel)
 
     def claim(self) -> tuple[str, PendingTask] | None:
-        """Claim the oldest pending task; return its token and the task.
-
-        None if there is none, or the SuperNode is away.
-        """
+        """Claim the oldest pending task, with its token; None if none is pending or it is away."""
         try:
             pending = self._stub.PullPendingTasks(
                 messages.PullPendingTasksRequest(), timeout=10
@@ -80,7 +77,7 @@ class AppIo:
 
 
 def pull_message(calls: Any) -> Any | None:
-    """Pull a task's message without content; None if it is not there."""
+    """Pull a task's message without content; None if it has not arrived."""
     try:
         return calls.PullMessages(messages.PullAppMessagesRequest())
     except grpc.RpcError as error:
@@ -109,8 +106,8 @@ def open_channel(
 ) -> grpc.Channel:
     """Open a channel to a SuperNode's ClientAppIo API, with TLS if there are root certificates.
 
-    The secret is the one that the SuperNode wants of whoever claims tasks. Without it, any user of
-    the machine could claim them: the API is on loopback.
+    The secret signs claims of tasks. Without it any user of the machine could make them: the API is
+    on loopback.
     """
     # Without Flower's retries: its retry code sends SIGINT to its own process on UNAUTHENTICATED.
     if root_certificates is None:

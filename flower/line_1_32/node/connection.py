@@ -1,4 +1,4 @@
-"""A node's connection to its SuperLink: calls go together, wait for it, and have deadlines."""
+"""A node's connection to its SuperLink: calls go in batches, are retried, and have deadlines."""
 
 from __future__ import annotations
 
@@ -28,73 +28,68 @@ from flwr_distill.node.pace import Pace
 LONGEST_CALL = 3600.0
 """Seconds in which the SuperLink must answer a call: nodes may send large models over slow lines.
 
-That it is lost they learn sooner, by their heartbeats.
+Heartbeats notice a lost SuperLink sooner.
 """
 LATE = 60.0
 """Seconds after the end of its wait at which a poll counts as lost."""
 COUNTS = 30.0
-"""Seconds for which a poll stands for heartbeats.
+"""Seconds for which a poll replaces heartbeats.
 
-The SuperLink takes it as one, and the node counts as online for 60 s after it. Flower may send the
-next up to 22.5 s after one that was left out, and a call of 5 s may be lost.
+The SuperLink counts it as one, and the node as online for 60 s after it. Flower may send the next
+heartbeat up to 22.5 s after a skipped one, and a call of 5 s may be lost.
 """
 
 
 def patch_connection(pace: Callable[[], Pace], refused: Callable[[str], None]) -> bool:
-    """Let the SuperNode's calls wait for a SuperLink with too much to do, and go together.
+    """Let the SuperNode's calls wait for an overloaded SuperLink, and go in batches.
 
     Flower waits only while the SuperLink is away, and its calls have no deadline. Any other error
     ends the SuperNode, or its heartbeats alone, or loses a reply. Waits grow to 20 s and are drawn,
     so nodes do not come back all at once. Replies are signed with the key that logs in.
 
-    Parameters
-    ----------
-    pace : callable
-        Gives the pace of the node whose connection is made.
-    refused : callable
-        Takes what the SuperLink says when it does not admit the node.
+    `pace` gives the pace of the node whose connection is made; `refused` gets the SuperLink's
+    reason for not admitting the node.
     """
     from flwr.supernode import start_client_internal as loop
 
-    invoker, connection = "_make_fleet_connection_retry_invoker", "grpc_request_response"
-    present = hasattr(loop, invoker) and hasattr(loop, connection)
+    make_name, connect_name = "_make_fleet_connection_retry_invoker", "grpc_request_response"
+    present = hasattr(loop, make_name) and hasattr(loop, connect_name)
     if not can_override("a SuperNode's connection", present):
         return False
-    make: Callable[..., RetryInvoker] = getattr(loop, invoker)
-    connect = getattr(loop, connection)
+    make: Callable[..., RetryInvoker] = getattr(loop, make_name)
+    connect = getattr(loop, connect_name)
     parameters = inspect.signature(connect)
 
     def make_invoker(**arguments: Any) -> RetryInvoker:
-        made = make(**arguments)
-        retry_also(made, has_too_much_to_do)
-        limit_calls(made, LONGEST_CALL)
-        let_looks_wait(made, pace())
-        return made
+        invoker = make(**arguments)
+        retry_also(invoker, _is_busy)
+        limit_calls(invoker, LONGEST_CALL)
+        let_looks_wait(invoker, pace())
+        return invoker
 
     def connect_together(*arguments: Any, **named: Any) -> Any:
         keys = parameters.bind(*arguments, **named).arguments.get("authentication_keys")
         stub = partial(TogetherStub, key=keys[0] if keys else None, refused=refused)
         return connect(*arguments, adapter_cls=stub, **named)
 
-    setattr(loop, invoker, make_invoker)
-    setattr(loop, connection, connect_together)
+    setattr(loop, make_name, make_invoker)
+    setattr(loop, connect_name, connect_together)
     return True
 
 
-def has_too_much_to_do(error: grpc.RpcError) -> bool:
-    """Whether a SuperLink had no thread for a call, or came to it too late."""
+def _is_busy(error: grpc.RpcError) -> bool:
     return error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED or overloaded(error)
 
 
 def let_looks_wait(invoker: RetryInvoker, pace: Pace) -> None:
-    """Have an invoker's polls wait as long as the pace draws; tell the pace how long each took.
+    """Have an invoker's polls wait as long as the pace draws; report to it how long each took.
 
-    Heartbeats are left out where polls stand for them: at a SuperLink that lets polls wait.
+    Heartbeats are skipped where polls replace them: at a SuperLink that lets polls wait.
     """
     invoke = invoker.invoke
     start = -math.inf
 
-    def invoke_look(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def invoke_poll(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         request = args[0] if args else kwargs.get("request")
         counts = pace.has_waited and time.monotonic() - start < COUNTS
         if isinstance(request, SendNodeHeartbeatRequest) and counts:
@@ -108,7 +103,7 @@ def let_looks_wait(invoker: RetryInvoker, pace: Pace) -> None:
             try:
                 response = answered(target)(**kwargs)
             except BaseException:
-                start = -math.inf  # it may not have come to the SuperLink
+                start = -math.inf  # it may not have reached the SuperLink
                 raise
             pace.polled(time.monotonic() - start)
             return response
@@ -117,4 +112,4 @@ def let_looks_wait(invoker: RetryInvoker, pace: Pace) -> None:
         header = (WAIT, f"{seconds:.3f}")
         return invoke(poll, *args, metadata=(header,), timeout=seconds + LATE, **kwargs)
 
-    invoker.invoke = invoke_look  # type: ignore[method-assign]
+    invoker.invoke = invoke_poll  # type: ignore[method-assign]

@@ -26,7 +26,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
 from flwr.supercore.object_store import NoObjectInStoreError
 from flwr.supercore.run import Run
 
-from flwr_distill.flower.loop import Step
+from flwr_distill.flower.loop import Step, WrappedState, answer
 from flwr_distill.flower.timing import can_override
 from flwr_distill.node.events import Answer, Bundle, Header
 from flwr_distill.node.guard import Guard
@@ -34,7 +34,7 @@ from flwr_distill.protocol.meeting import one_line
 
 _POLL = 0.01
 _LONGEST_WAIT = 600.0
-"""Seconds for an object of a message whose others are here."""
+"""Seconds for an object of a message whose other objects have arrived."""
 
 
 class Guarding(Step):
@@ -71,76 +71,65 @@ class Guarding(Step):
             self._fetched.clear()
 
     def push(self, inner: Callable[..., None], **named: Any) -> None:
-        """Push what the guard lets leave in place of the app's reply, encoded again."""
+        """Push the guard's answer in place of the app's reply, encoded again."""
         store, send, push_object = (named[k] for k in ("object_store", "send", "push_object"))
 
         def send_released(message: Message, tree: ObjectTree, runtime: float) -> set[str]:
             contents = _contents(tree, store)
             num_bytes = sum(map(len, contents.values()))
             reply = cast(Message, inflate_object_from_contents(tree.object_id, contents))
-            answer = self.release(reply, num_bytes)
+            released = self.release(reply, num_bytes)
             with no_object_id_recompute():
-                answer.metadata.__dict__["_message_id"] = answer.object_id
-                objects = get_all_nested_objects(answer)
-                needed = send(remove_content_from_message(answer), get_object_tree(answer), runtime)
+                released.metadata.__dict__["_message_id"] = released.object_id
+                objects = get_all_nested_objects(released)
+                header, parts = remove_content_from_message(released), get_object_tree(released)
+                needed = send(header, parts, runtime)
                 push_object_contents_from_iterable(
                     ((name, objects[name].deflate()) for name in needed),
-                    partial(push_object, answer.metadata.run_id),
+                    partial(push_object, released.metadata.run_id),
                 )
             return set()
 
         try:
             inner(**{**named, "send": send_released})
-        except NoObjectInStoreError as error:  # Flower catches none, and the SuperNode would end
-            log(WARNING, "A reply of the app is dropped: its objects are another's: %s", error)
+        except NoObjectInStoreError as error:  # uncaught by Flower, it would end the SuperNode
+            log(WARNING, "The app's reply is dropped: it has objects of another message: %s", error)
 
     def admit(self, message: Message, run: Run, bundle: Fab) -> Message | None:
-        """Have a message judged; return the refusal to answer with, None if there is none.
-
-        Parameters
-        ----------
-        run : Run
-            As the SuperLink describes it.
-        bundle : Fab
-            The app bundle that would answer.
-        """
+        """Have the guard judge a message for an app bundle; return its refusal, if any."""
         header = remove_content_from_message(message)
-        answer = self._guard.admit(_header(header), message.content, self._bundle(bundle, run))
-        return self._await(header, answer)
+        verdict = self._guard.admit(_header(header), message.content, self._bundle(bundle, run))
+        return self._await(header, verdict)
 
     def refuse_unreadable(self, header: Message, error: Exception) -> Message:
         """Refuse a message that cannot be read from its objects; return the answer."""
-        answer = self._await(header, self._guard.refuse_unreadable(_header(header), error))
-        assert answer is not None
-        return answer
+        refusal = self._await(header, self._guard.refuse_unreadable(_header(header), error))
+        assert refusal is not None
+        return refusal
 
     def release(self, reply: Message, num_bytes: int) -> Message:
-        """Have a reply of so many bytes judged; return what leaves in its place.
+        """Have the guard judge a reply of so many bytes; return what is sent in its place.
 
-        Raises
-        ------
-        LookupError
-            If it answers nothing that is open.
+        Raises LookupError without a pending request.
         """
         name = reply.metadata.reply_to_message_id
         if reply.has_error():
-            given = Answer(None, reply.error.code, reply.error.reason or "")
+            proposed = Answer(None, reply.error.code, reply.error.reason or "")
         else:
-            given = Answer(reply.content)
-        answer = self._guard.release(name, given, num_bytes)
-        return _message(answer, self._headers.pop(name))
+            proposed = Answer(reply.content)
+        verdict = self._guard.release(name, proposed, num_bytes)
+        return _message(verdict, self._headers.pop(name))
 
-    def _await(self, header: Message, answer: Answer | None) -> Message | None:
-        """Await a message's reply; return the refusal to answer with, if there is one."""
+    def _await(self, header: Message, verdict: Answer | None) -> Message | None:
         self._headers = {header.metadata.message_id: header}  # one at a time, as in the guard
-        return None if answer is None else _message(answer, header)
+        return None if verdict is None else _message(verdict, header)
 
     def _run_config(self, content: bytes, run: Run) -> dict[str, Any]:
         """The run config that Flower reads before the first message; empty for a refused bundle."""
         bundle = self._fetched[content]
         try:
             return dict(self._guard.run_config(run.run_id, self._bundle(bundle, run)))
-        except Exception as error:  # whatever a hostile bundle makes it raise: `admit` refuses it
+        except Exception as error:  # a hostile bundle may raise any: `admit` refuses it
             log(WARNING, "The app bundle %s cannot be read: %s", bundle.hash_str, one_line(error))
         return {}
 
@@ -150,11 +139,11 @@ class Guarding(Step):
         return Bundle(bundle.hash_str, bundle.content, signed, run.override_config)
 
 
-class _GuardedState:
-    """A SuperNode's state that offers a message as a task only if the guard admits it."""
+class _GuardedState(WrappedState):
+    """Offers a message as a task only if the guard admits it."""
 
     def __init__(self, state: Any, store: Any, guarding: Guarding) -> None:
-        self._state = state
+        super().__init__(state)
         self._store = store
         self._guarding = guarding
         self._message: Message | None = None
@@ -164,8 +153,6 @@ class _GuardedState:
         return self._state.store_message(message)
 
     def create_task(self, *, run_id: int, fab_hash: str, **task: Any) -> int | None:
-        from flwr.supernode.start_client_internal import _insert_message
-
         header = self._message
         assert header is not None
         name = header.metadata.message_id
@@ -173,7 +160,7 @@ class _GuardedState:
             contents = _contents(self._store.get_object_tree(name), self._store)
             message = cast(Message, inflate_object_from_contents(name, contents))
             message.metadata.__dict__["_message_id"] = name
-        except Exception as error:  # whatever hostile objects make it raise, which ends the node
+        except Exception as error:  # hostile objects may raise any, which would end the node
             header = remove_content_from_message(header)
             refusal: Message | None = self._guarding.refuse_unreadable(header, error)
         else:
@@ -182,14 +169,8 @@ class _GuardedState:
         if refusal is None:
             created: int | None = self._state.create_task(run_id=run_id, fab_hash=fab_hash, **task)
             return created
-        self._store.delete(name)
-        self._state.record_message_processing_start(name)
-        self._state.record_message_processing_end(name)
-        _insert_message(refusal, self._state, self._store)
+        answer(refusal, self._state, self._store)
         return None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._state, name)
 
 
 def _header(message: Message) -> Header:
@@ -197,40 +178,33 @@ def _header(message: Message) -> Header:
     return Header(metadata.message_id, metadata.message_type, metadata.run_id, metadata.dst_node_id)
 
 
-def _message(answer: Answer, header: Message) -> Message:
-    """A verdict as Flower's reply to a message; its note goes to the log."""
-    if answer.note:
-        log(WARNING, "%s", answer.note)
-    if answer.content is None:
-        return Message(Error(answer.code, answer.reason), reply_to=header)
-    return Message(answer.content, reply_to=header)
+def _message(verdict: Answer, header: Message) -> Message:
+    """A verdict as Flower's reply to a message; logs its note."""
+    if verdict.note:
+        log(WARNING, "%s", verdict.note)
+    if verdict.content is None:
+        return Message(Error(verdict.code, verdict.reason), reply_to=header)
+    return Message(verdict.content, reply_to=header)
 
 
 def _is_signed(bundle: Fab, publishers: Mapping[str, str]) -> bool:
-    """Whether one of these publishers has signed a bundle."""
     from flwr.supernode.start_client_internal import _verify_fab
 
     try:
         return bool(_verify_fab(bundle, dict(publishers)))
-    except Exception as error:  # whatever hostile signatures make it raise
+    except Exception as error:  # hostile signatures may raise any
         log(WARNING, "Signatures of the app bundle cannot be read: %s", one_line(error))
         return False
 
 
 def _contents(tree: ObjectTree, store: Any) -> dict[str, bytes]:
-    """Contents of a message's objects, once all are there.
-
-    Raises
-    ------
-    TimeoutError
-        If one does not come: the app promised it, and died.
-    """
+    """Contents of a message's objects, once all are there; TimeoutError if the app has died."""
     contents = {}
     for part in iterate_object_tree(tree):
         deadline = time.monotonic() + _LONGEST_WAIT
         while (content := store.get(part.object_id)) == b"":
             if time.monotonic() > deadline:
-                raise TimeoutError(f"object {part.object_id} of a message has not come")
+                raise TimeoutError(f"object {part.object_id} of a message has not arrived")
             time.sleep(_POLL)
         contents[part.object_id] = content
     return contents

@@ -1,4 +1,4 @@
-"""What of Flower 1.32's SuperNode is overridden, besides its timing."""
+"""Overrides of Flower 1.32's SuperNode, besides its timing."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def override(
     node_config: dict[str, NodeConfigValue],
     refused: Callable[[str], None],
 ) -> bool:
-    """Override it; return whether the policy is kept.
+    """Override the SuperNode; return whether the policy is enforced.
 
-    `refused` takes what the SuperLink says when it does not admit the node.
+    `refused` gets the SuperLink's reason for not admitting the node.
     """
     patch_connection(lambda: pace, refused)
     object_store_factory.InMemoryObjectStore = MemoryObjectStore  # type: ignore[attr-defined]

@@ -1,8 +1,8 @@
-"""Learns which runs have ended, ends their tasks, and removes what others sent for them.
+"""Finds out which runs have ended, ends their tasks, and removes their links' files.
 
-Flower tells nodes nothing of the end of a run. It only refuses to describe a run that has ended, so
-the SuperNode asks now and then about the run that its app works for, and about those that have
-files of links here.
+Flower does not tell nodes that a run has ended. It only refuses to describe such a run, so the
+SuperNode asks now and then about the run that its app works for, and about those with files of
+links here.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from flwr.common import log
 from flwr.common.constant import ErrorCode, SubStatus
 from flwr.supercore.run import RunNotRunningException
 
-from flwr_distill.flower.loop import Step
+from flwr_distill.flower.loop import Step, WrappedState, answer
 from flwr_distill.links.folder import remove_links, runs_with_links
 from flwr_distill.node.kernel import trim_heap
 
 EVERY = 60.0
-"""Seconds between questions to the SuperLink, about: a thousand nodes are not to ask at once."""
+"""Seconds between questions to the SuperLink, jittered so that nodes do not ask all at once."""
 EVERY_AT_WORK = 15.0
-"""Seconds between questions while the app works for a run, about."""
+"""Seconds between questions while the app works for a run, jittered."""
 MAX_QUESTIONS = 50
 """Questions at a time: a hostile app can make folders for any number of runs."""
 
@@ -44,15 +44,15 @@ class RunEnds(Step):
         if time.monotonic() > self._due:
             remove_links_of_ended_runs(self._state_dir, named["get_run"])
             trim_heap()  # of a run's bundles and messages
-            self._due = time.monotonic() + self._every * random.uniform(0.8, 1.2)
+            self._due = _next(self._every)
         return inner(**named)
 
 
 class StoppedRuns(Step):
     """Ends the app's work for a run that has ended, as when a user stops it.
 
-    Flower's SuperNode waits for the app, for hours if need be, and throws the reply away. Here the
-    message is answered with an error, and its task ends: `flower.executor` then ends the app.
+    Flower's SuperNode waits for the app, even for hours, and drops the reply. Here the message is
+    answered with an error, and its task ends: `flower.executor` then ends the app.
     """
 
     def __init__(self, *, every: float = EVERY_AT_WORK) -> None:
@@ -60,7 +60,7 @@ class StoppedRuns(Step):
         self._work: _Work | None = None
 
     def pull(self, inner: Callable[..., int | None], **named: Any) -> int | None:
-        """Pull a message; note which, and how to ask for its run."""
+        """Pull a message; keep it, and how to ask for its run."""
         self._work = _Work(named["state"], named["get_run"], self._every)
         return inner(**{**named, "state": self._work})
 
@@ -71,13 +71,13 @@ class StoppedRuns(Step):
         inner(**{**named, "state": self._work})
 
 
-class _Work:
-    """A SuperNode's state that gives an error as the reply once the message's run has ended."""
+class _Work(WrappedState):
+    """Answers with an error once the message's run has ended."""
 
     object_store: Any
 
     def __init__(self, state: Any, get_run: Callable[[int], Any], every: float) -> None:
-        self._state = state
+        super().__init__(state)
         self._get_run = get_run
         self._every = every
         self._due = 0.0
@@ -85,38 +85,33 @@ class _Work:
 
     def store_message(self, message: Message) -> Any:
         self._message = message
-        self._due = time.monotonic() + self._every * random.uniform(0.8, 1.2)
+        self._due = _next(self._every)
         return self._state.store_message(message)
 
     def get_messages(self, *, is_reply: bool | None = None, **filters: Any) -> Any:
         replies = self._state.get_messages(is_reply=is_reply, **filters)
         if replies or not is_reply or self._message is None or time.monotonic() < self._due:
             return replies
-        self._due = time.monotonic() + self._every * random.uniform(0.8, 1.2)
-        if not has_ended(self._message.metadata.run_id, self._get_run):
+        self._due = _next(self._every)
+        if not _has_ended(self._message.metadata.run_id, self._get_run):
             return replies
         self._end(self._message)
         return self._state.get_messages(is_reply=is_reply, **filters)
 
     def _end(self, message: Message) -> None:
-        from flwr.supernode.start_client_internal import _insert_message
-
-        run_id, name = message.metadata.run_id, message.metadata.message_id
+        run_id = message.metadata.run_id
         log(INFO, "Run %s has ended: the app's work for it ends", run_id)
         for task in self._state.get_tasks(run_ids=[run_id]):
             self._state.finish_task(task.task_id, SubStatus.STOPPED, "the run has ended")
-        self.object_store.delete(name)  # which the app may not have fetched
-        self._state.record_message_processing_start(name)
-        self._state.record_message_processing_end(name)
-        reply = Message(Error(ErrorCode.CLIENT_APP_CRASHED, "the run has ended"), reply_to=message)
-        _insert_message(reply, self._state, self.object_store)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._state, name)
+        error = Error(ErrorCode.CLIENT_APP_CRASHED, "the run has ended")
+        answer(Message(error, reply_to=message), self._state, self.object_store)
 
 
-def has_ended(run_id: int, get_run: Callable[[int], Any]) -> bool:
-    """Whether the SuperLink says that a run has ended; see `remove_links_of_ended_runs`."""
+def _next(every: float) -> float:
+    return time.monotonic() + every * random.uniform(0.8, 1.2)
+
+
+def _has_ended(run_id: int, get_run: Callable[[int], Any]) -> bool:
     try:
         get_run(run_id)
     except RunNotRunningException:
@@ -129,14 +124,10 @@ def has_ended(run_id: int, get_run: Callable[[int], Any]) -> bool:
 def remove_links_of_ended_runs(state_dir: Path, get_run: Callable[[int], Any]) -> None:
     """Remove keys, spent tokens and uncollected parcels of runs that have ended.
 
-    Parameters
-    ----------
-    state_dir : Path
-        The node's state directory.
-    get_run : Callable[[int], Run]
-        The SuperLink's description of a run; RunNotRunningException if it has ended.
+    `get_run` asks the SuperLink to describe a run, and raises RunNotRunningException if it has
+    ended.
     """
     for run_id in runs_with_links(state_dir, MAX_QUESTIONS):
-        if has_ended(run_id, get_run):
+        if _has_ended(run_id, get_run):
             log(INFO, "Run %s has ended: its links are removed", run_id)
             remove_links(state_dir, run_id)

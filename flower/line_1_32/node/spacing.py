@@ -13,11 +13,11 @@ from flwr_distill.node.pace import Pace
 from flwr_distill.protocol.messages import POLL_EVERY
 
 SMALL_RECORD = 256
-"""Bytes of an object beyond which it is no record about the pace."""
+"""Bytes of an object beyond which it is not a record about the pace."""
 
 
 class Spacing(Step):
-    """Lets the server space this node's polls for messages, by a record in what it sends.
+    """Lets the server space this node's polls, by a record in a message.
 
     Without one in a message, the node polls at its own pace.
     """
@@ -26,7 +26,7 @@ class Spacing(Step):
         self._pace = pace
 
     def pull(self, inner: Callable[..., int | None], **named: Any) -> int | None:
-        """Pull a message, and read in it how polls are spaced."""
+        """Pull a message, and read how it spaces polls."""
         reading = ReadingPull(named["pull_object"])
         if (run_id := inner(**{**named, "pull_object": reading})) is not None:
             self._pace.space(reading.spacing)
@@ -34,13 +34,7 @@ class Spacing(Step):
 
 
 class ReadingPull:
-    """Pulls a message's objects, and reads in them how the server spaces this node's polls.
-
-    Attributes
-    ----------
-    spacing : float
-        Seconds between polls; 0 without a word about it.
-    """
+    """Pulls a message's objects; `spacing` is what they set as seconds between polls, else 0."""
 
     def __init__(self, pull_object: Callable[[int, str], bytes]) -> None:
         self._pull_object = pull_object

@@ -1,30 +1,22 @@
-"""Makes a node's calls for a message together, so that it costs the SuperLink three.
+"""A node's calls for a message in batches, so that it costs the SuperLink three calls.
 
-One polls for it, one pulls its objects, and one sends the reply with its objects and says that the
-message was received.
+The first polls for it, the second pulls its objects, and the third sends the reply with its objects
+and confirms the message.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import grpc
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-from flwr.proto.fleet_pb2 import (
-    PullMessagesRequest,
-    PullMessagesResponse,
-    PushMessagesRequest,
-    PushMessagesResponse,
-)
+from flwr.proto.fleet_pb2 import PushMessagesResponse
 from flwr.proto.fleet_pb2_grpc import FleetStub
 from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,
     ConfirmMessageReceivedResponse,
     PullObjectRequest,
-    PullObjectResponse,
-    PushObjectRequest,
     PushObjectResponse,
 )
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
@@ -36,20 +28,13 @@ from flwr_distill.protocol.signatures import sign
 class TogetherStub(FleetStub):
     """Flower's stub of the Fleet API, for one message after the other.
 
-    Objects of a message are pulled together with the first of them, and those that have not arrived
-    yet with the first that is asked for again. A reply is held back until its objects are here, up
-    to a size, and leaves with them: the SuperLink stores all or nothing, and has something to pull
-    when it says that there is a reply. Until then whoever sends it is told that all is well; if it
-    is not, the last object's call fails.
+    The pull of a message's first object pulls the others too, and a retry those that have arrived
+    since. A reply waits for its objects, up to a size, and is sent with them: the SuperLink stores
+    all or nothing, and an announced reply is complete. Calls for the objects before the last one
+    succeed at once; if the batch fails, the last one does.
 
-    Parameters
-    ----------
-    channel : grpc.Channel
-        To the SuperLink.
-    key : EllipticCurvePrivateKey, optional (default: None)
-        The node's, with which it signs its replies.
-    refused : callable, optional (default: None)
-        Takes what the SuperLink says when it does not admit the node.
+    The node signs its replies with the key. `refused` gets the SuperLink's reason for not admitting
+    the node.
     """
 
     def __init__(
@@ -61,38 +46,38 @@ class TogetherStub(FleetStub):
         super().__init__(channel)
         self._key = key
         if refused is not None:
-            self.RegisterNode = _telling(self.RegisterNode, refused)
-            self.ActivateNode = _telling(self.ActivateNode, refused)
+            self.RegisterNode = _reporting(self.RegisterNode, refused)
+            self.ActivateNode = _reporting(self.ActivateNode, refused)
         self._flower: Any = FleetStub(channel)
         self._together = Together(self._flower, channel, "Fleet")
         self._lock = threading.Lock()  # Flower pulls and pushes objects from several threads
         self._to_pull: list[str] = []
-        self._pulled: dict[str, PullObjectResponse] = {}
-        self._received: ConfirmMessageReceivedRequest | None = None
-        self._reply: PushMessagesRequest | None = None
-        self._lacking: set[str] | None = None
+        self._pulled: dict[str, Any] = {}
+        self._received: Any = None
+        self._reply: Any = None
+        self._missing: set[str] | None = None
         self._to_come: set[str] = set()
-        self._held: dict[str, PushObjectRequest] = {}
+        self._waiting: dict[str, Any] = {}
         self.PullMessages = self._pull_messages
         self.PullObject = self._pull_object
         self.ConfirmMessageReceived = self._confirm
         self.PushMessages = self._push_messages
         self.PushObject = self._push_object
 
-    def _pull_messages(self, request: PullMessagesRequest, **named: Any) -> PullMessagesResponse:
-        response: PullMessagesResponse = self._flower.PullMessages(request, **named)
+    def _pull_messages(self, request: Any, **named: Any) -> Any:
+        response = self._flower.PullMessages(request, **named)
         with self._lock:
             trees = response.message_object_trees
             parts = (part.object_id for tree in trees for part in iterate_object_tree(tree))
             self._to_pull, self._pulled = list(dict.fromkeys(parts)), {}
         return response
 
-    def _pull_object(self, request: PullObjectRequest, **named: Any) -> PullObjectResponse:
+    def _pull_object(self, request: Any, **named: Any) -> Any:
         name = request.object_id
         with self._lock:
             taken = self._together.taken(request.node, request.run_id, **named)
-        if not taken:  # several at a time, by Flower's threads
-            return cast(PullObjectResponse, self._flower.PullObject(request, **named))
+        if not taken:  # Flower's threads pull several at a time
+            return self._flower.PullObject(request, **named)
         with self._lock:
             if name in self._pulled:
                 return self._pulled.pop(name)
@@ -102,9 +87,7 @@ class TogetherStub(FleetStub):
                 PullObjectRequest(node=request.node, run_id=request.run_id, object_id=other)
                 for other in others
             ]
-            answers: list[PullObjectResponse] = self._together.make(
-                request.node, request.run_id, requests, **named
-            )
+            answers = self._together.make(request.node, request.run_id, requests, **named)
             for each, answer in zip(requests, answers, strict=False):
                 if answer.object_available:
                     self._to_pull = [left for left in self._to_pull if left != each.object_id]
@@ -112,63 +95,59 @@ class TogetherStub(FleetStub):
             self._pulled.pop(name, None)
         return answers[0]
 
-    def _confirm(
-        self, request: ConfirmMessageReceivedRequest, **named: Any
-    ) -> ConfirmMessageReceivedResponse:
+    def _confirm(self, request: Any, **named: Any) -> Any:
         with self._lock:
             if not self._together.taken(request.node, request.run_id, **named):
-                answer = self._flower.ConfirmMessageReceived(request, **named)
-                return cast(ConfirmMessageReceivedResponse, answer)
+                return self._flower.ConfirmMessageReceived(request, **named)
             self._received = request
         return ConfirmMessageReceivedResponse()
 
-    def _push_messages(self, request: PushMessagesRequest, **named: Any) -> PushMessagesResponse:
+    def _push_messages(self, request: Any, **named: Any) -> Any:
         header = request.messages_list[0].metadata
         run_id = header.run_id
         if self._key is not None:
             sign(header, self._key)
         with self._lock:
-            self._reply, self._lacking, self._held = None, None, {}
+            self._reply, self._missing, self._waiting = None, None, {}
             if not self._together.taken(request.node, run_id, **named):
-                return cast(PushMessagesResponse, self._flower.PushMessages(request, **named))
+                return self._flower.PushMessages(request, **named)
             trees = request.message_object_trees
             self._reply = request
             self._to_come = {part.object_id for tree in trees for part in iterate_object_tree(tree)}
             return PushMessagesResponse(objects_to_push=self._to_come)
 
-    def _push_object(self, request: PushObjectRequest, **named: Any) -> PushObjectResponse:
+    def _push_object(self, request: Any, **named: Any) -> Any:
         if self._reply is None:
-            return cast(PushObjectResponse, self._flower.PushObject(request, **named))
+            return self._flower.PushObject(request, **named)
         with self._lock:
 
             def make(requests: Sequence[Any]) -> list[Any]:
                 return self._together.make_all(request.node, request.run_id, requests, **named)
 
             self._to_come.discard(request.object_id)
-            self._held[request.object_id] = request
+            self._waiting[request.object_id] = request
             if self._to_come:
-                if sum(len(each.object_content) for each in self._held.values()) <= MOST_BYTES:
+                if sum(len(each.object_content) for each in self._waiting.values()) <= MOST_BYTES:
                     return PushObjectResponse(stored=True)
-                if self._lacking is None:  # much of a large reply may be there already
-                    self._lacking = set(make(self._first())[0].objects_to_push)
-            if self._lacking is None:
-                answers = make([*self._first(), *self._held.values()])
-                self._lacking = set()
+                if self._missing is None:  # the SuperLink may have much of a large reply
+                    self._missing = set(make(self._first())[0].objects_to_push)
+            if self._missing is None:
+                answers = make([*self._first(), *self._waiting.values()])
+                self._missing = set()
             else:
-                names = self._held.keys() & self._lacking
-                answers = make([self._held[name] for name in names])
-            self._held, self._received = {}, None
+                names = self._waiting.keys() & self._missing
+                answers = make([self._waiting[name] for name in names])
+            self._waiting, self._received = {}, None
             stored = [each.stored for each in answers if isinstance(each, PushObjectResponse)]
             return PushObjectResponse(stored=all(stored))
 
-    def _first(self) -> list[PushMessagesRequest | ConfirmMessageReceivedRequest]:
-        """What goes ahead of a reply's objects."""
-        assert self._reply is not None
+    def _first(self) -> list[Any]:
+        """Calls before those of a reply's objects."""
         return [self._reply, *([self._received] if self._received else [])]
 
 
-def _telling(call: Callable[..., Any], refused: Callable[[str], None]) -> Callable[..., Any]:
-    """A call whose error is passed on, and what the SuperLink says of it to `refused`."""
+def _reporting(call: Callable[..., Any], refused: Callable[[str], None]) -> Callable[..., Any]:
+    """A call that passes the details of an error to `refused`, and raises it."""
 
     def make(request: Any, **named: Any) -> Any:
         try:

@@ -1,8 +1,10 @@
-"""Sends a phase's messages in batches, so that nodes find what a message holds."""
+"""Sends a phase's messages in groups, so that an announced message is complete."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
 
 from flwr.app import Message
 from flwr.app.message import remove_content_from_message
@@ -17,22 +19,47 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
 from flwr.supercore.inflatable.inflatable_utils import ObjectIdNotPreregisteredError, push_objects
+from flwr.superlink.grid import GrpcGrid
 
-from flwr_distill.flower.line_1_32.server.calls import Calls
-from flwr_distill.flower.line_1_32.together import MOST_BYTES
+from flwr_distill.flower.line_1_32.together import MOST_BYTES, Together
 
 BATCH = 16
-"""Messages that a SuperLink takes in before their objects are sent, or with them."""
+"""Messages that are announced before, or with, their objects."""
 SMALL = MOST_BYTES // 2
-"""Bytes of objects that go with their messages."""
+"""Bytes of objects that are sent with their messages."""
+
+
+class Calls:
+    """Makes calls over the connection of Flower's grid, in batches where possible."""
+
+    def __init__(self, grid: GrpcGrid) -> None:
+        self.grid = grid
+
+    @cached_property
+    def _batches(self) -> Together:
+        stub = self.grid._stub  # connects
+        invoke = self.grid._retry_invoker.invoke
+        return Together(stub, self.grid._channel, "ServerAppIo", invoke)
+
+    def are_taken_together(self) -> bool:
+        """Whether the SuperLink accepts batches."""
+        return self._batches.taken(self.grid.node, self.grid.run.run_id)
+
+    def make(self, requests: Sequence[Any]) -> list[Any]:
+        """Make calls as `Together.make`."""
+        return self._batches.make(self.grid.node, self.grid.run.run_id, requests)
+
+    def make_all(self, requests: Sequence[Any]) -> list[Any]:
+        """Make calls as `Together.make_all`."""
+        return self._batches.make_all(self.grid.node, self.grid.run.run_id, requests)
 
 
 def push(calls: Calls, messages: Sequence[Message]) -> list[str]:
     """Push messages to a SuperLink; return their ids.
 
     A SuperLink stores equal objects once, but shows a message to its node before it has them, and
-    the node asks again and again. So the first message goes alone, with what the others share,
-    and then a few at a time; where the SuperLink takes calls together, with their objects.
+    the node polls for them. So the first message is sent alone, with the objects that the others
+    share, and then a few at a time; where the SuperLink accepts batches, with their objects.
     """
     if not calls.are_taken_together():
         return [name for batch in batches(messages) for name in calls.grid.push_messages(batch)]

@@ -12,8 +12,7 @@ from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.superlink.grid import GrpcGrid
 
 from flwr_distill.flower.line_1_32.retries import limit_absence, limit_calls, overloaded, retry_also
-from flwr_distill.flower.line_1_32.server.batches import push
-from flwr_distill.flower.line_1_32.server.calls import Calls
+from flwr_distill.flower.line_1_32.server.batches import Calls, push
 from flwr_distill.flower.line_1_32.server.inbox import SuperLinkInbox
 from flwr_distill.flower.line_1_32.server.polls import space_polls
 from flwr_distill.flower.line_1_32.server.signatures import NodeKeys
@@ -29,10 +28,7 @@ LONGEST_RETRY = 2
 
 
 class SuperLinkExchange(Exchange):
-    """Waits for a SuperLink with too much to do, and notices soon that it is back.
-
-    A phase cannot end before.
-    """
+    """Waits for an overloaded SuperLink, and notices soon that it is back."""
 
     _grid: GrpcGrid
 
@@ -59,23 +55,23 @@ class SuperLinkExchange(Exchange):
 
 
 def wait_apart(invoker: RetryInvoker) -> None:
-    """Let each call wait on its own, and none any longer once the process ends.
+    """Let each call wait by itself, and stop waiting once the process ends.
 
-    Flower's calls wait under a lock. A signal that ends the process while the main thread holds it
-    would be for ever: Flower's handler waits there for the thread of heartbeats, and that one for
+    Flower's calls wait under a lock. A signal that ends the process while the main thread has it
+    causes a deadlock: Flower's handler waits there for the thread of heartbeats, and that one for
     the lock.
     """
 
     def wait(seconds: float) -> None:
-        log(WARNING, "The SuperLink is away; trying again in %.1f s", seconds)
+        log(WARNING, "The SuperLink is away; retrying in %.1f s", seconds)
         time.sleep(max(seconds, 0))  # below 0 if the process just began to end
 
-    def wait_no_longer() -> None:
+    def stop_waiting() -> None:
         invoker.max_time = 0.0
 
     invoker.wait_gen_factory = lambda: exponential(max_delay=LONGEST_RETRY)
     invoker.wait_function = wait
-    add_exit_handler(wait_no_longer)
+    add_exit_handler(stop_waiting)
 
 
 def exchange_over(grid: Grid) -> Exchange | None:

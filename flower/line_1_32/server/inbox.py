@@ -25,12 +25,12 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 from flwr.superlink.grid import GrpcGrid
 
-from flwr_distill.flower.line_1_32.server.calls import Calls
+from flwr_distill.flower.line_1_32.server.batches import Calls
 from flwr_distill.flower.line_1_32.server.signatures import NodeKeys
 from flwr_distill.server.grid.inbox import SUPERLINK, Inbox, Most, answer_of, too_large, unreadable
 
 OF_A_PART = 2
-"""Objects that a part of a reply is: an array has its first chunk of data beside it."""
+"""Objects of a part of a reply: an array, and its first chunk of data."""
 PULLS = 64
 """Announced replies to try in one fetch, so that its cost does not grow with the nodes."""
 CHECK_SENDERS = 5.0
@@ -42,9 +42,8 @@ class SuperLinkInbox(Inbox):
 
     A SuperLink announces a reply before its objects have arrived. Flower's `pull_messages` waits
     for them one reply after the other, so if a sender dies midway, it blocks all replies behind
-    it. This inbox looks for the objects sent last; if they are missing, it tries the next reply.
-
-    Where the SuperLink takes calls together, objects of many replies come at once, ahead of this.
+    it. This inbox tries to pull the objects sent last; if they are missing, it tries the next
+    reply. Where the SuperLink accepts batches, it pulls objects of many replies ahead.
 
     A SuperLink also keeps messages that their nodes never fetched, each with a model, until the
     run ends. `close` makes it drop them.
@@ -84,9 +83,10 @@ class SuperLinkInbox(Inbox):
         for place, message_id in enumerate(turn):
             if time.monotonic() >= end:
                 break
-            if self._calls.are_taken_together() and not self._is_ahead(message_id):
+            tree = self._announced[message_id]
+            if self._calls.are_taken_together() and tree.object_id not in self._ahead:
                 self._pull_ahead(turn[place:])
-            tree = self._announced.pop(message_id)
+            del self._announced[message_id]
             if (answer := self._pull(tree, self._most(self._messages[message_id]))) is None:
                 self._announced[message_id] = tree  # to the end of the queue
                 continue
@@ -113,7 +113,7 @@ class SuperLinkInbox(Inbox):
         self._drop_now()
 
     def _is_signed(self, reply: ProtoMessage) -> bool:
-        """Whether a reply is its node's own, and signed with its key where that is known."""
+        """Whether a reply comes from its node, and is signed with its key where that is known."""
         message_id, node = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
         if not self._is_own(message_id, node, error=reply.HasField("error")):
             return False
@@ -124,9 +124,7 @@ class SuperLinkInbox(Inbox):
 
     def _pull(self, tree: ObjectTree, most: Most) -> RecordDict | Error | None:
         """Pull a reply that is not too large; None if it is incomplete."""
-        limit = _most_objects(most)
-        parts = [part.object_id for part in islice(iterate_object_tree(tree), limit + 1)]
-        if len(parts) > limit:
+        if not (parts := _parts_of(tree, most)):
             self._drop(tree.object_id)
             return too_large(most.num_parts, "parts")
         pull_object = _bounded(
@@ -134,7 +132,7 @@ class SuperLinkInbox(Inbox):
             most.num_bytes,
         )
         try:
-            contents = pull_objects(parts[::-1], pull_object, max_tries_per_object=1)
+            contents = pull_objects(parts, pull_object, max_tries_per_object=1)
         except _TooLargeError:
             self._drop(tree.object_id)
             return too_large(most.num_bytes, "bytes")
@@ -150,7 +148,6 @@ class SuperLinkInbox(Inbox):
             return unreadable(error)
 
     def _lost_senders(self) -> Iterator[Message]:
-        """Errors for nodes that were lost while they sent."""
         connected = set(self._grid.get_node_ids())
         for message_id, tree in list(self._announced.items()):
             if self._messages[message_id].metadata.dst_node_id not in connected:
@@ -159,32 +156,25 @@ class SuperLinkInbox(Inbox):
                 reason = "The node was lost while it sent its reply"
                 yield self._reply(message_id, Error(ErrorCode.NODE_UNAVAILABLE, reason))
 
-    def _is_ahead(self, message_id: str) -> bool:
-        return self._announced[message_id].object_id in self._ahead
-
     def _pull_ahead(self, message_ids: Sequence[str]) -> None:
-        """Pull objects of replies that are not too large, of as many as go together."""
+        """Pull objects of replies that are not too large, as many as fit into a batch."""
         self._ahead = {}
         names: dict[str, None] = {}
         for message_id in message_ids:
-            limit = _most_objects(self._most(self._messages[message_id]))
-            tree = iterate_object_tree(self._announced[message_id])
-            parts = [part.object_id for part in islice(tree, limit + 1)]
-            if len(parts) <= limit:
-                names |= dict.fromkeys(parts[::-1])
+            most = self._most(self._messages[message_id])
+            names |= dict.fromkeys(_parts_of(self._announced[message_id], most))
         node, run_id = self._grid.node, self._grid.run.run_id
         requests = [PullObjectRequest(node=node, run_id=run_id, object_id=name) for name in names]
         if requests:
             self._ahead = dict(zip(names, self._calls.make(requests), strict=False))
 
     def _pull_object(self, request: PullObjectRequest) -> PullObjectResponse:
-        if (found := self._ahead.get(request.object_id)) is not None:
-            return found
-        response: PullObjectResponse = self._grid._stub.PullObject(request)
-        return response
+        if (response := self._ahead.get(request.object_id)) is not None:
+            return response
+        return cast(PullObjectResponse, self._grid._stub.PullObject(request))
 
     def _drop(self, object_id: str) -> None:
-        """Have the SuperLink drop a message or reply, at the latest when this fetch ends."""
+        """Have the SuperLink drop a message or reply, at the end of this fetch at the latest."""
         request = ConfirmMessageReceivedRequest(
             node=self._grid.node, run_id=self._grid.run.run_id, message_object_id=object_id
         )
@@ -195,18 +185,23 @@ class SuperLinkInbox(Inbox):
         self._calls.make_all(requests)
 
 
-def _most_objects(most: Most) -> int:
-    """Objects in a reply: of its parts, further chunks of large arrays, and what holds them all."""
+def _parts_of(tree: ObjectTree, most: Most) -> list[str]:
+    """Objects of a reply, the last one sent first; empty if they are too many.
+
+    They are its parts, further chunks of large arrays, and the message itself.
+    """
     chunks = most.num_bytes // FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
-    return OF_A_PART * (most.num_parts + 1) + chunks
+    limit = OF_A_PART * (most.num_parts + 1) + chunks
+    parts = [part.object_id for part in islice(iterate_object_tree(tree), limit + 1)]
+    return parts[::-1] if len(parts) <= limit else []
 
 
 class _TooLargeError(Exception):
-    """A reply has more bytes than it may have."""
+    pass
 
 
 def _bounded(pull: Callable[[str], bytes], most: int) -> Callable[[str], bytes]:
-    """The same function, which raises when it has pulled more than so many bytes."""
+    """Limit the bytes that a function pulls; beyond them it raises `_TooLargeError`."""
     left = most
 
     def pull_bounded(object_id: str) -> bytes:

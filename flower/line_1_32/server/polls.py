@@ -1,7 +1,7 @@
 """Spaces the polls for messages of the many nodes that take part in a phase.
 
 Nodes poll often once they have replied. A SuperLink answers a few hundred polls a second in all,
-and those of a hundred nodes would hold up the replies that the phase still waits for.
+and those of a hundred nodes would delay the replies for which the phase still waits.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, Message
 from flwr_distill.protocol.messages import PACE, POLL_EVERY
 
 POLLS = 100
-"""A second, by all nodes of a phase together: a small part of what a SuperLink answers."""
+"""Polls a second of all nodes of a phase: a small part of what a SuperLink answers."""
 FEW = 5
 """Nodes whose polls need no spacing."""
 

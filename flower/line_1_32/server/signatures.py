@@ -11,18 +11,20 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
 from flwr_distill.protocol.signatures import is_signed
+from flwr_distill.task.errors import ReportedError
 
 KEYS_VARIABLE = "FLWR_DISTILL_NODE_KEYS"
-"""Of a ServerApp's environment: the file of nodes' keys, which `flwr-distill register` writes."""
+"""Variable of a ServerApp that names the file of nodes' keys, of `flwr-distill register`."""
+
+
+class NodeKeysError(ReportedError, RuntimeError):
+    """The file of nodes' keys cannot be read."""
 
 
 class NodeKeys:
     """Keys of registered nodes, from a file that is read again when it has changed.
 
-    Raises
-    ------
-    RuntimeError
-        If the file cannot be read: replies would count that nobody has checked.
+    An unreadable file raises `NodeKeysError`: replies would count that nobody has checked.
     """
 
     def __init__(self, file: Path) -> None:
@@ -52,9 +54,12 @@ class NodeKeys:
             self._keys = {int(node): _key(text) for node, text in texts.items()}
             self._version = version
         except (OSError, ValueError, AttributeError) as error:
-            raise RuntimeError(
-                f"{KEYS_VARIABLE}={self._file} cannot be read ({error}): name the nodes.json that "
-                "`flwr-distill register` writes, or unset the variable"
+            raise NodeKeysError(
+                f"cannot be read: {error}",
+                where=KEYS_VARIABLE,
+                value=str(self._file),
+                remedy="name the nodes.json that `flwr-distill register` writes, or unset the "
+                "variable",
             ) from error
 
 

@@ -18,29 +18,23 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 
 REFUSED = httpx.HTTPError
-"""What a call raises that the SuperNode refuses or does not answer within Flower's 30 s."""
+"""Raised by a call that the SuperNode refuses or does not answer within Flower's 30 s."""
 TOO_LATE = ObjectPushError
-"""What sending an object raises once the SuperNode has sent the reply and deleted it."""
+"""Raised by sending an object after the SuperNode has sent the reply and deleted it."""
 
 _TASKS = (TaskType.CLIENT_APP, TaskType.AGENT_APP)
-"""All that a SuperNode makes; a task that nobody claims would hold up those behind it forever.
+"""All that a SuperNode creates; an unclaimed task would block those behind it forever.
 
-An app without a ClientApp cannot be loaded, and that is what its message is answered with.
+The message of an app without a ClientApp is answered with the error of loading it.
 """
 _AWAY = (httpx.codes.BAD_GATEWAY, httpx.codes.SERVICE_UNAVAILABLE, httpx.codes.GATEWAY_TIMEOUT)
 
 
 class AppIo:
-    """A SuperNode's API for apps, for one task at a time.
+    """A SuperNode's API for apps at ``host:port``, for one task at a time.
 
-    Parameters
-    ----------
-    address : str
-        Of the SuperNode's API, ``host:port``.
-    root_certificates : bytes | None
-        Of its TLS; None for plain HTTP, on loopback.
-    secret : bytes | None (default: None)
-        What the SuperNode wants of whoever claims tasks. Without it, any user of the machine could.
+    Without root certificates it is plain HTTP, on loopback. The secret signs claims of tasks, which
+    any user of the machine could make otherwise.
     """
 
     def __init__(
@@ -64,10 +58,7 @@ class AppIo:
         )
 
     def claim(self) -> tuple[str, PendingTask] | None:
-        """Claim the oldest pending task; return its token and the task.
-
-        None if there is none, or the SuperNode is away.
-        """
+        """Claim the oldest pending task, with its token; None if none is pending or it is away."""
         try:
             request = messages.AcquireTaskRequest(supported_task_types=_TASKS)
             response = self._claims.AcquireTask(request)
@@ -86,7 +77,7 @@ class AppIo:
 
 
 def pull_message(calls: Any) -> Any | None:
-    """Pull a task's message without content; None if it is not there."""
+    """Pull a task's message without content; None if it has not arrived."""
     response = calls.PullMessages(messages.PullAppMessagesRequest())
     return response if response.messages_list else None
 

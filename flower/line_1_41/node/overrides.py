@@ -1,4 +1,4 @@
-"""What of Flower 1.41's and 1.42's SuperNode is overridden, besides its timing."""
+"""Overrides of Flower 1.41's and 1.42's SuperNode, besides its timing."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def override(
     node_config: dict[str, NodeConfigValue],
     refused: Callable[[str], None],
 ) -> bool:
-    """Override it; return whether the policy is kept: nothing stands between SuperLink and app."""
+    """Override the SuperNode; return whether the policy is enforced: no guard runs here."""
     patch_loop(WholeMessages())
     return False

@@ -49,8 +49,8 @@ def _taken(message, context):
 
 def _parts(context):
     """Processes of this node but for this one; its SuperNode first, lest it takes its leave."""
-    told = json.loads((Path(context.node_config["state-dir"]) / "node.json").read_text())
-    return [told[part] for part in ("supernode", "executor", "mailbox", "pid") if part in told]
+    status = json.loads((Path(context.node_config["state-dir"]) / "node.json").read_text())
+    return [status[part] for part in ("supernode", "executor", "mailbox", "pid") if part in status]
 
 
 def _signal_all(context, number):

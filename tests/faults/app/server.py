@@ -11,7 +11,7 @@ FOLDER = Path(os.environ["FAULTS"])
 
 
 def _waiting(evaluation):
-    def made(*arguments):
+    def create(*arguments):
         evaluate = evaluation(*arguments)
 
         def evaluated(server_round, arrays):
@@ -23,7 +23,7 @@ def _waiting(evaluation):
 
         return evaluated
 
-    return made
+    return create
 
 
 flwr_distill.server.task.server_evaluation = _waiting(flwr_distill.server.task.server_evaluation)

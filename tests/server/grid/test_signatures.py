@@ -97,7 +97,7 @@ def test_a_file_that_cannot_be_read_ends_the_run_with_the_remedy(text, tmp_path,
     if text is not None:
         file.write_text(text)
     monkeypatch.setenv(KEYS_VARIABLE, str(file))
-    with pytest.raises(RuntimeError, match=rf"{KEYS_VARIABLE}=.*nodes\.json.*register"):
+    with pytest.raises(RuntimeError, match=rf"{KEYS_VARIABLE} = .*nodes\.json.*register"):
         NodeKeys.from_environment()
 
 
