@@ -17,7 +17,6 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from flwr_distill.base.files import replacing
-from flwr_distill.task.durable import replacing
 from flwr_distill.task.errors import ReportedError
 
 SERVER_USES = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
