@@ -201,7 +201,7 @@ def _check_metrics(policy: Policy, asked: Asked, reply: RecordDict) -> None:
     names = reply.metric_records.get(METRICS, MetricRecord()).keys()
     if "classes" in reply.config_records.get(CONFIG, {}):
         raise ValueError("classes are not reported with differential privacy")
-    follows = asked.phase is not None and asked.phase.own_privacy is not None
+    follows = asked.phase is not None and asked.phase.epsilon is not None
     exact = {name for name in names if METRIC_ROWS.get(name) == EXACT}
     if policy.settings == "listed" and not asked.evaluates:
         covered = asked.phase.covered if asked.phase is not None else ()

@@ -274,16 +274,17 @@ def max_noisy_epsilon(policy: Policy) -> float:
 def _own_epsilons(asked: Asked) -> list[float]:
     """Epsilon by the method's own settings, and that of the message; empty if it has none."""
     method = asked.method
-    if method is None or method.own_privacy is None or asked.start:
+    if method is None or asked.start or not any(phase.epsilon for phase in method.phases):
         return []
     arguments = str(asked.run_config.get("strategy-args", ""))
     table = table_of(asked.run_config, method.table_name)
-    epsilons = [method.own_privacy(method_settings(method, table, arguments))]
+    settings = method_settings(method, table, arguments)
+    epsilons = [method.epsilon(settings)]
     if not epsilons[0] > 0:
         return []
     phase = asked.phase
-    if phase is not None and phase.own_privacy is not None:
-        epsilons.append(phase.own_privacy(asked.said_by_record))
+    if phase is not None and phase.epsilon is not None:
+        epsilons.append(phase.epsilon(settings, asked.said_by_record))
     elif not (phase and phase.rates) and phase not in COMMON:
         epsilons.append(0.0)  # such as plain training, which would see the samples
     return epsilons

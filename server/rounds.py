@@ -68,7 +68,7 @@ class Rounds:
         """At the end of the last round."""
         self._failures: list[str] = []  # of the last rounds, in a row
         self._broken: tuple[str, ...] = ()  # what is not finite after the round
-        self._personal = self.method is not None and self.method.personal
+        self._personal = self.method is not None and self.method.outcome == "personal"
         self.grid.nodes.wanted = node_settings(self.strategy) or self.grid.nodes.wanted
 
     def run(self, checkpoint: Checkpoint | None = None) -> None:

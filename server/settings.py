@@ -38,7 +38,7 @@ class RunSettings(TaskSettings):
     """JSON object of the aggregator's constructor arguments, ``{"num_malicious_nodes": 2}``."""
     defence: Literal["off", "on"] = "off"
     """``on`` where nodes may be hostile: sets the method's rules against them, unless they are set
-    already (`protocol.method.Method.defence`)."""
+    already (`protocol.method.Method.defaults`)."""
     most_samples: Annotated[float, Field(ge=0)] = 10.0
     """Most samples of a node that count, in units of the median of all connected nodes': a node
     says itself how many it has. Fewer count where nodes differ less than that: one robust standard
@@ -111,11 +111,13 @@ class RunSettings(TaskSettings):
         """
         if self.defence == "off":
             return self
-        rules = dict(method.defence) if method else {}
+        rules = dict(method.defaults.get("defence", {})) if method else {}
         if method and "strategy" in rules and self.strategy != method.name:
             rules = {}  # a class of one's own is not replaced
         if not rules:
-            known = ", ".join(sorted(name for name, m in all_methods().items() if m.defence))
+            known = ", ".join(
+                sorted(name for name, m in all_methods().items() if "defence" in m.defaults)
+            )
             raise SettingsError(
                 f'defence = "on": strategy = {self.strategy!r} declares no rules against hostile '
                 f"nodes (take one of {known}, or set an aggregator)"

@@ -51,6 +51,7 @@ def strategy_of_run(
         norm_threshold=settings.norm_threshold,
         aggregator=create_aggregator(settings.aggregator, settings.aggregator_args),
         num_rounds=settings.num_rounds,
+        secure_sums=settings.secure_sums,
     )
     arguments = settings.constructor_arguments(method)
     return create_strategy(strategy, settings.of_method(method), run, arguments)
@@ -73,14 +74,15 @@ def method_of_start(settings: RunSettings, method: Method | None) -> Method | No
     """
     if not settings.start:
         return None
-    able = {name: other for name, other in all_methods().items() if other.starts}
+    able = {name: other for name, other in all_methods().items() if other.outcome == "solved"}
     if settings.start not in able:
         raise SettingsError(
             f"start = {settings.start!r}: it makes no model that training can start from (take "
             f'one of {", ".join(able)}, or "")'
         )
-    if method and (method.personal or method.starts):
-        why = "nodes keep models of their own" if method.personal else "it needs no start"
+    if method and method.outcome != "trained":
+        is_personal = method.outcome == "personal"
+        why = "nodes keep models of their own" if is_personal else "it needs no start"
         raise SettingsError(
             f"start = {settings.start!r}: with strategy = {settings.strategy!r} {why} (set start "
             'to "")'

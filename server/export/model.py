@@ -44,7 +44,7 @@ def run_to_export(run: RunFiles, best_round: bool = False) -> RunFiles:
     ExportError
         If there is no checkpoint of that round, or no global model at all.
     """
-    if (method := method_of_run(run)) and method.personal:
+    if (method := method_of_run(run)) and method.outcome == "personal":
         raise ExportError(
             f"{run.folder}: nodes keep models of their own under strategy = {method.name!r}, and "
             "there is no global one to export"

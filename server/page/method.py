@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from flwr_distill.protocol.arguments import method_settings
-from flwr_distill.protocol.method import Method
+from flwr_distill.protocol.method import CHOICE, Method
 from flwr_distill.protocol.registry import find_method
 from flwr_distill.server.page.run_files import RunFiles
 from flwr_distill.strategies.common.registry import find_strategy
@@ -40,14 +40,14 @@ def disclosed(run: RunFiles) -> str:
     texts = [
         _disclosed(run, start, ""),
         _disclosed(run, method, arguments),
-        _disclosed(run, _taken(run, method), ""),
+        _disclosed(run, _taken(run), ""),
     ]
     return " ".join(filter(None, texts))
 
 
-def _taken(run: RunFiles, method: Method | None) -> Method | None:
+def _taken(run: RunFiles) -> Method | None:
     """Method that the run's own one left it to, if it did."""
-    content = run.artifact(method.taken) if method and method.taken else b""
+    content = run.artifact(CHOICE)
     return find_method(json.loads(content)["strategy"]) if content else None
 
 
@@ -61,10 +61,10 @@ def _disclosed(run: RunFiles, method: Method | None, arguments: str) -> str:
 def private_by_method(run: RunFiles) -> bool:
     """Whether the method's own settings put all that nodes sent under differential privacy."""
     method = method_of_run(run)
-    if method is None or method.own_privacy is None or run.settings.get("start"):
+    if method is None or run.settings.get("start"):
         return False
     settings = _settings(run, method, run.settings.get("strategy-args", ""))
-    return settings is not None and method.own_privacy(settings) > 0
+    return settings is not None and method.epsilon(settings) > 0
 
 
 def _settings(run: RunFiles, method: Method, arguments: str) -> Any:

@@ -227,7 +227,7 @@ def test_an_edge_says_at_once_which_runs_it_cannot_take_part_in(tiers, above, re
 
 def test_an_edge_with_too_few_nodes_says_so_above(tiers):
     reason = missing(tiers(**{"min-nodes": 4}), **{"phase-timeout": 2.0})
-    assert "min-nodes = 4, but 3 nodes connected" in reason
+    assert "min-nodes = 4: 3 nodes connected" in reason
 
 
 @pytest.mark.parametrize(

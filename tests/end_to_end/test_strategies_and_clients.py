@@ -157,7 +157,7 @@ def test_private_data_need_no_dataset_on_the_server(client_grid, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"hfldd__groups": 9}, r"hfldd\.groups = 9, but there are 4 nodes"),
+        ({"hfldd__groups": 9}, r"hfldd\.groups = 9: there are 4 nodes"),
         ({"strategy": "fedagv"}, "strategy = 'fedagv'"),
         ({"model": "hfldd-mnist"}, "'hfldd-mnist' does not fit"),
         ({"dataset": "mnits"}, "dataset='mnits' is unknown"),

@@ -38,7 +38,7 @@ def test_honest_nodes_train_in_every_round_and_are_never_set_aside(
     main(client_grid(NODES, run_config), Context(1, 1, {}, RecordDict(), run_config))
     rows = [json.loads(line) for line in (tmp_path / "1" / "metrics.jsonl").open()]
     assert [row["set_aside"] for row in rows] == [0, 0, 0]
-    if all_methods()[strategy].personal:
+    if all_methods()[strategy].outcome == "personal":
         assert {row["loss"] for row in rows} == {None}
     else:
         assert len({row["loss"] for row in rows}) == 3

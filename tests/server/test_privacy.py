@@ -177,16 +177,6 @@ def test_a_run_without_says_nothing(finished_run):
             "strategy = 'flwr.serverapp.strategy:FedAvg'",
         ),
         ({"strategy": "hfldd", "aggregator": "krum"}, "aggregator = 'krum'"),
-        (
-            {
-                "strategy": "hfldd",
-                "hfldd.rotate": False,
-                "hfldd.complete-clusters": False,
-                "hfldd.votes": True,
-            },
-            "hfldd.votes = true",
-        ),
-        ({"strategy": "hfldd"}, "hfldd.complete-clusters = true"),
         ({"strategy": "fedavg", "start": "analytic"}, "start = 'analytic'"),
         ({"strategy": "fedavg", "defence": "on"}, 'defence = "on"'),
     ],
