@@ -18,7 +18,7 @@ COLUMNS = {
     "by-chance": "#by chance",
 }
 EXPLAINED = (
-    "A card says how near a node's virtual images come to the real ones they were made from: a "
+    "A card tells how near a node's virtual images come to the real ones they were made from: a "
     "cosine of 1 or a distance of 0 is a copy. Nearer to own is the share of them that lie nearer "
     "to an image they were made from than to any held back; by chance is that share if they showed "
     "nothing of single images. Cards measure likeness and prove nothing. What nodes send each "
