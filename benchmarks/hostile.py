@@ -21,7 +21,7 @@ from flwr_distill.links import send
 from flwr_distill.protocol.arrays import as_arrays, as_record
 from flwr_distill.protocol.messages import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, SERVER_ROUND
 from flwr_distill.strategies.fedhead.method import AGGREGATE_SECTOR, DISTILL_SECTOR
-from flwr_distill.strategies.hfldd.distillation import distilled
+from flwr_distill.strategies.hfldd.distillation import Encoded, distilled
 from flwr_distill.strategies.hfldd.method import Distillation
 from flwr_distill.task.datasets import Samples
 
@@ -233,28 +233,30 @@ def _with_flipped_labels(context: Context) -> Session:
     return replace(session, data=replace(session.data, train=flipped))
 
 
-def _flipped_virtual_data(context: Context, request: Distillation) -> bytes:
+def _flipped_virtual_data(context: Context, request: Distillation) -> Encoded:
     num_classes = Session.of(context).data.spec.num_classes
-    honest = VirtualData.from_bytes(distilled(context, request))
+    honest = distilled(context, request).virtual()
     soft = None if honest.soft_labels is None else honest.soft_labels.flip(1)
-    return replace(honest, labels=num_classes - 1 - honest.labels, soft_labels=soft).to_bytes()
+    flipped = replace(honest, labels=num_classes - 1 - honest.labels, soft_labels=soft)
+    return Encoded(flipped.to_bytes(), flipped)
 
 
-def _random_virtual_data(context: Context, request: Distillation) -> bytes:
-    return _noise(context, len(VirtualData.from_bytes(distilled(context, request))))
+def _random_virtual_data(context: Context, request: Distillation) -> Encoded:
+    return _noise(context, len(distilled(context, request).virtual()))
 
 
-def _oversized_virtual_data(context: Context, request: Distillation) -> bytes:
+def _oversized_virtual_data(context: Context, request: Distillation) -> Encoded:
     return _noise(context, OVERSIZED_IMAGES)
 
 
-def _noise(context: Context, size: int) -> bytes:
+def _noise(context: Context, size: int) -> Encoded:
     """Well-formed virtual data: noise with random labels."""
     session = Session.of(context)
     spec, draws = session.data.spec, session.generator("attack")
     images = torch.randn(size, *spec.shape, generator=draws)
     labels = torch.randint(spec.num_classes, (size,), generator=draws)
-    return VirtualData(images, labels, "noise", steps=0, seed=0, init="noise").to_bytes()
+    noise = VirtualData(images, labels, "noise", steps=0, seed=0, init="noise")
+    return Encoded(noise.to_bytes(), noise)
 
 
 def _send_oversized(session: Session, route: Any, payload: bytes, deadline: float) -> Any:

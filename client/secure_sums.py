@@ -188,7 +188,7 @@ def summed(
     reply = handler(message, context)
     if not reply.content.array_records:  # a reason for not training
         return reply
-    longest = request.longest if phase.shortened else math.inf
+    longest = request.longest if ARRAYS in records else math.inf  # updates alone are shortened
     numbers, weight = _numbers(
         reply.content, records, longest=longest, most=request.most, num_nodes=len(members)
     )

@@ -201,7 +201,7 @@ def below_config(
     return {
         **task_of(above),
         "fraction-evaluate": 1.0 if float(above["fraction-evaluate"]) > 0 else 0.0,
-        **(method.below_edge if method else {}),
+        **(method.defaults.get("edge", {}) if method else {}),
         **own,
         "num-rounds": rounds,
         "phase-timeout": SHARE * timeout,

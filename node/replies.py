@@ -149,7 +149,7 @@ def _check_metrics(policy: Policy, request: Asked, reply: RecordDict) -> None:
     if policy.settings == "listed" and not request.evaluates:
         covered = request.phase.covered if request.phase is not None else ()
         exact |= names - METRIC_ROWS.keys() - {*covered}
-    follows = request.phase is not None and request.phase.own_privacy is not None
+    follows = request.phase is not None and request.phase.epsilon is not None
     if exact and not follows:
         raise ValueError(f"{min(exact)!r} does not leave with differential privacy")
 

@@ -246,16 +246,17 @@ def max_noisy_epsilon(policy: Policy) -> float:
 def _own_epsilons(request: Asked) -> list[float]:
     """Epsilon by the method's own settings, and that of the message; empty without one."""
     method = request.method
-    if method is None or method.own_privacy is None or request.start:
+    if method is None or request.start or not any(phase.epsilon for phase in method.phases):
         return []
     arguments = str(request.run_config.get("strategy-args", ""))
     table = table_of(request.run_config, method.table_name)
-    epsilons = [method.own_privacy(method_settings(method, table, arguments))]
+    settings = method_settings(method, table, arguments)
+    epsilons = [method.epsilon(settings)]
     if not epsilons[0] > 0:
         return []
     phase = request.phase
-    if phase is not None and phase.own_privacy is not None:
-        epsilons.append(phase.own_privacy(request.records))
+    if phase is not None and phase.epsilon is not None:
+        epsilons.append(phase.epsilon(settings, request.records))
     elif not (phase and phase.rates) and phase not in COMMON:
         epsilons.append(0.0)  # such as plain training, which would see the samples
     return epsilons

@@ -66,10 +66,7 @@ class RecordArrays(Mapping[str, NDArray[np.generic]]):
 def decode(record: ArrayRecord) -> None:
     """Decode a received record's arrays in place, once. Nothing is trusted or unpickled.
 
-    Raises
-    ------
-    ValueError
-        If an array cannot be read or does not hold numbers.
+    Raises ValueError if an array cannot be read or does not contain numbers.
     """
     for name, array in record.items():
         if not isinstance(array, DecodedArray):
@@ -79,10 +76,7 @@ def decode(record: ArrayRecord) -> None:
 def as_arrays(record: ArrayRecord) -> dict[str, NDArray[np.generic]]:
     """Arrays of a record by name, without changing the record.
 
-    Raises
-    ------
-    ValueError
-        If an array cannot be read or does not hold numbers.
+    Raises ValueError if an array cannot be read or does not contain numbers.
     """
     return {name: _values(name, array) for name, array in record.items()}
 
@@ -90,10 +84,7 @@ def as_arrays(record: ArrayRecord) -> dict[str, NDArray[np.generic]]:
 def finite_arrays(record: ArrayRecord) -> Arrays:
     """Arrays of a received record by name.
 
-    Raises
-    ------
-    ValueError
-        If an array cannot be read, or holds NaN or infinity.
+    Raises ValueError if an array cannot be read, or holds NaN or infinity.
     """
     decode(record)
     for name, array in record.items():
@@ -112,11 +103,8 @@ def model_arrays(record: ArrayRecord, like: Arrays) -> Arrays:
 
     The record gets the order of ``like``, because some of Flower's strategies go by position.
 
-    Raises
-    ------
-    ValueError
-        If names, shapes or types differ from ``like``, a value is not finite, or a variance of
-        batch normalisation is below 0.
+    Raises ValueError if names, shapes or types differ from ``like``, a value is not finite, or a
+    variance of batch normalisation is below 0.
     """
     _check_names(record, like)
     if list(record) != list(like):
@@ -133,10 +121,7 @@ def model_arrays(record: ArrayRecord, like: Arrays) -> Arrays:
 def check_arrays(arrays: Arrays, like: Arrays) -> Arrays:
     """Check arrays as `model_arrays` checks those of a record; return them.
 
-    Raises
-    ------
-    ValueError
-        As `model_arrays` does.
+    Raises ValueError as `model_arrays` does.
     """
     _check_names(arrays, like)
     for name, array in arrays.items():

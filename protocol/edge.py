@@ -20,12 +20,7 @@ from flwr_distill.protocol.messages import CONFIG, SERVER_ROUND
 from flwr_distill.protocol.method import Method
 from flwr_distill.protocol.registry import find_method
 from flwr_distill.task.errors import SettingsError
-from flwr_distill.task.settings import (
-    Block,
-    RunConfigValue,
-    TaskSettings,
-    TrainSettings,
-)
+from flwr_distill.task.settings import Block, RunConfigValue, TaskSettings, TrainSettings
 
 DOOR = "edge"
 """Socket of the edge itself, in the folder that its node's config names."""
@@ -91,13 +86,7 @@ def from_bytes(content: bytes) -> Message:
 
 
 def why_not_above(run_config: Mapping[str, RunConfigValue]) -> str:
-    """Why an edge cannot take part in a run above, with the remedy; empty if it can.
-
-    Parameters
-    ----------
-    run_config : Mapping[str, bool | int | float | str]
-        Of that run.
-    """
+    """Why an edge cannot take part in a run above, with the remedy; empty if it can."""
     if run_config.get("secure-sums"):
         return (
             "secure-sums = true needs the nodes themselves (start the run without; the edge can "
@@ -115,11 +104,11 @@ def why_not_above(run_config: Mapping[str, RunConfigValue]) -> str:
 def averages_alone(method: Method) -> bool:
     """Whether nodes of a method get and send models alone, by Flower's plain messages."""
     others = set(method.terms) - keys_of(TrainSettings)
-    return not (method.phases or method.personal or method.needs or others)
+    return not (method.phases or method.outcome == "personal" or method.needs or others)
 
 
 def task_of(run_config: Mapping[str, RunConfigValue]) -> dict[str, RunConfigValue]:
-    """Keys of a run above that hold below too: those of the task, but for places of files."""
+    """Keys of a run above that apply below too: those of the task, but for places of files."""
     own = keys_of(TaskSettings) - {"data-root", "download"}
     return {key: value for key, value in run_config.items() if key.partition(".")[0] in own}
 
@@ -132,10 +121,7 @@ def keys_of(table: type[Block]) -> set[str]:
 def check_plain(message: Message) -> None:
     """Check that a message of training or evaluation brings a model, and settings of training.
 
-    Raises
-    ------
-    SettingsError
-        Names what else it brings.
+    Raises SettingsError if it brings anything else.
     """
     content = message.content
     others = [name for name in content if name not in content.array_records and name != CONFIG]
@@ -144,5 +130,5 @@ def check_plain(message: Message) -> None:
         config = content.config_records.get(CONFIG, ConfigRecord())
         others += set(config) - keys_of(TrainSettings) - {SERVER_ROUND}
     if others or not content.array_records:
-        what = f"brings {min(others)!r}" if others else "brings no model"
-        raise SettingsError(f"the message {what}: {AVERAGES}")
+        what = f"it brings {min(others)!r}" if others else "it brings no model"
+        raise SettingsError(f"{what}: {AVERAGES}", where="message")

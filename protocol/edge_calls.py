@@ -12,23 +12,24 @@ from pathlib import Path
 import grpc
 
 from flwr_distill.protocol.socket_path import short_path
+from flwr_distill.task.errors import ReportedError
 
 _SERVICE = "flwr_distill.Edge"
-_LARGEST = 2**31 - 1
+_MAX_BYTES = 2**31 - 1
 """Bytes of a call or an answer, as Flower's own."""
 _OPTIONS = [
-    ("grpc.max_send_message_length", _LARGEST),
-    ("grpc.max_receive_message_length", _LARGEST),
+    ("grpc.max_send_message_length", _MAX_BYTES),
+    ("grpc.max_receive_message_length", _MAX_BYTES),
 ]
-_LONGEST_REASON = 2000
+_MAX_REASON = 2000
 """Characters: gRPC sends reasons in headers, which are short."""
 
 Answer = Callable[[bytes, float], bytes]
 """Given a request and the seconds that the caller waits; raises an `EdgeError` to refuse."""
 
 
-class EdgeError(RuntimeError):
-    """An edge cannot answer; says why."""
+class EdgeError(ReportedError):
+    """An edge cannot answer."""
 
 
 class NobodyThereError(EdgeError):
@@ -43,7 +44,7 @@ def listen(socket: Path, answers: Mapping[str, Answer], *, threads: int) -> grpc
             try:
                 return answer(request, context.time_remaining())
             except EdgeError as error:
-                reason = str(error)[:_LONGEST_REASON]
+                reason = str(error)[:_MAX_REASON]
                 context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
                 raise  # abort raises
 
@@ -63,12 +64,8 @@ def listen(socket: Path, answers: Mapping[str, Answer], *, threads: int) -> grpc
 def call(socket: Path, name: str, request: bytes, seconds: float) -> bytes:
     """Call who listens at a socket, and wait so long.
 
-    Raises
-    ------
-    NobodyThereError
-        If nobody listens there, or ends meanwhile.
-    EdgeError
-        If it refuses, or does not answer in time.
+    Raises NobodyThereError if nobody listens there, or ends meanwhile; EdgeError if it refuses, or
+    does not answer in time.
     """
     try:
         with (

@@ -28,9 +28,7 @@ from flwr_distill.storage.store import SECRET_BYTES, NodeStore
 from flwr_distill.task.columns import FINEST, LARGEST, Moments, Scale, scale_of_sums
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.labels import LONGEST_NAME, MOST_NAMES, LabelError, LabelMap, names_problem
-from flwr_distill.task.settings import (
-    Block,
-)
+from flwr_distill.task.settings import Block
 
 DESCRIBE = "query.describe"
 """Ask a node who it is: name, partition, sector, samples, data set of its own, how to send to it,
@@ -94,10 +92,7 @@ class Requirement(Block):
     def scale(self) -> Scale | None:
         """What nodes standardise columns by; None if the message says none.
 
-        Raises
-        ------
-        ValueError
-            If it says more means than deviations, or fewer.
+        Raises ValueError if it says more means than deviations, or fewer.
         """
         pairs = list(zip(self.column_means, self.column_deviations, strict=True))
         return Scale(*zip(*pairs, strict=True)) if pairs else None
@@ -105,10 +100,7 @@ class Requirement(Block):
     def check_labels(self, own: LabelMap) -> None:
         """Check that the names in a copy of the run's data set are the run's.
 
-        Raises
-        ------
-        LabelError
-            If they are not; it shows both.
+        Raises LabelError if they are not; it shows both.
         """
         run = LabelMap(tuple(self.classes), tuple(self.columns))
         if run == LabelMap():  # the server knows no names
@@ -188,16 +180,8 @@ def requirement_of(
 ) -> Requirement | None:
     """What a run needs on nodes; None if its code is ours and it needs nothing else.
 
-    Parameters
-    ----------
-    method : Method, optional
-        None for strategies of no method.
-    settings : Block, optional (default: None)
-        The method's.
-    frozen : str (default: "")
-        See `Requirement`.
-    labels : LabelMap, optional (default: None)
-        The run's label map, where the server knows names.
+    Given its method, None for strategies of no method, the method's settings, the fingerprint of
+    the frozen part of the model, and the label map if the server knows names.
     """
     names = labels or LabelMap()
     of_all = Requirement(frozen=frozen, classes=list(names.classes), columns=list(names.columns))
@@ -229,17 +213,16 @@ def record_of_sums(moments: Moments, names: Sequence[str]) -> ArrayRecord:
 
     Of each column the sum comes first, then the sum of squares.
 
-    Raises
-    ------
-    SettingsError
-        If a column's do not fit; names it.
+    Raises SettingsError if a column's do not fit; names it.
     """
     numbers = [Fraction(moments.rows)]
     for name, variance, sums in zip(names, moments.variance, moments.sums, strict=True):
         if 0 < variance < FINEST or max(map(abs, sums)) >= LARGEST_EXACT:
+            stated = f"private.columns={name}:MEAN+-DEVIATION"
             raise SettingsError(
-                f"column {name!r} is too large, or varies too little, for secure sums (change its "
-                f"unit, or state its scale: private.columns={name}:MEAN+-DEVIATION)"
+                "too large, or varies too little, for secure sums",
+                where=f"column {name!r}",
+                remedy=f"change its unit, or state its scale: {stated}",
             )
         numbers += sums
     return as_record({SUMS: np.stack([digits_of(number) for number in numbers])})
@@ -248,10 +231,7 @@ def record_of_sums(moments: Moments, names: Sequence[str]) -> ArrayRecord:
 def scale_in(sums: NDArray[np.float64]) -> Scale:
     """Scale from the sums of nodes' digits.
 
-    Raises
-    ------
-    ValueError
-        If no rows have such sums.
+    Raises ValueError if no rows have such sums.
     """
     rows, *numbers = map(number_of, sums)
     return scale_of_sums(rows, list(zip(numbers[::2], numbers[1::2], strict=True)))
@@ -326,7 +306,6 @@ PHASES = (
         leaves="mean and variance of each column of its table that the run states no scale of, and "
         "the number of samples",
         summed=_summed_columns,
-        shortened=False,
     ),
     Phase(
         CONTINUE,

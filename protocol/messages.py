@@ -4,6 +4,11 @@ Flower requires the action in a message type to be a Python identifier (undersco
 records follow Flower's own style (``num-examples``).
 """
 
+from collections.abc import Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+
 ARRAYS = "arrays"
 CONFIG = "config"
 METRICS = "metrics"
@@ -83,3 +88,9 @@ SECTOR = "sector"
 
 EDGE = "edge"
 """Key of the node config of an edge's node: folder of the edge's sockets."""
+
+
+def ranked(records: Mapping[str, T], name: str) -> dict[int, T]:
+    """Entries ``<name>.<rank>`` by rank, in their order; others are ignored."""
+    parts = ((key.rpartition("."), value) for key, value in records.items())
+    return {int(r): value for (stem, _, r), value in parts if stem == name and r.isdecimal()}

@@ -6,7 +6,7 @@ node code, and a node without importing server code.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from flwr.app import RecordDict
 
@@ -20,7 +20,14 @@ from flwr_distill.protocol.schema import (
     Reply,
     Request,
 )
-from flwr_distill.task.settings import Block, TrainSettings
+from flwr_distill.task.settings import Block, RunConfigValue, TrainSettings
+
+CHOICE = "choice.json"
+"""File of a run's result in which a strategy that leaves the run to another one names that: a JSON
+object with the key ``strategy``. The report then says what that one discloses."""
+
+ConfigValues = Mapping[str, Mapping[str, object]]
+"""Values of a message's config records, by record and key."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +45,10 @@ class Phase:
     handler : str (default: "")
         ``module:function`` on the node, ``(message, context) -> message`` as Flower's are.
     request : Request, optional (default: None)
-        Records and keys that its messages may hold. A node whose policy has ``settings: listed``
+        Records and keys that its messages may contain. A node whose policy has ``settings: listed``
         refuses any other, and every message of a phase without one.
     leaves : str (default: "")
-        What its answers hold that was made from samples, for docs/what-leaves.md; empty if nothing.
+        What its answers contain that was made from samples, for docs/what-leaves.md.
     rates : tuple of str (default: ())
         Metrics of its answers that are shares of the node's held-out samples, of which the received
         model alone decides. A policy with ``evaluation-epsilon`` adds noise to these, drops other
@@ -51,34 +58,31 @@ class Phase:
         follows from a model under it. For plug-ins, whose other metrics count as exact numbers of
         samples; `node.listed` has those of built-in methods.
     single : bool (default: True)
-        Whether arrays in its answers that secure sums do not mask are a single node's model, or as
-        telling. A policy with ``single-updates: never`` refuses these, and so do nodes in a run
-        with ``secure-sums``. Soft labels are not.
+        Whether arrays in its answers that secure sums do not mask reveal as much as a single node's
+        model. A policy with ``single-updates: never`` refuses these, and so do nodes in a run with
+        ``secure-sums``. Soft labels do not.
     quorum : bool (default: False)
         Whether a share ``quorum`` of the nodes must send usable replies.
     needed : bool (default: False)
-        Whether a round has failed if no node sends a usable reply. A round whose model stays as it
-        was has failed in any case.
-    compared : bool (default: False)
-        Whether replies are averaged, and therefore compared with each other: a reply is rejected
+        Whether a round has failed if no node sends a usable reply. A round without a new model has
+        failed in any case.
+    averaged : str (default: "")
+        By which numbers of samples replies are averaged; empty if they are not. ``own``: at most
+        what a node said at the first meeting. ``pool``: what it claims, as nodes train on more than
+        their own samples; the strategy limits these. Averaged replies are compared: one is rejected
         if it is missing what most have, or a norm is absurdly large beside the others.
-    pooled : bool (default: False)
-        Whether nodes train on more than their own samples. Otherwise a node's samples count as
-        what it said at the first meeting, whatever it claims later; here the strategy sees to it.
     summed : callable, optional (default: None)
-        Given a message's content and the model in it, returns the array records that answers hold,
-        by name, as arrays of the same shapes: secure sums (`Method.summed`, and all phases of the
-        first meeting that have it) have the mean of these.
-        None for a model alone.
-    shortened : bool (default: True)
-        Whether nodes shorten what is summed to ``secure-sums-norm``.
+        Given a message's content and the model in it, returns the array records of answers, by
+        name, as arrays of the same shapes: secure sums (`Method.summed`, and all phases of the
+        first meeting that have it) have the mean of these. Where the model is among them, nodes
+        shorten what they send to ``secure-sums-norm``. None for a model alone.
     own : tuple of str (default: ())
-        ``record.key`` of what a message tells a node by itself. Whatever else its messages hold is
-        the same for all nodes of a secure sum.
-    own_privacy : callable, optional (default: None)
-        Of a method with `Method.own_privacy`: given a message's config records, by name and key and
-        without bytes, returns the epsilon of the method's that its answer follows from, read as the
-        handler reads it; 0 if the answer would tell more. None if answers are not under it.
+        ``record.key`` of what differs between nodes in its messages. All else is the same for all
+        nodes of a secure sum.
+    epsilon : callable, optional (default: None)
+        Epsilon that a whole run costs each sample, if these answers follow from data that the
+        method itself has put under differential privacy, without ``train.dp-noise``; else 0. Given
+        the method's settings; on nodes also a message's values, read as the handler reads them.
     """
 
     message_type: str
@@ -92,12 +96,10 @@ class Phase:
     single: bool = True
     quorum: bool = False
     needed: bool = False
-    compared: bool = False
-    pooled: bool = False
+    averaged: Literal["", "own", "pool"] = ""
     summed: Callable[[RecordDict, Arrays], Mapping[str, Arrays]] | None = None
-    shortened: bool = True
     own: tuple[str, ...] = ()
-    own_privacy: Callable[[Mapping[str, Mapping[str, object]]], float] | None = None
+    epsilon: Callable[..., float] | None = None
 
     @property
     def shows_single(self) -> bool:
@@ -139,23 +141,16 @@ class Method:
         Given the method's settings and those of training, returns what differential privacy would
         not cover, with the remedy; an empty text if it covers all. None means all is covered if
         the method has no phases or terms of its own, else that it is unknown.
-    own_privacy : callable, optional (default: None)
-        Given the method's settings, returns the epsilon that a whole run costs each sample if these
-        alone put all that nodes send under differential privacy, without ``train.dp-noise``; else
-        0. None if none do. Phases whose answers are under it say so (`Phase.own_privacy`).
     summed : tuple of str
         Message types whose answers are models, or the arrays that their phases name
         (`Phase.summed`), of which the strategy needs only the mean, weighted by samples: with
-        ``secure-sums`` the server sees no single one. A method that looks at single ones, or at
-        other metrics of them, names none.
-    unsummed : callable, optional (default: None)
-        Given the method's settings, returns which of them need single models all the same, with the
-        remedy; an empty text if none does.
-    personal : bool (default: False)
-        Whether nodes keep models of their own, so that there is no global one to evaluate, save
-        and export. The run's accuracy is then that of nodes on their held-out samples.
-    starts : bool (default: False)
-        Whether other strategies can start from the model of its first round (setting ``start``).
+        ``secure-sums`` the server sees no single one. A method that reads single ones, or other
+        metrics of them, names none; one whose settings decide refuses these in ``from_run``.
+    outcome : str (default: "trained")
+        What a run makes: ``trained``, a model from the one before; ``solved``, a model that is
+        complete after one round, whatever came before, so that other strategies can start from it
+        (setting ``start``); ``personal``, models that stay on nodes. There is then no global one to
+        evaluate, save and export, and the run's accuracy is that of nodes on held-out samples.
     formulas : str (default: "")
         ``module:function`` that gives the expected traffic of a run in bits, by formula:
         ``(strategy, num_nodes, num_weights, num_rounds) -> dict``.
@@ -164,15 +159,10 @@ class Method:
     disclosed : callable, optional (default: None)
         Given the method's settings, returns what leaves nodes besides models and virtual data, for
         report and model card; an empty text if nothing.
-    defence : Mapping[str, bool, int, float or str]
-        Run-config keys that ``defence = "on"`` sets, unless they differ from their defaults: the
-        rules that fit the method. ``strategy`` replaces the method itself by another, which takes
-        no arguments of its own. Empty if it has none.
-    below_edge : Mapping[str, bool, int, float or str]
-        Run-config keys of a run below an edge, unless the edge sets them.
-    taken : str (default: "")
-        File of the run's result that names, at the key ``strategy`` of a JSON object, the method
-        that this one left the run to; empty if none. What that discloses is told too.
+    defaults : Mapping[str, Mapping[str, bool, int, float or str]]
+        Other defaults of run-config keys, by occasion: ``defence`` for ``defence = "on"``, the
+        rules against hostile nodes that fit the method; ``edge`` for a run below an edge. In the
+        former, ``strategy`` replaces the method by another, which gets no ``strategy-args``.
     models, datasets, distillers : Mapping[str, str]
         ``module:attribute`` of further ones, by name.
     package : str (default: "")
@@ -188,17 +178,12 @@ class Method:
     terms: Mapping[str, str] = field(default_factory=dict)
     needs: str = ""
     unprotected: Callable[[Any, TrainSettings], str] | None = None
-    own_privacy: Callable[[Any], float] | None = None
     summed: tuple[str, ...] = ()
-    unsummed: Callable[[Any], str] | None = None
-    personal: bool = False
-    starts: bool = False
+    outcome: Literal["trained", "solved", "personal"] = "trained"
     formulas: str = ""
     panels: tuple[str, ...] = ()
     disclosed: Callable[[Any], str] | None = None
-    defence: Mapping[str, bool | int | float | str] = field(default_factory=dict)
-    below_edge: Mapping[str, bool | int | float | str] = field(default_factory=dict)
-    taken: str = ""
+    defaults: Mapping[str, Mapping[str, RunConfigValue]] = field(default_factory=dict)
     models: Mapping[str, str] = field(default_factory=dict)
     datasets: Mapping[str, str] = field(default_factory=dict)
     distillers: Mapping[str, str] = field(default_factory=dict)
@@ -216,6 +201,11 @@ class Method:
         own = any(name.startswith("train.") for name in types)
         return "train" in types or bool(self.terms and not own)
 
+    def epsilon(self, settings: Any) -> float:
+        """Epsilon of a run by `Phase.epsilon`; 0 if other answers than these cost more."""
+        epsilons = [phase.epsilon(settings) for phase in self.phases if phase.epsilon]
+        return max(epsilons) if epsilons and min(epsilons) > 0 else 0.0
+
 
 def all_protected(settings: Any, train: TrainSettings) -> str:
     """`Method.unprotected` of a method that differential privacy covers completely."""
@@ -229,7 +219,7 @@ TRAIN_PHASE = Phase(
     request=TRAIN_REQUEST,
     leaves="the model, trained on its samples",
     quorum=True,
-    compared=True,
+    averaged="own",
 )
 EVALUATE_PHASE = Phase(
     "evaluate",
@@ -238,5 +228,5 @@ EVALUATE_PHASE = Phase(
     request=EVALUATE_REQUEST,
     leaves="accuracy and loss on held-out samples, and their number",
     rates=("eval-accuracy",),
-    compared=True,
+    averaged="own",
 )

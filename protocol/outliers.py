@@ -42,14 +42,8 @@ def absurdly_large(values: Mapping[K, float], threshold: float) -> list[K]:
     """Keys of values that are absurdly large among the others: outliers of their logarithms.
 
     A value's score is the distance of its logarithm above their median, in units of
-    ``1.4826 MAD`` (the standard deviation, if they were normal), but at least 1.
-
-    Parameters
-    ----------
-    values : Mapping[K, float]
-        Not negative. Zeros are ignored, and fewer than 4 values are not judged.
-    threshold : float
-        Score above which a value is absurd; 0 turns the check off.
+    ``1.4826 MAD`` (the standard deviation, if they were normal), but at least 1. Zeros are ignored,
+    and fewer than 4 values are not judged. A `threshold` of 0 turns the check off.
     """
     keys = [key for key, value in values.items() if value > 0]
     if threshold == 0 or len(keys) < FEWEST:
@@ -70,24 +64,12 @@ def idle(norms: Mapping[K, float]) -> list[K]:
 
 
 def capped(num_examples: Mapping[K, int], most: float) -> dict[K, int]:
-    """Numbers of samples that count: claims, of which none exceeds the others' by far.
+    """Numbers of samples that count, by node: claims, of which none exceeds the others' by far.
 
-    At most `room` times the median: where nodes say that they have as many samples, one that
-    says it has a thousand times as many weighs little more than they do. A claim of less than half
-    of the nodes hardly moves that bound. Of an even number the median is the lower one, which the
-    larger claim of two cannot raise.
-
-    Parameters
-    ----------
-    num_examples : Mapping[K, int]
-        Samples by node, as claimed.
-    most : float
-        Times the median that count even where claims differ more; 0 counts all.
-
-    Returns
-    -------
-    dict[K, int]
-        At least 1 each.
+    At most `room` times the median: where nodes claim alike, one that claims a thousand times as
+    many weighs little more than they do. Claims of less than half of the nodes hardly move that
+    bound. Of an even number the median is the lower one, which the larger claim of two cannot
+    raise. `most` is the factor that counts even where claims differ more; 0 counts all.
     """
     if not most or not num_examples:
         return dict(num_examples)
@@ -97,16 +79,11 @@ def capped(num_examples: Mapping[K, int], most: float) -> dict[K, int]:
 
 
 def room(weights: NDArray[np.float64]) -> float:
-    """Times the median that a model may weigh and be long, at least 1.
+    """Times the median that a model may weigh and be long, at least 1, given samples (n,) > 0.
 
-    One robust standard deviation of the weights' logarithms: 1 among nodes of as many samples, more
-    where they differ, so that honest ones that have more count for more. Claims of less than half
-    of the nodes hardly raise it.
-
-    Parameters
-    ----------
-    weights : ndarray
-        Samples of each model, (n,), > 0.
+    One robust standard deviation of their logarithms: 1 among nodes of as many samples, more where
+    they differ, so that honest ones that have more count for more. Claims of less than half of the
+    nodes hardly raise it.
     """
     return math.exp(spread(np.log(weights), 0))
 

@@ -52,7 +52,7 @@ def built_in_methods() -> dict[str, Method]:
 
 @cache
 def all_methods() -> dict[str, Method]:
-    """All methods by name; a plug-in that cannot be used is left out with a warning."""
+    """All methods by name; an unusable plug-in is excluded with a warning."""
     methods = dict(built_in_methods())
     for name in sorted(installed_plugins().names):
         try:
@@ -63,32 +63,17 @@ def all_methods() -> dict[str, Method]:
 
 
 def find_method(name: str) -> Method | None:
-    """Find a method by name; None if there is none.
-
-    Raises
-    ------
-    SettingsError
-        If it is a plug-in that cannot be used.
-    """
+    """Find a method by name; None if there is none, SettingsError if it is an unusable plug-in."""
     if name in installed_plugins().names:
         return _installed_method(name)
     return built_in_methods().get(name)
 
 
 def check_strategy_name(name: str, setting: str = "strategy") -> None:
-    """Check that there is a strategy of a name, as far as it can be known without importing it.
+    """Check that there is a strategy of a name, as far as that is known without importing it.
 
-    Parameters
-    ----------
-    name : str
-        Name of a method, or ``module:Class``, which may be any.
-    setting : str (default: "strategy")
-        Setting name, used in errors.
-
-    Raises
-    ------
-    SettingsError
-        If there is none; names those that there are.
+    A name is a method's, or ``module:Class``, which may be any. Raises SettingsError with those
+    that there are; `setting` names it.
     """
     method = find_method(name)
     if ":" in (method.strategy if method else name):
@@ -96,9 +81,8 @@ def check_strategy_name(name: str, setting: str = "strategy") -> None:
     known = sorted(name for name, m in all_methods().items() if m.strategy)
     close = difflib.get_close_matches(name, known, n=1)
     hint = f", did you mean {close[0]}?" if close else ""
-    raise SettingsError(
-        f"{setting} = {name!r}: not one of {', '.join(known)}, nor module:Class{hint}"
-    )
+    problem = f"not one of {', '.join(known)}, nor module:Class{hint}"
+    raise SettingsError(problem, where=setting, value=name)
 
 
 def method_of(strategy: type) -> Method | None:
@@ -150,11 +134,8 @@ def check_config(message: Message) -> None:
 
     The values are the node's to check, and so are messages of other types.
 
-    Raises
-    ------
-    SettingsError
-        If a key is not one of a phase of this type, such as ``train.*``, or a method's own: it
-        would change nothing.
+    Raises SettingsError if a key is not one of a phase of this type, such as ``train.*``, or a
+    method's own: it would change nothing.
     """
     message_type = message.metadata.message_type
     plain = (TRAIN_PHASE, EVALUATE_PHASE)
@@ -172,8 +153,9 @@ def check_config(message: Message) -> None:
     if unknown := message.content.config_records.get(CONFIG, ConfigRecord()).keys() - known:
         key = min(unknown)
         raise SettingsError(
-            f"the strategy sends {key[:60]!r} in the config of {message_type} messages, which "
-            f"nodes do not read (remove it, or use one of {', '.join(sorted(known))})"
+            "the strategy sends it, and nodes do not read it",
+            where=f"config of {message_type} messages, {key[:60]!r}",
+            remedy=f"remove it, or use one of {', '.join(sorted(known))}",
         )
 
 
@@ -198,8 +180,9 @@ def _installed_method(name: str) -> Method:
             continue  # it cannot be used, and cannot be in the way
         if shared := _shared(_code(method), _code(neighbour)):
             raise SettingsError(
-                f"method {name!r} of {method.package}: {shared!r} is also of method {other!r} of "
-                f"{neighbour.package}, with other code (rename it, or uninstall one of them)"
+                f"{shared!r} is also of method {other!r} of {neighbour.package}, with other code",
+                where=f"method {name!r} of {method.package}",
+                remedy="rename it, or uninstall one of them",
             )
     return method
 
@@ -207,30 +190,32 @@ def _installed_method(name: str) -> Method:
 def _declared(name: str) -> Method:
     points = list(installed_plugins().select(name=name))
     packages = [package_of(point) for point in points]
-    where = f"method {name!r} of {' and '.join(packages)}"
+
+    def wrong(problem: str, remedy: str = "") -> SettingsError:
+        where = f"method {name!r} of {' and '.join(packages)}"
+        return SettingsError(problem, where=where, remedy=remedy)
+
     if len(points) > 1:
-        raise SettingsError(f"{where}: only one can have the name (uninstall the others)")
+        raise wrong("only one can have the name", "uninstall the others")
     if name in built_in_methods():
-        raise SettingsError(f"{where}: the name is taken by a method of flwr-distill (rename it)")
+        raise wrong("the name is taken by a method of flwr-distill", "rename it")
     point = points[0]
     try:
         plugin = load_plugin(point)
     except PluginError as error:
-        raise SettingsError(f"{where}: {error}") from error
+        raise wrong(str(error)) from error
     if isinstance(plugin, type):  # a strategy that needs nothing else
         plugin = Method(name, f"{plugin.__module__}:{plugin.__qualname__}")
     if not isinstance(plugin, Method):
-        raise SettingsError(
-            f"{where}: {point.value} is a {type(plugin).__name__}, need a protocol.method.Method "
-            "or a strategy class"
-        )
+        needed = "need a protocol.method.Method or a strategy class"
+        raise wrong(f"{point.value} is a {type(plugin).__name__}, {needed}")
     if plugin.name != name:
-        raise SettingsError(f"{where}: it declares itself as {plugin.name!r} (name both alike)")
+        raise wrong(f"it declares itself as {plugin.name!r}", "name both alike")
     missing = [k for k, f in (plugin.settings or Block).model_fields.items() if f.is_required()]
     if missing:
-        raise SettingsError(f"{where}: its setting {missing[0]!r} has no default (give it one)")
+        raise wrong(f"its setting {missing[0]!r} has no default", "give it one")
     if taken := _shared(_code(plugin), _code_of_ours()) or _name_of_ours(plugin):
-        raise SettingsError(f"{where}: {taken!r} is taken by flwr-distill (rename it)")
+        raise wrong(f"{taken!r} is taken by flwr-distill", "rename it")
     return replace(plugin, package=packages[0])
 
 

@@ -11,19 +11,16 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_distill.protocol.messages import METRICS
+from flwr_distill.task.errors import ReportedError
 
 UNKNOWN = 0
 """Flower's code of an error of no other kind."""
-
 SET_ASIDE = 100
 """Error code, above Flower's own, of an error reply whose reason was logged."""
-
 REFUSED = 101
-"""Error code of a reply with which a node's policy refuses a message, or keeps back an answer."""
-
+"""Error code of a reply with which a node's policy refuses a message, or withholds an answer."""
 UNREADABLE = 102
-"""Error code that the server gives a reply that is too large, or cannot be read."""
-
+"""Error code that the server gives a reply that is too large, or unreadable."""
 
 Stage = Literal["transport", "node", "screening", "secure sums", "strategy"]
 """Where it shows that a reply is missing or not usable."""
@@ -32,8 +29,8 @@ _NO_HANDLER = re.compile(r"No \w+ function registered with name")
 """What Flower's ClientApp says to a message type that it has no function for."""
 
 
-class NothingUsableError(RuntimeError):
-    """No node sent anything usable in a phase that a run cannot do without."""
+class NothingUsableError(ReportedError):
+    """No node sent anything usable in a phase that a run needs."""
 
 
 def usable(replies: Iterable[Message]) -> list[Message]:
@@ -78,32 +75,18 @@ class Account(Protocol):
 def set_aside(
     grid: Grid | Account, node: int, phase: str, reason: str, stage: Stage = "strategy"
 ) -> None:
-    """Log that a node's reply is not used, and why; a run's own grid books it in the journal too.
+    """Log that a node's reply is not used, and why in one line; a grid with an account books it.
 
-    Parameters
-    ----------
-    grid : Grid or Account
-        Where the reply came from. It books the reply if it has a ``book_set_aside``.
-    node : int
-        Flower's id of the node.
-    phase : str
-        Message type that was replied to.
-    reason : str
-        One line.
-    stage : Stage (default: "strategy")
-        What rejects it.
+    `phase` is the message type that was replied to, `stage` what rejects the reply.
     """
     log(WARNING, "Reply of node %d to %s rejected: %s", node, phase, reason)
     getattr(grid, "book_set_aside", lambda *reply: None)(node, phase, reason, stage)
 
 
 def number(reply: Message, key: str) -> float:
-    """Finite number under ``key`` in the reply's metrics.
+    """Finite number under ``key`` in a reply's metrics.
 
-    Raises
-    ------
-    ValueError
-        If there is none.
+    Raises ValueError if there is none.
     """
     value = reply.content.metric_records.get(METRICS, MetricRecord()).get(key)
     if not isinstance(value, int | float) or not math.isfinite(value):

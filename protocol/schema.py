@@ -102,7 +102,7 @@ class EvaluateRequest(Block):
 
 @dataclass(frozen=True)
 class Request:
-    """Records that a message to a node may hold, any of which may be missing.
+    """Records that a message to a node may contain, any of which may be missing.
 
     Parameters
     ----------
@@ -125,10 +125,8 @@ class Request:
     def check(self, content: RecordDict) -> None:
         """Check that a message asks for nothing else.
 
-        Raises
-        ------
-        ValueError
-            If a record or a key is not declared, or a value out of range; the text names it.
+        Raises ValueError if a record or a key is not declared, or a value out of range; the text
+        names it.
         """
         for name, record in content.items():
             stem = _stem(name)
@@ -140,7 +138,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """Records that a reply may hold; a reply with any other record is rejected.
+    """Records that a reply may contain; a reply with any other record is rejected.
 
     Parameters
     ----------
@@ -174,10 +172,7 @@ class Reply:
     def check(self, content: RecordDict, model: Arrays) -> None:
         """Check the content of a reply to ``model``, which is empty if none was sent to the node.
 
-        Raises
-        ------
-        ValueError
-            If a record is missing, unknown or malformed; the text names it.
+        Raises ValueError if a record is missing, unknown or malformed; the text names it.
         """
         names = {_stem(name) for name in content if name != METRICS}
         known = {*self.arrays, *self.configs}
@@ -209,10 +204,7 @@ class Reply:
 def check_numbers(metrics: MetricRecord) -> None:
     """Check that metrics are few, and finite numbers of a usual size.
 
-    Raises
-    ------
-    ValueError
-        If not; the text names the first.
+    Raises ValueError if not; the text names the first.
     """
     count = 0
     for key, value in metrics.items():
@@ -227,7 +219,7 @@ def check_numbers(metrics: MetricRecord) -> None:
 
 
 def like_the_model(record: ArrayRecord, model: Arrays) -> None:
-    """Check that a record holds the arrays of the model, all finite."""
+    """Check that a record contains the model's arrays, all finite."""
     model_arrays(record, model)
 
 

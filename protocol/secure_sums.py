@@ -44,7 +44,7 @@ MASKED = "masked"
 SUMMED_METRICS = (TRAIN_LOSS, TRAIN_ACCURACY)
 """Metrics that are summed under the masks with the model and the number of samples."""
 UNTOLD = {NUM_EXAMPLES, NUM_STEPS, *SUMMED_METRICS}
-"""Metrics that a masked reply must not hold."""
+"""Metrics that a masked reply must not contain."""
 REFUSED_KEYS = "refused-keys"
 """Record of the answer of a node that does not share its secrets, because of others' keys."""
 LARGEST_SHARE = 64
@@ -175,7 +175,7 @@ class Unmasking(Block):
 class Unmasked(Block):
     """A share for each member, in their order: of a survivor's seed, or of another's mask key.
 
-    One that the node does not hold is empty.
+    One that the node does not have is empty.
     """
 
     shares: _per_node(Share)  # type: ignore[valid-type]
@@ -197,7 +197,7 @@ def keys_digest(number: int, seal_key: bytes, mask_key: bytes, commitment: bytes
 
 
 def told_alike(content: RecordDict, own: Collection[str]) -> dict[str, Any]:
-    """What all nodes of a sum must be told alike, by record: the message without its `own`."""
+    """What must be the same in messages to all nodes of a sum, by record: all but `own`."""
     return {
         name: record
         if isinstance(record, ArrayRecord)
@@ -216,7 +216,7 @@ def context_of(
 ) -> bytes:
     """What masks depend on: the view, the phase's message, the run config, and the sum's bounds.
 
-    A server that tells single nodes something else (another model, a learning rate of 0, a term
+    A server that sends single nodes something else (another model, a learning rate of 0, a term
     that outweighs the loss, lower bounds) gets a sum whose masks do not cancel; else it could make
     all but one update vanish (Pasquini et al. 2022, "Eluding secure aggregation in federated
     learning via model inconsistency").
@@ -245,7 +245,7 @@ def num_masked(records: Mapping[str, Arrays]) -> int:
 
 
 def like_masked_models(record: ArrayRecord, model: Arrays, *, most: int) -> None:
-    """Check that a record holds 64-bit integers, enough for a model, and for `most` at most."""
+    """Check that a record contains 64-bit integers, enough for a model, and for `most` at most."""
     array, fewest = masked_in(record), num_masked({ARRAYS: model})
     others = (most - 1) * sum(values.size for values in model.values())
     if not fewest <= array.size <= fewest + others:
@@ -256,10 +256,7 @@ def like_masked_models(record: ArrayRecord, model: Arrays, *, most: int) -> None
 def masked_in(record: ArrayRecord) -> NDArray[Any]:
     """The masked numbers in a record.
 
-    Raises
-    ------
-    ValueError
-        If it holds anything else.
+    Raises ValueError if it contains anything else.
     """
     arrays = as_arrays(record)
     if list(arrays) != [MASKED]:
@@ -271,30 +268,28 @@ def masked_in(record: ArrayRecord) -> NDArray[Any]:
 
 
 def _like_masked_numbers(record: ArrayRecord, model: Arrays) -> None:
-    """Check that a record holds 64-bit integers; how many there must be is known to the sum."""
+    """Check that a record contains 64-bit integers; how many there must be is known to the sum."""
     masked_in(record)
 
 
 def in_secure_sums(phase: Phase) -> Phase:
-    """A phase whose answers are masked: only sums of arrays are known, none is compared.
+    """A phase whose answers are masked: only sums of arrays are known.
 
-    Answers that hold no arrays stay as they are.
+    Answers without arrays stay unchanged.
     """
     replies = tuple(_masked(reply) if reply.arrays else reply for reply in phase.replies)
     request = phase.request and phase.request.plus({SECURE: SumRequest})
     leaves = f"under masks: {phase.leaves}"
-    return replace(
-        phase, replies=replies, request=request, leaves=leaves, compared=False, single=False
-    )
+    return replace(phase, replies=replies, request=request, leaves=leaves, single=False)
 
 
 def _masked(reply: Reply) -> Reply:
-    told: Mapping[str, Any] = {
+    shown: Mapping[str, Any] = {
         name: (field.rebuild_annotation(), field)
         for name, field in reply.metrics.model_fields.items()
         if (field.alias or name) not in UNTOLD
     }
-    metrics = create_model(f"Masked{reply.metrics.__name__}", __base__=Block, **told)
+    metrics = create_model(f"Masked{reply.metrics.__name__}", __base__=Block, **shown)
     check = _like_masked_numbers
     if ARRAYS in reply.arrays:
         check = partial(like_masked_models, most=len(reply.arrays))

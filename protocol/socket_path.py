@@ -12,10 +12,7 @@ MAX_PATH = 107
 def short_path(socket: Path) -> Iterator[str]:
     """Yield a path of a socket that is short enough to bind or connect; valid in the block.
 
-    Raises
-    ------
-    OSError
-        If its folder cannot be entered.
+    Raises OSError if its folder cannot be entered.
     """
     if len(os.fsencode(socket)) <= MAX_PATH:
         yield str(socket)

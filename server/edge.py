@@ -155,8 +155,9 @@ def check_below(settings: RunSettings, strategy: type[Strategy], method: Method 
     reason = ""
     if has_own_loop(strategy):
         reason = "it has its own loop"
-    elif method and (method.personal or method.starts):
-        reason = "nodes keep models of their own" if method.personal else "it does not train on"
+    elif method and method.outcome != "trained":
+        is_personal = method.outcome == "personal"
+        reason = "nodes keep models of their own" if is_personal else "it does not train on"
     elif settings.start:
         reason = "the first model comes from above (set start to nothing)"
     if reason:

@@ -69,7 +69,7 @@ class Rounds:
         """At the end of the last round."""
         self._failures: list[str] = []  # of the last rounds, in a row
         self._broken: tuple[str, ...] = ()  # names of results that are not finite
-        self._personal = self.method is not None and self.method.personal
+        self._personal = self.method is not None and self.method.outcome == "personal"
         self.grid.nodes.wanted = node_settings(self.strategy) or self.grid.nodes.wanted
 
     def run(self, checkpoint: Checkpoint | None = None) -> None:

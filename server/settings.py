@@ -33,7 +33,7 @@ class RunSettings(TaskSettings):
     """JSON object of the aggregator's constructor arguments, ``{"num_malicious_nodes": 2}``."""
     defence: Literal["off", "on"] = "off"
     """``on`` where nodes may be hostile: sets the method's rules against them, unless they are set
-    already (`protocol.method.Method.defence`)."""
+    already (`protocol.method.Method.defaults`)."""
     most_samples: Annotated[float, Field(ge=0)] = 10.0
     """Most samples of a node that count, in units of the median of all connected nodes': a node
     says itself how many it has. Fewer count where nodes differ less than that: one robust standard
@@ -97,11 +97,13 @@ class RunSettings(TaskSettings):
         """
         if self.defence == "off":
             return self
-        rules = dict(method.defence) if method else {}
+        rules = dict(method.defaults.get("defence", {})) if method else {}
         if method and "strategy" in rules and self.strategy != method.name:
             rules = {}  # a class of one's own is not replaced
         if not rules:
-            known = ", ".join(sorted(name for name, m in all_methods().items() if m.defence))
+            known = ", ".join(
+                sorted(name for name, m in all_methods().items() if "defence" in m.defaults)
+            )
             raise SettingsError(
                 f"strategy = {self.strategy!r} declares no rules against hostile nodes",
                 where="defence",
@@ -128,12 +130,16 @@ class RunSettings(TaskSettings):
     def unread(self, *methods: Method | None) -> list[str]:
         """Keys of other methods' tables that are not at their defaults: these methods ignore them.
 
-        A method that leaves the run to another one may read any.
+        A method that may leave the run to another one declares all its phases, and reads its table.
         """
-        if any(method and method.taken for method in methods):
-            return []
-        tables = {method.table_name for method in all_methods().values() if method.settings}
-        others = tables - {method.table_name for method in methods if method}
+        running = [method for method in methods if method]
+        phases = {phase.message_type for method in running for phase in method.phases}
+        read = {
+            other.table_name
+            for other in all_methods().values()
+            if other.phases and phases.issuperset(phase.message_type for phase in other.phases)
+        }.union(method.table_name for method in running)
+        others = {method.table_name for method in all_methods().values() if method.settings} - read
         own = self.model_dump(by_alias=True, exclude_defaults=True)
         return [f"{name}.{key}" for name in sorted(others) for key in own.get(name, {})]
 

@@ -48,6 +48,7 @@ def strategy_of_run(
         norm_threshold=settings.norm_threshold,
         aggregator=create_aggregator(settings.aggregator, settings.aggregator_args),
         num_rounds=settings.num_rounds,
+        secure_sums=settings.secure_sums,
     )
     arguments = settings.constructor_arguments(method)
     return create_strategy(strategy, settings.of_method(method), run, arguments)
@@ -67,13 +68,14 @@ def method_of_start(settings: RunSettings, method: Method | None) -> Method | No
     """
     if not settings.start:
         return None
-    able = {name: other for name, other in all_methods().items() if other.starts}
+    able = {name: other for name, other in all_methods().items() if other.outcome == "solved"}
     problem = remedy = ""
     if settings.start not in able:
         problem = "it makes no model that training can start from"
         remedy = f'take one of {", ".join(able)}, or ""'
-    elif method and (method.personal or method.starts):
-        reason = "nodes keep models of their own" if method.personal else "it needs no start"
+    elif method and method.outcome != "trained":
+        is_personal = method.outcome == "personal"
+        reason = "nodes keep models of their own" if is_personal else "it needs no start"
         problem = f"with strategy = {settings.strategy!r} {reason}"
         remedy = 'set start to ""'
     if problem:

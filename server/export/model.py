@@ -42,7 +42,7 @@ def run_to_export(run: RunFiles, best_round: bool = False) -> RunFiles:
 
     Raises ExportError if that round has no checkpoint, or the run no global model.
     """
-    if (method := method_of_run(run)) and method.personal:
+    if (method := method_of_run(run)) and method.outcome == "personal":
         raise ExportError(
             f"nodes keep models of their own under strategy = {method.name!r}, and there is no "
             "global one to export",

@@ -86,19 +86,22 @@ class Screening:
         `messages` are by node; `connected` lists the nodes that can take part.
         """
         phase = self.phases.get(message_type)
-        if phase is None or not phase.compared:
+        if phase is None or not phase.averaged:
             return {}
         trained = {
             reply.metadata.src_node_id: reply.content
             for reply in replies
             if reply.has_content() and NUM_EXAMPLES in reply.content.metric_records.get(METRICS, {})
         }
+        if not trained:  # as under masks
+            return {}
         if phase.rates:
             _drop_optional_metrics(trained, {NUM_EXAMPLES, *phase.rates})
         reasons = _without_usual_parts(trained)
         trained = {node: content for node, content in trained.items() if node not in reasons}
-        known = () if phase.pooled else {*connected(), *messages}
-        samples = self._samples(known, trained, own=not phase.pooled)
+        own = phase.averaged == "own"
+        known = {*connected(), *messages} if own else ()
+        samples = self._samples(known, trained, own=own)
         reasons |= self._outliers(phase, messages, trained, samples)
         for node, count in samples.items():
             trained[node].metric_records[METRICS][NUM_EXAMPLES] = count

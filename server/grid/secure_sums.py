@@ -240,7 +240,7 @@ class SecureSums:
 
     def _max_samples(self, pipeline: Pipeline, messages: list[Message]) -> int:
         """Most samples of a node that count, as in a run without secure sums; 0 for no bound."""
-        if self._phase(messages[0]).pooled:
+        if self._phase(messages[0]).averaged == "pool":
             return 0
         nodes = {message.metadata.dst_node_id for message in messages}
         samples = self.screening.directory.samples({*pipeline.nodes.ids(), *nodes})

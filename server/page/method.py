@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from flwr_distill.protocol.arguments import method_settings
-from flwr_distill.protocol.method import Method
+from flwr_distill.protocol.method import CHOICE, Method
 from flwr_distill.protocol.registry import find_method
 from flwr_distill.server.page.run_files import RunFiles
 from flwr_distill.strategies.common.registry import find_strategy
@@ -36,7 +36,7 @@ def disclosed(run: RunFiles) -> str:
     """What leaves nodes besides models and virtual data, under the run's settings."""
     arguments = run.settings.get("strategy-args", "")
     method = method_of_run(run)
-    choice = run.artifact(method.taken) if method and method.taken else b""
+    choice = run.artifact(CHOICE)
     methods = [
         (find_method(run.settings.get("start", "")), ""),
         (method, arguments),
@@ -54,10 +54,10 @@ def disclosed(run: RunFiles) -> str:
 def private_by_method(run: RunFiles) -> bool:
     """Whether the method's own settings put all that nodes sent under differential privacy."""
     method = method_of_run(run)
-    if method is None or method.own_privacy is None or run.settings.get("start"):
+    if method is None or run.settings.get("start"):
         return False
     settings = _settings(run, method, run.settings.get("strategy-args", ""))
-    return settings is not None and method.own_privacy(settings) > 0
+    return settings is not None and method.epsilon(settings) > 0
 
 
 def _settings(run: RunFiles, method: Method, arguments: str) -> Any:

@@ -8,6 +8,6 @@ METHODS = (
         strategy="flwr_distill.strategies.agreement.strategy:Agreement",
         summary="FedAvg without models that are out of line, none longer than the median.",
         unprotected=all_protected,
-        defence={"strategy": "agreement"},
+        defaults={"defence": {"strategy": "agreement"}},
     ),
 )

@@ -231,7 +231,6 @@ METHODS = (
                 leaves="sums over its samples' features and their products, and samples by class",
                 quorum=True,
                 summed=_summed,
-                shortened=False,
             ),
             Phase(
                 EVALUATE_OWN,
@@ -244,7 +243,7 @@ METHODS = (
         ),
         unprotected=_unprotected,
         summed=(TRAIN_SUMS,),
-        starts=True,
+        outcome="solved",
         disclosed=_disclosed,
     ),
 )

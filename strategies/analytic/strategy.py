@@ -55,10 +55,10 @@ class Analytic(CheckedFedAvg):
     """A linear head in closed form on a frozen network, from one message a node.
 
     A node sends sums over its samples' features x: ``x x^T``, x by class, and counts. Added up,
-    they are the sums over all samples, whoever holds which, and so the head is that of pooling the
+    they are the sums over all samples, however these are spread, so the head is that of pooling the
     data (AFL, He et al. 2025; Fed3R, Fanì et al. 2024; FedCGS, Guan et al. 2025). In later rounds
-    only nodes are asked whose sums are missing. The sums of each node are kept, in checkpoints too,
-    so that a node can be taken out again (`forget`).
+    only nodes whose sums are missing get a message. Each node's sums are stored, in checkpoints
+    too, so that a node can be taken out again (`forget`).
 
     Parameters
     ----------
@@ -101,7 +101,8 @@ class Analytic(CheckedFedAvg):
         self._layer = last_dense(model)
         dense = last_dense_layer(model)
         if dense.bias is None:
-            raise SettingsError(f"analytic: {self._layer}, the model's last layer, has no bias")
+            problem = f"{self._layer}, the model's last layer, has no bias"
+            raise SettingsError(problem, where="analytic")
         if not fingerprint(model):
             log(WARNING, "The model is not frozen: features are those of its random start")
         self._classes, width = dense.out_features, dense.in_features
@@ -109,7 +110,10 @@ class Analytic(CheckedFedAvg):
         self._network_width, self._width = width, projection or width
         if self._width > width:
             raise SettingsError(
-                f"analytic.projection = {projection}: the model has {width} features (take fewer)"
+                f"the model has {width} features",
+                where="analytic.projection",
+                value=projection,
+                remedy="take fewer",
             )
         self._directions = random_directions(width, projection, seed) if projection else None
         self._directory = directory or Directory(most_samples=0)
@@ -126,9 +130,9 @@ class Analytic(CheckedFedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Ask the sampled nodes whose sums are missing; they have the frozen network."""
-        asked = self.settings.request(self._classes, self._network_width)
-        request = ConfigRecord(asked.model_dump(by_alias=True))
-        content = RecordDict({self.configrecord_key: config, FEATURES: request})
+        request = self.settings.request(self._classes, self._network_width)
+        record = ConfigRecord(request.model_dump(by_alias=True))
+        content = RecordDict({self.configrecord_key: config, FEATURES: record})
         sampled = super().configure_train(server_round, arrays, config, grid)
         nodes = [message.metadata.dst_node_id for message in sampled]
         return [Message(content, node, TRAIN_SUMS) for node in nodes if node not in self.names]
@@ -163,10 +167,7 @@ class Analytic(CheckedFedAvg):
     def forget(self, names: Collection[str], arrays: ArrayRecord) -> ArrayRecord:
         """Take nodes' sums out; return the model that the others alone would have given.
 
-        Raises
-        ------
-        ValueError
-            If a node has sent none, or no other node's are left.
+        Raises ValueError if a node has sent none, or no other node's are left.
         """
         if odd := sorted({*names} - {*self.names.values()}):
             known = listed(sorted(self.names.values()))
@@ -220,10 +221,7 @@ class Analytic(CheckedFedAvg):
     def _read_sums(self, reply: Message, counting: int | None) -> Arrays:
         """A node's sums, checked, and scaled down if it has more samples than may count.
 
-        Raises
-        ------
-        ValueError
-            If they do not fit, or no samples have such sums.
+        Raises ValueError if they do not fit, or no samples have such sums.
         """
         arrays = as_arrays(sent_arrays(reply, SUMS))
         if arrays[BY_CLASS].shape != (self._classes, self._width):

@@ -9,9 +9,6 @@ from flwr_distill.task.settings import Block, TrainSettings
 CANDIDATES = {method.name: method for method in (*FEDFA, *HFLDD, *ANALYTIC)}
 """Methods that it may take, by name."""
 
-CHOICE = "choice.json"
-"""File of the run's result: the strategy that was taken, and why."""
-
 
 def _panels() -> dict[str, None]:
     return dict.fromkeys(panel for method in CANDIDATES.values() for panel in method.panels)
@@ -19,7 +16,7 @@ def _panels() -> dict[str, None]:
 
 def _unprotected(settings: Block | None, train: TrainSettings) -> str:
     return (
-        "what auto takes is known only when the run has begun, and differential privacy may not "
+        "what auto takes is known only after the run's start, and differential privacy may not "
         "cover it (name a strategy)"
     )
 
@@ -31,8 +28,7 @@ METHODS = (
         summary="Looks at how nodes' labels differ, or at a frozen model; takes what suits that.",
         phases=tuple(phase for method in CANDIDATES.values() for phase in method.phases),
         unprotected=_unprotected,
-        panels=("flwr_distill.strategies.auto.panel:choice", *_panels()),
+        panels=("flwr_distill.strategies.auto.rule:choice", *_panels()),
         formulas="flwr_distill.strategies.auto.strategy:formulas",
-        taken=CHOICE,
     ),
 )

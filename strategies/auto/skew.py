@@ -1,4 +1,4 @@
-"""How much the labels of nodes differ, told from soft labels alone."""
+"""How much the labels of nodes differ, by soft labels alone."""
 
 import copy
 from collections.abc import Sequence
@@ -18,19 +18,14 @@ TINY = 1e-12
 
 
 def label_skew(soft_labels: Sequence[Floats], one_class: Sequence[Floats]) -> float:
-    """Say how much the labels of nodes differ: 0 if they are alike, about 1 with one class a node.
+    """How much the labels of nodes differ: 0 if they are alike, about 1 with one class a node.
 
     A few gradient steps move a model's mean log-probabilities, on any inputs, towards the classes
     that it was trained on, in proportion to their shares. The median distance between two nodes is
-    given in units of the median distance between two models that saw one class each. A median holds
-    if fewer than a quarter of the nodes lie.
+    given in units of the median distance between two models that saw one class each. A median is
+    right if fewer than a quarter of the nodes lie.
 
-    Parameters
-    ----------
-    soft_labels : Sequence[ndarray]
-        Of two or more nodes, (samples, classes) each: probabilities after a few steps on its data.
-    one_class : Sequence[ndarray]
-        After as many steps on one class, for each class; see `one_class_labels`.
+    Soft labels are those of two or more nodes, (samples, classes) each; and `one_class_labels`.
     """
     return _median_distance(soft_labels) / _median_distance(one_class)
 
@@ -43,21 +38,8 @@ def one_class_labels(
     Samples without labels stand for the nodes' own, and all get the same label: how far a few steps
     move a model depends on the scale of its inputs, hardly on what they show.
 
-    Parameters
-    ----------
-    model : nn.Module
-        The initial model, on the auxiliary samples' device; not changed.
-    auxiliary : Tensor
-        Samples without labels, (samples, ...); the soft labels are of these.
-    num_classes : int
-        Number of classes.
-    steps, lr, batch_size
-        Of SGD, as on nodes.
-
-    Returns
-    -------
-    list of ndarray
-        Of each class, (samples, classes).
+    Given the initial model, which is not changed, and auxiliary samples, on one device; steps of
+    SGD as on nodes. Returns for each class (samples, classes).
     """
     return [
         _labels_of_one_class(copy.deepcopy(model), auxiliary, label, steps, lr, batch_size)

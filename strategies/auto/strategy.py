@@ -18,21 +18,22 @@ from torch import Tensor, nn
 
 from flwr_distill.base.text import counted
 from flwr_distill.protocol.arrays import as_arrays, as_tensors
+from flwr_distill.protocol.method import CHOICE
 from flwr_distill.protocol.replies import NothingUsableError
-from flwr_distill.strategies.auto.method import CANDIDATES, CHOICE
+from flwr_distill.strategies.auto.method import CANDIDATES
 from flwr_distill.strategies.auto.rule import ON_FROZEN, Choice, choose, held_suffices
 from flwr_distill.strategies.auto.skew import label_skew, one_class_labels
+from flwr_distill.strategies.common.checked import check_tag, tag
 from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.strategies.common.run import Run
-from flwr_distill.strategies.common.state import check_tag, tag
 from flwr_distill.strategies.common.topology import Topology
 from flwr_distill.strategies.hfldd import HFLDD
 from flwr_distill.task.backbones import Frozen
 from flwr_distill.task.plugin import import_object
 
-MOST_ASKED = 100
+MAX_ASKED = 100
 """Nodes whose labels are looked at; how these differ says enough of a thousand."""
-FEWEST_ASKED = 2
+MIN_ASKED = 2
 SAMPLES = 200
 """Of the auxiliary set, by whose soft labels nodes are compared; only their mean counts."""
 
@@ -40,7 +41,7 @@ SAMPLES = 200
 class Auto(Strategy):
     """Takes the strategy that does best with labels that differ as much as the nodes' do.
 
-    Where nodes hold most classes, or only the head of a frozen network trains, that decides. Else
+    Where nodes have most classes, or only the head of a frozen network trains, that decides. Else
     nodes send HFLDD's soft labels before the first round: a few steps on their data move the
     initial model, on samples that everybody has. These show how much the nodes' labels differ
     (:func:`strategies.auto.skew.label_skew`). A rule names the strategy
@@ -49,8 +50,6 @@ class Auto(Strategy):
 
     Parameters
     ----------
-    model : nn.Module
-        The run's architecture; its weights are not changed.
     num_classes : int
         Classes of the task.
     auxiliary : callable
@@ -58,13 +57,7 @@ class Auto(Strategy):
     create : callable
         Makes a strategy of the run, given its name.
     seed : int (default: 0)
-        Seed of the choice of nodes that are asked.
-    device : torch.device or str (default: "cpu")
-        Where the server computes.
-    phase_timeout : float (default: 600.0)
-        Seconds to wait for soft labels.
-    directory : Directory, optional (default: None)
-        Descriptions of known nodes; None starts an empty one.
+        Seed of the choice of nodes that send soft labels.
     """
 
     def __init__(
@@ -117,23 +110,23 @@ class Auto(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """See the strategy that was taken."""
+        """As the strategy that was taken."""
         return self._strategy.aggregate_train(server_round, replies)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """See the strategy that was taken."""
+        """As the strategy that was taken."""
         return self._strategy.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """See the strategy that was taken."""
+        """As the strategy that was taken."""
         return self._strategy.aggregate_evaluate(server_round, replies)
 
     def summary(self) -> None:
-        """Log what will be asked."""
+        """Log the candidates."""
         log(INFO, "\t├──> Auto takes one of %s", ", ".join(CANDIDATES))
 
     @property
@@ -157,13 +150,7 @@ class Auto(Strategy):
         return {**tag(self), "choice": asdict(self.choice), "of": state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state.
-
-        Raises
-        ------
-        ValueError
-            If it belongs to another strategy or version.
-        """
+        """Restore the state; ValueError if it is of another strategy or version."""
         check_tag(state, self)
         self.choice = self.taken = None
         if "choice" in state:
@@ -182,8 +169,8 @@ class Auto(Strategy):
             self._take(ON_FROZEN, self._create(ON_FROZEN.strategy))
             return
         nodes = sorted(grid.get_node_ids())
-        if len(nodes) > MOST_ASKED:
-            nodes = Random(self._seed).sample(nodes, MOST_ASKED)
+        if len(nodes) > MAX_ASKED:
+            nodes = Random(self._seed).sample(nodes, MAX_ASKED)
         held = self._held(nodes, grid)
         if held_suffices(held):
             choice = choose(None, held)
@@ -200,7 +187,7 @@ class Auto(Strategy):
         taken.summary()
 
     def _held(self, nodes: list[int], grid: Grid) -> float | None:
-        """Share of the classes that the median node holds; None if a node does not say."""
+        """Share of the classes that the median node has; None if a node does not say."""
         known = self._directory.look_up(grid, nodes, self._timeout).values()
         held = [len(set(about.classes)) for about in known if about.classes is not None]
         return median(held) / self._num_classes if len(held) == len(nodes) else None
@@ -209,11 +196,11 @@ class Auto(Strategy):
         """How much the labels of nodes differ."""
         asking.ask_labels(nodes, grid)
         request, labels = asking.settings.label_knowledge, list(asking.labels.values())
-        if len(labels) < min(FEWEST_ASKED, len(nodes)):
+        if len(labels) < min(MIN_ASKED, len(nodes)):
             raise NothingUsableError(
                 f"{len(labels)} of {counted(len(nodes), 'node')} sent usable soft labels"
             )
-        if len(labels) < FEWEST_ASKED:
+        if len(labels) < MIN_ASKED:
             return 0.0
         model = copy.deepcopy(self._model).to(self._device)
         model.load_state_dict(as_tensors(as_arrays(arrays)))

@@ -49,6 +49,6 @@ METHODS = (
         settings=CADISSettings,
         terms={"kd-lambda": "flwr_distill.strategies.cadis.client:Relational"},
         unprotected=_unprotected,
-        defence={"cadis.most-say": 1.0, "cadis.rule": "agreement"},
+        defaults={"defence": {"cadis.most-say": 1.0, "cadis.rule": "agreement"}},
     ),
 )

@@ -19,24 +19,15 @@ from flwr_distill.strategies.common.directory import by_reason
 
 MAX_FAILED = 2
 """Phases in a row in which no node answers; a single one may be a few nodes' bad moment."""
-FEWEST_NODES = 3
+MIN_NODES = 3
 """Nodes that must have failed in these, or all connected ones: others may take their place."""
 
 
 class UnansweredError(NothingUsableError):
-    """No node answers a strategy.
+    """No node answers the strategy class at ``where``, which last sent ``message_type``."""
 
-    Attributes
-    ----------
-    strategy : str
-        Name of its class.
-    message_type : str
-        What it sent last.
-    """
-
-    def __init__(self, strategy: str, message_type: str, reason: str) -> None:
-        super().__init__(f"{strategy}: {message_type}: {reason}")
-        self.strategy = strategy
+    def __init__(self, strategy: str, message_type: str, reason: str, remedy: str = "") -> None:
+        super().__init__(f"{message_type}: {reason}", where=strategy, remedy=remedy)
         self.message_type = message_type
 
 
@@ -108,10 +99,8 @@ class Answers:
     ) -> list[Message]:
         """Send messages and wait for the replies, as Flower's grid does.
 
-        Raises
-        ------
-        UnansweredError
-            If no node answers, as often as `MAX_FAILED` says, or at first for want of a handler.
+        Raises UnansweredError if no node answers, as often as `MAX_FAILED` says, or at first for
+        want of a handler.
         """
         messages = list(messages)
         if not messages:
@@ -132,10 +121,7 @@ class Answers:
     def _prove(self, nodes: list[int], timeout: float | None) -> None:
         """Check that nodes have our handlers: another ``train`` answers, and leaves out the method.
 
-        Raises
-        ------
-        MissingHandlerError
-            If all that are asked say that they do not.
+        Raises MissingHandlerError if no node has them.
         """
         self._unproven = False
         questions = [Message(RecordDict(), node, DESCRIBE) for node in nodes]
@@ -153,7 +139,7 @@ class Answers:
         reasons = dict.fromkeys(nodes, "no answer in time")
         reasons |= {r.metadata.src_node_id: one_line(r.error.reason) for r in replies}
         self._reasons = "; ".join(by_reason({f"node {n}": (why,) for n, why in reasons.items()}))
-        needed = min(FEWEST_NODES, len(set(self._grid.get_node_ids())))
+        needed = min(MIN_NODES, len(set(self._grid.get_node_ids())))
         hopeless = self._failed >= MAX_FAILED and len(self._silent) >= needed
         if replies and all(map(has_no_handler, replies)) and (hopeless or not self._answered):
             raise self._missing("the nodes' ClientApp has no handler for it")
@@ -162,5 +148,5 @@ class Answers:
 
     def _missing(self, reason: str) -> MissingHandlerError:
         name = self._method.name if self._method else "..."
-        text = f"{reason} ({handlers_remedy(name)})"
-        return MissingHandlerError(self._strategy.__name__, self.message_type, text)
+        strategy, remedy = self._strategy.__name__, handlers_remedy(name)
+        return MissingHandlerError(strategy, self.message_type, reason, remedy)

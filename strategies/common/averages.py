@@ -12,13 +12,13 @@ from flwr_distill.protocol.arrays import Arrays
 def weighted_mean(models: Iterable[tuple[float, Arrays]]) -> dict[str, NDArray[np.generic]]:
     """Mean of models, weighted by numbers of samples (FedHEAD, eq. 9-10).
 
-    Over a sector ``w_m = sum_k (p_km / p_m) w_km``, over sectors ``z = sum_m p_m w_m``: the two
-    together are FedAvg over all nodes.
+    Over a sector ``w_m = sum_k (p_km / p_m) w_km``, over sectors ``z = sum_m p_m w_m``: both in
+    turn are FedAvg over all nodes.
 
     Parameters
     ----------
     models : iterable of (float, Mapping[str, ndarray])
-        Weight > 0 and arrays of each model, all of the same shapes; only one is held at a time.
+        Weight > 0 and arrays of each model, all of the same shapes; one is in memory at a time.
 
     Returns
     -------
@@ -49,17 +49,7 @@ def weighted_mean(models: Iterable[tuple[float, Arrays]]) -> dict[str, NDArray[n
 
 
 def summed_change(name: str, start: Arrays, models: Iterable[tuple[float, Arrays]]) -> Any:
-    """``sum_i f_i (w_i - w)`` of one array, in float64.
-
-    Parameters
-    ----------
-    name : str
-        Of the array.
-    start : Mapping[str, ndarray]
-        w, the model before training.
-    models : iterable of (float, Mapping[str, ndarray])
-        f_i and w_i of each model; only one is held at a time.
-    """
+    """``sum_i f_i (w_i - w)`` of one array, in float64; one model is in memory at a time."""
     change = np.zeros(start[name].shape)
     for factor, arrays in models:
         change += factor * np.subtract(arrays[name], start[name], dtype=np.float64)

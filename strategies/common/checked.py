@@ -1,9 +1,9 @@
-"""FedAvg that rejects malformed replies; base class of our baselines."""
+"""Bases of our strategies: with settings, with state, and FedAvg that rejects malformed replies."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from logging import WARNING
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common import log
@@ -16,33 +16,91 @@ from flwr_distill.protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES, TRAIN_
 from flwr_distill.protocol.replies import number, set_aside, usable
 from flwr_distill.strategies.common.answered import Answered
 from flwr_distill.strategies.common.averages import weighted_mean
-from flwr_distill.strategies.common.configured import Configured
-from flwr_distill.strategies.common.state import check_tag, tag
+from flwr_distill.strategies.common.run import Run
+from flwr_distill.task.settings import Block
+
+VERSION = 1
+"""Format of strategies' states."""
+
+
+def tag(strategy: object) -> dict[str, Any]:
+    """Start of a strategy's state: its class and the version of the format."""
+    return {"strategy": type(strategy).__name__, "version": VERSION}
+
+
+def check_tag(state: Mapping[str, Any], strategy: object) -> None:
+    """Raise ValueError unless a state belongs to this strategy class and version."""
+    wanted = (type(strategy).__name__, VERSION)
+    found = (state.get("strategy"), state.get("version"))
+    if found != wanted:
+        raise ValueError(f"need the state of {wanted}, found that of {found}")
+
+
+class Configured(Strategy):
+    """A strategy that keeps the settings of its method.
+
+    A class declares them by an attribute of that name, which has the defaults::
+
+        class Fall(CheckedFedAvg):
+            settings: FallSettings = FallSettings()
+
+    ``Fall(by=0.5)`` and ``Fall(settings=FallSettings(by=0.5))`` are the same.
+
+    Parameters
+    ----------
+    settings : Block, optional (default: None)
+        Of the declared class; None takes the defaults.
+    **kwargs
+        Fields of the settings, which take precedence, and arguments of the next base class.
+
+    Attributes
+    ----------
+    run_arguments : tuple[str, ...]
+        Fields of :class:`strategies.common.run.Run` that the constructor takes.
+
+    Raises
+    ------
+    SettingsError
+        If a field is of the wrong type or out of range; names it.
+    """
+
+    settings: Any = Block()
+    run_arguments: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, *, settings: Block | None = None, **kwargs: Any) -> None:
+        name, declared = type(self).__name__, type(type(self).settings)
+        self.settings = settings or type(self).settings
+        if not isinstance(self.settings, declared):
+            found = type(self.settings).__name__
+            raise TypeError(f"{name}: settings must be {declared.__name__}, got {found}")
+        fields = type(self.settings).model_fields.items()
+        own = {field.alias or key: kwargs.pop(key) for key, field in fields if key in kwargs}
+        if own:
+            values = {**self.settings.model_dump(by_alias=True), **own}
+            self.settings = type(self.settings).checked(values, name)
+        super().__init__(**kwargs)
+
+    @classmethod
+    def from_run(cls, settings: Any, run: Run, **arguments: Any) -> Self:
+        """Make the strategy for a run of our ServerApp; `arguments` take precedence."""
+        own = settings.model_dump() if settings else {}
+        from_run = {name: getattr(run, name) for name in cls.run_arguments}
+        return cls(**{**run.sampling, **from_run, **own, **arguments})
 
 
 @dataclass(frozen=True)
 class Update:
-    """A node's trained model.
-
-    Parameters
-    ----------
-    node : int
-        Flower's node id.
-    num_examples : float
-        n_i, samples that it trained on; > 0.
-    loss : float or None
-        Mean training loss; None with differential privacy.
-    arrays : Mapping[str, ndarray]
-        Its model, with the global model's names, shapes and types, all finite; or what else
-        `CheckedFedAvg.sent` reads.
-    reply : Message
-        The whole reply.
-    """
+    """A node's trained model."""
 
     node: int
+    """Flower's node id."""
     num_examples: float
+    """n_i, samples that it trained on; > 0."""
     loss: float | None
+    """Mean training loss; None with differential privacy."""
     arrays: Arrays
+    """Its model, with the global model's names, shapes and types, all finite; or what else
+    `CheckedFedAvg.sent` reads."""
     reply: Message
 
 
@@ -105,13 +163,7 @@ class CheckedFedAvg(Configured, Answered, FedAvg):
         return {}
 
     def read(self, reply: Message) -> Update:
-        """Read and check a reply.
-
-        Raises
-        ------
-        ValueError
-            If it is not usable; the text says why.
-        """
+        """Read and check a reply; ValueError says why it is unusable."""
         num_examples = number(reply, NUM_EXAMPLES)
         if num_examples <= 0:
             raise ValueError(f"it was trained on {num_examples} samples")
@@ -125,13 +177,7 @@ class CheckedFedAvg(Configured, Answered, FedAvg):
         )
 
     def sent(self, reply: Message) -> Arrays:
-        """Arrays of a reply that are combined, checked: the node's model.
-
-        Raises
-        ------
-        ValueError
-            If they are not usable.
-        """
+        """Arrays of a reply that are combined: the node's model; ValueError if unusable."""
         return model_arrays(sent_arrays(reply), self.start_of_round)
 
     def combine(self, updates: list[Update]) -> Arrays:
@@ -144,17 +190,11 @@ class CheckedFedAvg(Configured, Answered, FedAvg):
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint, besides the global model."""
-        kept = {key: dict(getattr(self, key)) for key in self.state_keys}
-        return {**tag(self), **kept}
+        state = {key: dict(getattr(self, key)) for key in self.state_keys}
+        return {**tag(self), **state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state.
-
-        Raises
-        ------
-        ValueError
-            If it belongs to another strategy or version.
-        """
+        """Restore the state; ValueError if it is of another strategy or version."""
         check_tag(state, self)
         for key in self.state_keys:
             setattr(self, key, dict(state[key]))

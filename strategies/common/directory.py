@@ -1,4 +1,4 @@
-"""Descriptions of nodes, and their names: each node is asked once."""
+"""Descriptions of nodes, and their names; each node describes itself once."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,69 +27,51 @@ from flwr_distill.task.columns import Scale
 from flwr_distill.task.errors import SettingsError
 
 OPTIONAL = ("frozen", "resumes", "classes", "columns", "column_means", "column_deviations")
-"""Fields of the requirement that are left out of the message if they are empty."""
+"""Fields of the requirement that the message omits if they are empty."""
 NO_SAMPLES = "it has no training samples"
-MOST_LINES = 10
+MAX_LINES = 10
 """Distinct reasons in an error or a log."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """How a node describes itself.
-
-    Parameters
-    ----------
-    num_examples : int
-        Training samples.
-    partition : int, optional (default: None)
-        Its partition, if any.
-    sector : int, optional (default: None)
-        The sector declared by its owner.
-    dataset : str (default: "")
-        Its own data set, used in place of the run's; empty if none.
-    introduction : Introduction, optional (default: None)
-        What others need to send to it.
-    together : bool (default: False)
-        Whether it is a virtual node that trains together with others.
-    name : str (default: "")
-        Given by its owner; several nodes may have the same.
-    class_names : tuple of str (default: ())
-        Names of all classes by its class folders, if the run has not named them.
-    classes : tuple of int, optional (default: None)
-        Labels among its training samples; None if it does not say.
-    missing : tuple of str (default: ())
-        Why it cannot take part; empty if it can.
-    key : str (default: "")
-        Fingerprint of what it can be known by again: its certificate's key, if it signed the
-        introduction with that, else the secret of its state directory for this run.
-    resumed_key : str (default: "")
-        The same with the secret for the run that this one resumes.
-    fingerprint : str (default: "")
-        Of the data that it has read, keyed for this run; empty if it does not say.
-    """
+    """How a node describes itself."""
 
     num_examples: int
+    """Training samples."""
     partition: int | None = None
     sector: int | None = None
+    """Declared by its owner."""
     dataset: str = ""
+    """Its own data set, used in place of the run's; empty if none."""
     introduction: Introduction | None = None
+    """What others need to send to it."""
     together: bool = False
+    """Whether it is a virtual node that trains in a batch with others."""
     name: str = ""
+    """Given by its owner; several nodes may have the same."""
     class_names: tuple[str, ...] = ()
+    """Names of all classes by its class folders, if the run has not named them."""
     classes: tuple[int, ...] | None = None
+    """Labels among its training samples; None if it does not say."""
     missing: tuple[str, ...] = ()
+    """Why it cannot take part; empty if it can."""
     key: str = ""
+    """By which it is recognised: its certificate's key, if it signed the introduction with that,
+    else a hash of the secret of its state directory for this run."""
     resumed_key: str = ""
+    """The same with the secret for the run that this one resumes."""
     fingerprint: str = ""
+    """Of the data that it has read, keyed for this run; empty if it does not say."""
 
     @property
     def read(self) -> dict[str, Any]:
-        """What it has read, as a run records it."""
+        """The data that it has read, as a run records them."""
         return {"samples": self.num_examples, "fingerprint": self.fingerprint}
 
 
 class Directory:
-    """Descriptions of nodes by id; a node is asked when first looked up.
+    """Descriptions of nodes by id; a node describes itself when first looked up.
 
     Parameters
     ----------
@@ -109,11 +91,11 @@ class Directory:
         ``usps/3`` if it has a data set of its own. Of nodes with one name that are connected at the
         same time, the later ones are called ``ward-3 (2)`` and so on.
     num_examples : dict[int, int]
-        Training samples of each node, as it told them at first.
+        Training samples of each node by its first description.
     resumes : str
         Flower's id of the run that this one resumes; empty for none.
     scale : Scale, optional
-        What nodes standardise columns of their own tables by; None if the run states all.
+        By what nodes standardise columns of their own tables; None if the run states all.
     """
 
     def __init__(
@@ -135,10 +117,11 @@ class Directory:
     def look_up(
         self, grid: Grid, nodes: Iterable[int], timeout: float | None = None
     ) -> dict[int, Description]:
-        """Descriptions of nodes, in their order; unknown ones are asked for theirs.
+        """Descriptions of nodes, in their order; unknown ones get a request.
 
         Waits `timeout` seconds. A node that is missing something, or gives no usable answer, has a
-        description that says why, and is asked again at the next look-up. The log says why once.
+        description that says why, and gets another request at the next look-up. The log says why
+        once.
         """
         nodes = list(nodes)
         answers: dict[int, Description] = {}
@@ -158,17 +141,13 @@ class Directory:
         self._descriptions.pop(node, None)
 
     def samples(self, nodes: Iterable[int]) -> dict[int, int]:
-        """Samples of each node that count: as told at first, limited by `protocol.outliers.capped`.
+        """Samples of each node that count: as first described, limited by `outliers.capped`.
 
-        Parameters
-        ----------
-        nodes : Iterable[int]
-            All that are connected, not only those of interest: the median of two is no measure,
-            and nodes that are gone may have been there for their claims alone. Unknown ones are
-            left out.
+        `nodes` are all that are connected, not only those of interest: the median of two is no
+        measure, and nodes that are gone may have been there for their claims alone.
         """
-        told = {node: self.num_examples[node] for node in nodes if node in self.num_examples}
-        return capped(told, self.most_samples)
+        claims = {node: self.num_examples[node] for node in nodes if node in self.num_examples}
+        return capped(claims, self.most_samples)
 
     def name(self, node: int) -> str:
         """What to call a node; one that has no name by the last digits of its id."""
@@ -181,17 +160,16 @@ class Directory:
     def _ask(self, grid: Grid, nodes: list[int], timeout: float | None) -> dict[int, Description]:
         content = RecordDict()
         if self._requirement or self.resumes or self.scale:
-            requirement = self._requirement or Requirement()
             scale = self.scale or Scale((), ())
-            said = requirement.model_copy(
+            requirement = (self._requirement or Requirement()).model_copy(
                 update={
                     "resumes": self.resumes,
                     "column_means": list(scale.mean),
                     "column_deviations": list(scale.deviation),
                 }
             )
-            unsaid = {key for key in OPTIONAL if not getattr(said, key)}
-            content[CONFIG] = ConfigRecord(said.model_dump(by_alias=True, exclude=unsaid))
+            empty = {key for key in OPTIONAL if not getattr(requirement, key)}
+            content[CONFIG] = ConfigRecord(requirement.model_dump(by_alias=True, exclude=empty))
         messages = [Message(content, node, DESCRIBE) for node in nodes]
         answers = dict.fromkeys(nodes, Description(0, missing=("no answer in time",)))
         for reply in grid.send_and_receive(messages, timeout=timeout):
@@ -228,18 +206,15 @@ class Directory:
 def by_reason(missing: Mapping[str, Sequence[str]]) -> list[str]:
     """Lines such as ``ward-1, ward-2 and 12 others: reason``, for the most frequent reasons.
 
-    Parameters
-    ----------
-    missing : Mapping[str, Sequence[str]]
-        Reasons by node name.
+    `missing` are reasons by node name.
     """
     nodes: dict[str, list[str]] = {}
     for name, reasons in missing.items():
         for reason in reasons:
             nodes.setdefault(reason, []).append(name)
     ordered = sorted(nodes, key=lambda reason: -len(nodes[reason]))
-    lines = [f"{listed(nodes[reason])}: {reason}" for reason in ordered[:MOST_LINES]]
-    left = len(ordered) - MOST_LINES
+    lines = [f"{listed(nodes[reason])}: {reason}" for reason in ordered[:MAX_LINES]]
+    left = len(ordered) - MAX_LINES
     if left > 0:
         lines.append(f"{left} more {'reason' if left == 1 else 'reasons'}")
     return lines
@@ -274,12 +249,6 @@ def _checked(reply: Message) -> Description:
         record = content.config_records[INTRODUCTION]
         introduction = Introduction.checked(record, INTRODUCTION)
         key = key_of(introduction, reply.metadata.run_id, reply.metadata.src_node_id)
-    certified = key
-    if config.secret and not certified:
-        key = hashlib.sha256(config.secret).hexdigest()
-    resumed_key = certified
-    if config.resumed_secret and not certified:
-        resumed_key = hashlib.sha256(config.resumed_secret).hexdigest()
     return Description(
         num_examples=metrics.num_examples,
         partition=metrics.partition_id,
@@ -291,7 +260,11 @@ def _checked(reply: Message) -> Description:
         class_names=tuple(config.class_names),
         classes=None if config.classes is None else tuple(config.classes),
         missing=tuple(config.missing) or (() if metrics.num_examples else (NO_SAMPLES,)),
-        key=key,
-        resumed_key=resumed_key,
+        key=key or _hashed(config.secret),
+        resumed_key=key or _hashed(config.resumed_secret),
         fingerprint=(config.fingerprint or b"").hex(),
     )
+
+
+def _hashed(secret: bytes | None) -> str:
+    return hashlib.sha256(secret).hexdigest() if secret else ""

@@ -1,10 +1,14 @@
 """Strategies by name: of a declared method, or any Flower strategy."""
 
-from collections.abc import Mapping
+import difflib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from inspect import Parameter, signature
-from typing import Any
+from typing import Any, get_type_hints
 
 from flwr.serverapp.strategy import FedAvg, FedXgbBagging, FedXgbCyclic, Strategy
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from flwr_distill.protocol.arguments import read_arguments
 from flwr_distill.protocol.method import Method
@@ -14,7 +18,6 @@ from flwr_distill.protocol.registry import (
     find_method,
     method_of,
 )
-from flwr_distill.strategies.common.arguments import check_types, unknown_argument
 from flwr_distill.strategies.common.checked import CheckedFedAvg, RobustFedAvg
 from flwr_distill.strategies.common.run import Run
 from flwr_distill.task.errors import SettingsError
@@ -25,6 +28,7 @@ from flwr_distill.task.settings import (
 
 _OF_TREES = {strategy.__name__.lower(): strategy for strategy in (FedXgbBagging, FedXgbCyclic)}
 """Flower's strategies that combine XGBoost's trees."""
+_LENIENT = ConfigDict(arbitrary_types_allowed=True)
 STARTED_WITH = (
     *("grid", "initial_arrays", "num_rounds"),
     *("timeout", "train_config", "evaluate_fn"),
@@ -33,20 +37,11 @@ STARTED_WITH = (
 
 
 def find_strategy(name: str, setting: str = "strategy") -> tuple[type[Strategy], Method | None]:
-    """Find a strategy class, and the method that declares it or its nearest base class.
+    """Find a strategy class by a method's name or ``module:Class``, and its method.
 
-    Parameters
-    ----------
-    name : str
-        Name of a method, or ``module:Class``.
-    setting : str (default: "strategy")
-        Setting name, used in errors.
-
-    Raises
-    ------
-    SettingsError
-        If there is no such strategy, or it is not a Flower ``Strategy``, or has a loop of its own
-        that does not take Flower's arguments.
+    That is None if neither it nor a base class is declared. Raises SettingsError if there is no
+    such strategy, or it is not a Flower ``Strategy``, or has a loop of its own that does not take
+    Flower's arguments; `setting` names it.
     """
     if name not in _OF_TREES:
         check_strategy_name(name, setting)
@@ -55,23 +50,26 @@ def find_strategy(name: str, setting: str = "strategy") -> tuple[type[Strategy],
     try:
         strategy = _OF_TREES.get(name) or import_object(path)
     except PluginError as error:
-        of = f" of {method.package}" if method and method.package else ""
-        raise SettingsError(f"{setting} = {name!r}{of}, on the server: {error}") from error
+        of = f"of {method.package}, " if method and method.package else ""
+        raise SettingsError(f"{of}on the server: {error}", where=setting, value=name) from error
     if not (isinstance(strategy, type) and issubclass(strategy, Strategy)):
-        raise SettingsError(
-            f"{setting} = {name!r}: {path} is not a flwr.serverapp.strategy.Strategy"
-        )
+        problem = f"{path} is not a flwr.serverapp.strategy.Strategy"
+        raise SettingsError(problem, where=setting, value=name)
     if issubclass(strategy, tuple(_OF_TREES.values())):
         raise SettingsError(
-            f"{setting} = {name!r}: {strategy.__name__} combines XGBoost's trees, and nodes here "
-            "train networks (take another strategy, such as fedavg)"
+            f"{strategy.__name__} combines XGBoost's trees, and nodes here train networks",
+            where=setting,
+            value=name,
+            remedy="take another strategy, such as fedavg",
         )
     try:
         signature(strategy.start).bind(None, **dict.fromkeys(STARTED_WITH))
     except TypeError as error:
         raise SettingsError(
-            f"{setting} = {name!r}: {strategy.__name__}.start {error} (it needs the parameters of "
-            f"Flower's Strategy.start: {', '.join(STARTED_WITH)})"
+            f"{strategy.__name__}.start {error}",
+            where=setting,
+            value=name,
+            remedy=f"it needs the parameters of Flower's Strategy.start: {', '.join(STARTED_WITH)}",
         ) from None
     return strategy, method or method_of(strategy)
 
@@ -84,18 +82,16 @@ def create_strategy(
     A class with ``from_run`` is made by that. Others get their settings by name, and a FedAvg also
     the run's sampling arguments that it takes. `arguments` take precedence.
 
-    Raises
-    ------
-    SettingsError
-        If the class does not take the arguments, or the aggregator.
+    Raises SettingsError if the class does not take the arguments, or the aggregator.
     """
     if run.aggregator and not issubclass(strategy, RobustFedAvg):
         raise SettingsError(
-            f"aggregator = {type(run.aggregator).__name__.lower()!r}: {strategy.__name__} combines "
-            'models by a rule of its own (set aggregator to "", or strategy to the aggregator '
-            "itself)"
+            f"{strategy.__name__} combines models by its own rule",
+            where="aggregator",
+            value=type(run.aggregator).__name__.lower(),
+            remedy='set aggregator to "", or strategy to the aggregator itself',
         )
-    check_types(strategy, arguments, "strategy-args")
+    _check_types(strategy, arguments, "strategy-args")
     try:
         if hasattr(strategy, "from_run"):
             instance: Strategy = strategy.from_run(settings, run, **arguments)
@@ -106,10 +102,9 @@ def create_strategy(
         raise
     except Exception as error:  # whatever another package's code does
         name = f"{strategy.__module__}:{strategy.__qualname__}"
-        raise SettingsError(
-            f"strategy = {name!r}, strategy-args = {arguments}: "
-            f"{_reason(error, strategy, arguments, settings)}"
-        ) from error
+        reason = _reason(error, strategy, arguments, settings)
+        where = f"strategy = {name!r}, strategy-args"
+        raise SettingsError(reason, where=where, value=arguments) from error
 
 
 def _reason(
@@ -122,7 +117,7 @@ def _reason(
     if not isinstance(error, TypeError):
         return f"it cannot be made: {located(error, strategy.__module__)}"
     fields = type(settings).model_fields if settings else ()
-    if unknown := unknown_argument(strategy, arguments, fields):
+    if unknown := _unknown_argument(strategy, arguments, fields):
         return unknown
     if strategy.__module__.startswith("flwr."):  # ours of the same name gives it what it needs
         fitted = f"flwr_distill.strategies.flower.strategy:{strategy.__name__}"
@@ -142,28 +137,26 @@ def _sampling(strategy: type[FedAvg], run: Run) -> dict[str, Any]:
 def create_aggregator(name: str, arguments: str) -> Strategy | None:
     """Make the strategy that replaces the weighted mean; None without a name.
 
-    Raises
-    ------
-    SettingsError
-        If there is no such strategy, or it does not take the arguments.
+    Raises SettingsError if there is no such strategy, or it does not take the arguments.
     """
     if not name:
         return None
     strategy, _ = find_strategy(name, "aggregator")
     if not _only_combines(strategy):
         raise SettingsError(
-            f"aggregator = {name!r}: {strategy.__name__} does more than combine the models of a "
-            "round (take agreement, krum, multikrum, bulyan, fedmedian or fedtrimmedavg)"
+            f"{strategy.__name__} does more than combine the models of a round",
+            where="aggregator",
+            value=name,
+            remedy="take agreement, krum, multikrum, bulyan, fedmedian or fedtrimmedavg",
         )
     options = read_arguments(arguments, "aggregator-args")
-    check_types(strategy, options, "aggregator-args")
+    _check_types(strategy, options, "aggregator-args")
     try:
         return strategy(**options)
     except Exception as error:  # whatever another package's code does
-        raise SettingsError(
-            f"aggregator = {name!r}, aggregator-args = {options}: "
-            f"{_reason(error, strategy, options)}"
-        ) from error
+        where = f"aggregator = {name!r}, aggregator-args"
+        reason = _reason(error, strategy, options)
+        raise SettingsError(reason, where=where, value=options) from error
 
 
 def _only_combines(strategy: type[Strategy]) -> bool:
@@ -172,3 +165,62 @@ def _only_combines(strategy: type[Strategy]) -> bool:
         return strategy.configure_train is FedAvg.configure_train
     hooks = ("configure_train", "records", "read")
     return all(getattr(strategy, hook) is getattr(CheckedFedAvg, hook) for hook in hooks)
+
+
+def _check_types(cls: type, arguments: Mapping[str, Any], setting: str) -> None:
+    """Check that arguments are of the types that a class's constructor names for them.
+
+    A constructor that takes ``**kwargs`` hands on to the next class of its MRO. Names that none has
+    are left to the constructor itself.
+    """
+    hints = _hints(cls)
+    for name, value in arguments.items():
+        if name not in hints:
+            continue
+        adapter: TypeAdapter[Any] = TypeAdapter(hints[name], config=_LENIENT)
+        try:
+            if isinstance(value, list):  # may stand for a tuple
+                adapter.validate_json(json.dumps(value), strict=True)
+            else:
+                adapter.validate_python(value, strict=True)
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"].removeprefix("Input ")
+            raise SettingsError(reason, where=name, value=value, source=setting) from None
+
+
+def _unknown_argument(cls: type, arguments: Iterable[str], settings: Iterable[str] = ()) -> str:
+    """Name an argument that a class's constructor does not know, and all that it knows.
+
+    `settings` are further names that it knows. Empty if it knows all arguments.
+    """
+    named = {Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY}
+    known = set(settings)
+    for constructor in _constructors(cls):
+        _, *parameters = signature(constructor).parameters.values()  # without self
+        known |= {parameter.name for parameter in parameters if parameter.kind in named}
+    unknown = sorted(set(arguments) - known)
+    if not unknown:
+        return ""
+    close = difflib.get_close_matches(unknown[0], known, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return f"there is no argument {unknown[0]!r} ({hint}There are {', '.join(sorted(known))})"
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    """Types of a constructor's arguments by name."""
+    hints: dict[str, Any] = {}
+    for constructor in _constructors(cls):
+        with suppress(NameError):  # annotations that only a type checker can resolve
+            hints = {**get_type_hints(constructor), **hints}
+    return hints
+
+
+def _constructors(cls: type) -> Iterator[Callable[..., None]]:
+    """Constructors that may get an argument: while they take ``**kwargs``, the next one's."""
+    for base in cls.__mro__:
+        if (constructor := vars(base).get("__init__")) is None or base is object:
+            continue
+        yield constructor
+        parameters = signature(constructor).parameters.values()
+        if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
+            break

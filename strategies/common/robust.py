@@ -81,18 +81,8 @@ def agreeing_mean(
     """Mean of models without those that are clearly out of line: `too_long`, or `apart`.
 
     By `limited` weight. Models further from the start than `room` times the median, or than
-    ``longest``, are moved back to that distance.
-
-    Parameters
-    ----------
-    weights, models, start, longest
-        See `robust_mean`.
-
-    Returns
-    -------
-    dict[str, ndarray], ndarray, bool
-        The mean; float64 (n,), the weight that each model had, 0 if rejected; and whether models
-        are alike enough to tell one that points back from the others.
+    ``longest``, are moved back to that distance. Returns what `robust_mean` does, and whether
+    models are alike enough to recognise one that points back.
     """
     given = np.asarray(weights, dtype=np.float64)
     if len(models) < FEWEST and longest == math.inf:
@@ -126,21 +116,11 @@ def inner_products(models: Sequence[Arrays], start: Arrays) -> NDArray[np.float6
 
 
 def agreement(products: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which models changed in the direction of most others.
+    """Which models changed in the direction of most others, given `inner_products`; bool (n,).
 
     A model agrees if it has a positive cosine with as many others as an honest majority gives each
     of its own, ``n // 2``. If less than a majority agrees, there is no common direction, as with
-    converged models, and all are kept.
-
-    Parameters
-    ----------
-    products : ndarray
-        Of `inner_products`, (n, n).
-
-    Returns
-    -------
-    ndarray
-        bool (n,).
+    converged models, and none is rejected.
     """
     n = len(products)
     along = (products > 0).sum(axis=1) - (products.diagonal() > 0)
@@ -151,20 +131,9 @@ def agreement(products: NDArray[np.float64]) -> NDArray[np.bool_]:
 def too_long(products: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Which changes are far longer than others of as many samples, as in model replacement.
 
-    Outliers among the logarithms of lengths. A model with more samples than the median has room for
-    the square of that: samples that count may be capped.
-
-    Parameters
-    ----------
-    products : ndarray
-        Of `inner_products`, (n, n).
-    weights : ndarray
-        Samples of each model, (n,), > 0.
-
-    Returns
-    -------
-    ndarray
-        bool (n,). Where honest lengths differ much, as with skewed data, hardly any is.
+    Outliers among the logarithms of lengths, given `inner_products` and samples (n,); bool (n,). A
+    model with more samples than the median has room for the square of that: samples that count may
+    be capped. Where honest lengths differ much, as with skewed data, hardly any is an outlier.
     """
     lengths = np.sqrt(products.diagonal())
     if not np.median(lengths):

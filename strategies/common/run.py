@@ -13,63 +13,45 @@ from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.task.backbones import seen_spec
 from flwr_distill.task.datasets import DatasetError, DataSpec, auxiliary_images
 from flwr_distill.task.errors import SettingsError
-from flwr_distill.task.settings import (
-    TrainSettings,
-)
+from flwr_distill.task.settings import TrainSettings
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run, as a strategy's ``from_run`` sees it.
-
-    Parameters
-    ----------
-    seed : int
-        Of every random draw.
-    model : nn.Module
-        The architecture; its weights are not to be touched.
-    spec : DataSpec
-        Shape and classes of the samples.
-    device : torch.device
-        Where the server computes.
-    train : TrainSettings
-        Local training.
-    data_root : str
-        Folder of data sets on the server; empty for the default.
-    links : str
-        How nodes send to each other: ``relay``, ``direct`` or ``auto``.
-    phase_timeout : float
-        Seconds to wait for replies in each phase.
-    fraction_train, fraction_evaluate : float
-        Shares of the nodes that train and that evaluate in a round.
-    directory : Directory
-        The nodes that were met.
-    create : callable
-        Makes another strategy of this run, given its name, for a strategy that leaves the work to
-        one of those.
-    norm_threshold : float (default: 5.0)
-        Score above which the norm of an update is absurd; see `protocol.outliers.absurdly_large`.
-    aggregator : Strategy, optional (default: None)
-        What combines models in place of the weighted mean.
-    num_rounds : int (default: 0)
-        Rounds of the run; 0 if unknown.
-    """
+    """A run, as a strategy's ``from_run`` sees it."""
 
     seed: int
+    """Of every random draw."""
     model: nn.Module
+    """The architecture; its weights are not to be changed."""
     spec: DataSpec
+    """Shape and classes of the samples."""
     device: torch.device
+    """Where the server computes."""
     train: TrainSettings
+    """Local training."""
     data_root: str
+    """Folder of data sets on the server; empty for the default."""
     links: LinkMode
+    """How nodes send to each other."""
     phase_timeout: float
+    """Seconds to wait for replies in each phase."""
     fraction_train: float
+    """Share of the nodes that train in a round."""
     fraction_evaluate: float
+    """Share of the nodes that evaluate in a round."""
     directory: Directory
+    """The nodes that were met."""
     create: Callable[[str], Strategy]
+    """Makes another strategy of this run, given its name, for one that leaves the work to it."""
     norm_threshold: float = 5.0
+    """Score above which the norm of an update is absurd (`protocol.outliers.absurdly_large`)."""
     aggregator: Strategy | None = None
+    """What combines models in place of the weighted mean."""
     num_rounds: int = 0
+    """Rounds of the run; 0 if unknown."""
+    secure_sums: bool = False
+    """Whether the strategy gets means in place of single models (`Method.summed`)."""
 
     @property
     def seen_spec(self) -> DataSpec:
@@ -95,14 +77,11 @@ class Run:
 
         The set is loaded at once, so that a run without it ends before any node trains.
 
-        Raises
-        ------
-        SettingsError
-            If it cannot be loaded; names `setting`.
+        Raises SettingsError if it cannot be loaded; names `setting`.
         """
         root = self.data_root or None
         try:
             images = auxiliary_images(name, self.spec, size, self.seed, root)
         except DatasetError as error:
-            raise SettingsError(f"{setting} = {name!r}, on the server: {error}") from error
+            raise SettingsError(f"on the server: {error}", where=setting, value=name) from error
         return lambda: images

@@ -9,47 +9,29 @@ from markupsafe import Markup
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing with its title, its legend and a caption that says what one sees.
-
-    Parameters
-    ----------
-    title, caption : str
-        Above and below.
-    drawing : Markup
-        SVG or an image.
-    legend : Sequence[tuple[str, str]] (default: ())
-        Style and label of what is drawn.
-    wide : bool (default: False)
-        Whether it takes the page's width.
-    """
+    """A drawing with its title, its legend and a caption that says what one sees."""
 
     title: str
     caption: str
     drawing: Markup
+    """SVG or an image."""
     legend: Sequence[tuple[str, str]] = ()
+    """Style and label of what is drawn."""
     wide: bool = False
+    """Whether it takes the page's width."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table.
-
-    Parameters
-    ----------
-    columns : Sequence[str]
-        Those of numbers begin with ``#``.
-    rows : Sequence[Sequence[str]]
-        Cells.
-    bars : Sequence[float] (default: ())
-        Share in [0, 1] for each row, drawn as a bar at its end.
-    folded : str (default: "")
-        Title behind which the table waits to be opened.
-    """
+    """A table."""
 
     columns: Sequence[str]
+    """Those of numbers begin with ``#``."""
     rows: Sequence[Sequence[str]]
     bars: Sequence[float] = ()
+    """Share in [0, 1] for each row, drawn as a bar at its end."""
     folded: str = ""
+    """Title behind which the table waits to be opened."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +51,7 @@ class Section:
 
 
 class RunFiles(Protocol):
-    """A run as its files tell it, for panels of a report."""
+    """A run by its files, for panels of a report."""
 
     @property
     def settings(self) -> Mapping[str, Any]:

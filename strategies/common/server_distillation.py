@@ -29,8 +29,6 @@ class ServerDistillation:
         How to distil.
     seed : int (default: 0)
         Seed of the held-out part and of the minibatches, combined with the round.
-    device : torch.device or str (default: "cpu")
-        Where to distil.
     """
 
     def __init__(

@@ -1,21 +1,16 @@
-"""Clusters of nodes, with a head each."""
+"""Clusters of nodes, with a head each, and who succeeds a lost head."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from logging import WARNING
 from typing import Any
+
+from flwr.common import log
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster head and the members that send it their virtual data.
-
-    Parameters
-    ----------
-    head : int
-        Node id of the cluster head.
-    members : tuple[int, ...]
-        Node ids of the other nodes of the cluster.
-    """
+    """A cluster head, and the other nodes of its cluster."""
 
     head: int
     members: tuple[int, ...]
@@ -25,12 +20,7 @@ class Cluster:
 class Topology:
     """The clusters of a federation, and the homogeneous groups that they were drawn from.
 
-    Parameters
-    ----------
-    clusters : tuple[Cluster, ...]
-        Every node is head or member of exactly one.
-    groups : tuple[tuple[int, ...], ...]
-        Node ids of each homogeneous group.
+    Every node is head or member of exactly one cluster.
     """
 
     clusters: tuple[Cluster, ...]
@@ -71,3 +61,13 @@ class FlatClusters:
 
 def _named(nodes: Sequence[int], names: Mapping[int, str]) -> list[str]:
     return [names.get(node, str(node)) for node in nodes]
+
+
+def successor(lost: int, able: Sequence[int], choose: Callable[[Sequence[int]], int]) -> int | None:
+    """Choose and log the new leader of a cluster; None if no node is able, until one is."""
+    if not able:
+        log(WARNING, "Node %d no longer leads its cluster, and no other node is able to", lost)
+        return None
+    leader = choose(able)
+    log(WARNING, "Node %d takes over from node %d, which no longer leads its cluster", leader, lost)
+    return leader

@@ -11,12 +11,7 @@ from flwr_distill.distill.virtual_data import VirtualData
 def virtual_files(payload: bytes, class_name: Callable[[int], str]) -> dict[str, bytes]:
     """Virtual data, and a picture of images, by file name; none if there are no data.
 
-    Parameters
-    ----------
-    payload : bytes
-        Virtual data as sent.
-    class_name : callable
-        Name of a class by its label.
+    `class_name` names a class by its label.
     """
     if not payload:
         return {}

@@ -4,7 +4,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from logging import INFO, WARNING
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -31,26 +31,6 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """Of logits (n, classes) and labels (n,)."""
 
 
-class ServerTraining(Protocol):
-    """Settings that these methods share."""
-
-    @property
-    def per_class(self) -> int:
-        """Virtual images of each class on a node."""
-
-    @property
-    def server_epochs(self) -> int:
-        """Epochs on all virtual data of a round."""
-
-    @property
-    def server_lr(self) -> float:
-        """Learning rate of SGD."""
-
-    @property
-    def server_batch_size(self) -> int:
-        """Minibatch of SGD."""
-
-
 class VirtualTraining(CheckedFedAvg):
     """Nodes send virtual data in place of models, and the server trains the model on them.
 
@@ -65,7 +45,9 @@ class VirtualTraining(CheckedFedAvg):
     device : torch.device or str (default: "cpu")
         Where the server trains.
     **kwargs
-        Settings, of which the class declares a `ServerTraining`, and what Flower's FedAvg takes.
+        Settings, which must have ``per_class``, virtual images of each class on a node, and
+        ``server_epochs``, ``server_lr`` and ``server_batch_size`` of the server's SGD; and what
+        Flower's FedAvg takes.
 
     Attributes
     ----------
@@ -145,12 +127,9 @@ class VirtualTraining(CheckedFedAvg):
         return sorted(replies, key=lambda r: self._order.get(r.metadata.src_node_id, last))
 
     def _data_of(self, reply: Message) -> VirtualData:
-        """A node's virtual data, no more than were asked for.
+        """A node's virtual data, no more than requested.
 
-        Raises
-        ------
-        ValueError
-            If they are malformed, too many or do not fit the task.
+        Raises ValueError if they are malformed, too many or do not fit the task.
         """
         record = reply.content.config_records.get(VIRTUAL_DATA, ConfigRecord())
         payload = record.get("payload", b"")
@@ -162,7 +141,7 @@ class VirtualTraining(CheckedFedAvg):
 
     def _trained(self, images: Tensor, labels: Tensor, server_round: int) -> tuple[Arrays, float]:
         """The global model after some epochs on the data, and the mean loss of the last epoch."""
-        settings: ServerTraining = self.settings
+        settings = self.settings
         model, loss_of = self._model, self.loss()
         model.load_state_dict(as_tensors(self.start_of_round))
         start = [weight.detach().clone() for weight in model.parameters()]

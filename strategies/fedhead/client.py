@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from logging import INFO, WARNING
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common import log
@@ -39,6 +39,7 @@ from flwr_distill.protocol.messages import (
     REJECTED,
     ROUTE,
     SERVER_ROUND,
+    ranked,
 )
 from flwr_distill.protocol.outliers import absurdly_large, update_norm
 from flwr_distill.strategies.common.ensemble import EnsembleDistillation
@@ -54,14 +55,12 @@ from flwr_distill.strategies.fedhead.method import (
 )
 
 LONGER = 1.001
-"""Times the norm that a member told which its model may have."""
+"""Times the norm that a member reported which its model may have."""
 OWN = 0
 """Rank of the leader's own model; members' ranks start at 1."""
 MEMBERS = "sector-members"
 SENT_AT_ONCE = 8
 """Members that a leader sends to at the same time; each costs the memory of a sealed model."""
-
-T = TypeVar("T")
 
 
 class StoredModel(Mapping[str, NDArray[Any]]):
@@ -85,18 +84,12 @@ class StoredModel(Mapping[str, NDArray[Any]]):
 
 @dataclass(frozen=True)
 class SectorMean:
-    """Mean of a sector's models.
-
-    Parameters
-    ----------
-    arrays : Mapping[str, ndarray]
-        w_m.
-    rejected : Mapping[int, str]
-        Reasons for rejected models, by rank; 0 is the leader's own.
-    """
+    """Mean of a sector's models."""
 
     arrays: Arrays
+    """w_m."""
     rejected: Mapping[int, str]
+    """Reasons for rejected models, by rank; 0 is the leader's own."""
 
 
 def train_sector(message: Message, context: Context) -> Message:
@@ -132,7 +125,7 @@ def hand_out(message: Message, context: Context) -> Message:
     session = Session.of(context)
     payload = save(dict(received_arrays(message.content)))
     session.store.write(GLOBAL_MODEL, payload)
-    routes = dict(_ranked(message.content.config_records, ROUTE))
+    routes = ranked(message.content.config_records, ROUTE)
 
     def send_to(rank: int) -> ConfigRecord | None:
         try:
@@ -179,30 +172,19 @@ def distill_sector(message: Message, context: Context) -> Message:
 def mean_of_sector(session: Session, content: RecordDict) -> SectorMean:
     """Mean of the leader's and members' models, ``w_m = sum_k (p_km / p_m) w_km`` (step 2).
 
-    Or a robust one, by the rule that the server asks for.
-
-    Parameters
-    ----------
-    session : Session
-        The leader's.
-    content : RecordDict
-        ``delivery.<rank>`` of each member, from 1; the config has ``num-examples.<rank>``, the
-        ``update-norm.<rank>`` that each told the server, the rule, and the longest update that
-        counts. Rank 0 is the leader's own model in its store, if it trained one.
-
-    Raises
-    ------
-    ValueError
-        If no model is usable.
+    Or a robust one, by the server's rule. `content` has ``delivery.<rank>`` of each member, from 1.
+    Its config has ``num-examples.<rank>``, the ``update-norm.<rank>`` that each reported to the
+    server, the rule, and the longest update that counts. Rank 0 is the leader's own model in its
+    store, if it trained one. Raises ValueError if no model is usable.
     """
     config = content.config_records[CONFIG]
-    counts = {rank: int(str(count)) for rank, count in _ranked(config, NUM_EXAMPLES)}
+    counts = {rank: int(str(count)) for rank, count in ranked(config, NUM_EXAMPLES).items()}
     start = _start(session)
     norms = {}
     if OWN in counts:
         norms[OWN] = update_norm(check_arrays(_stored(session, OWN), start), start)
     rejected = {}
-    for rank, delivery in _ranked(content.config_records, DELIVERY):
+    for rank, delivery in ranked(content.config_records, DELIVERY).items():
         try:
             payload = receive(session, delivery, SECTOR_MODEL)
             norms[rank] = update_norm(check_arrays(load(payload), start), start)
@@ -210,12 +192,12 @@ def mean_of_sector(session: Session, content: RecordDict) -> SectorMean:
             rejected[rank] = one_line(error) or type(error).__name__
             continue
         session.store.write(_file(rank), payload)
-    claims = {rank: float(str(norm)) for rank, norm in _ranked(config, UPDATE_NORM)}
+    claims = {rank: float(str(norm)) for rank, norm in ranked(config, UPDATE_NORM).items()}
     for rank in absurdly_large(norms, session.task.norm_threshold):
         rejected[rank] = "its norm is beyond norm-threshold"
     for rank, norm in norms.items():  # else a member could have the server refuse the mean
         if session.task.norm_threshold and norm > LONGER * claims.get(rank, norm):
-            rejected[rank] = f"its norm is {norm:.3g}, and it told the server {claims[rank]:.3g}"
+            rejected[rank] = f"its norm is {norm:.3g}, and it reported {claims[rank]:.3g}"
     norms = {rank: norm for rank, norm in norms.items() if rank not in rejected}
     rule: Rule = config.get(RULE, "mean")  # type: ignore[assignment]
     models = [StoredModel(session.store.folder / _file(rank)) for rank in norms]
@@ -243,18 +225,10 @@ def distil_sector(
     """Distil the sector's ensemble into `student`, in place, on the leader's data (step 4).
 
     The teacher is ``sum_k (p_km / p_m) f(x; w_km)`` over the models of `mean_of_sector`, with its
-    weights; trimmed where that mean was.
+    weights; trimmed where that mean was. Returns None if the teacher's loss on the samples is not
+    lower by the share `least_gain`, so that nothing was distilled.
 
-    Returns
-    -------
-    Distilled, optional
-        None if the teacher's loss on the samples is not lower by the share `least_gain`, so that
-        nothing was distilled. With 0, it always is.
-
-    Raises
-    ------
-    ValueError
-        If the node did not aggregate its sector in this round.
+    Raises ValueError if the node did not aggregate its sector in this round.
     """
     file = session.store.folder / MEMBERS
     members = json.loads(file.read_bytes()) if file.exists() else {}
@@ -303,10 +277,7 @@ def _global_model(session: Session, content: RecordDict) -> Arrays:
 
     Every node stores it, because any may become leader and then measures updates against it.
 
-    Raises
-    ------
-    LinkError
-        If the leader's parcel cannot be opened.
+    Raises LinkError if the leader's parcel cannot be opened.
     """
     if content.array_records:
         arrays = received_arrays(content)
@@ -342,13 +313,3 @@ def _stored(session: Session, rank: int) -> Arrays:
 
 def _file(rank: int) -> str:
     return f"{SECTOR_MODEL}-{rank}"
-
-
-def _ranked(records: Mapping[str, T], name: str) -> list[tuple[int, T]]:
-    """Entries ``<name>.<rank>`` with their ranks."""
-    prefix = f"{name}."
-    return [
-        (int(key.removeprefix(prefix)), value)
-        for key, value in records.items()
-        if key.startswith(prefix)
-    ]

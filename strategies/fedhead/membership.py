@@ -1,5 +1,6 @@
 """Nodes of FedHEAD's sectors: which are connected, where each belongs, and which leads."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from logging import WARNING
 from typing import Any
@@ -7,8 +8,8 @@ from typing import Any
 import numpy as np
 from flwr.common import log
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 
-from flwr_distill.base.text import counted
 from flwr_distill.links.records import LinkMode
 from flwr_distill.links.routes import Links
 from flwr_distill.protocol.replies import NothingUsableError
@@ -16,19 +17,16 @@ from flwr_distill.strategies.common.directory import Description, Directory
 from flwr_distill.strategies.common.robust import limited
 from flwr_distill.strategies.common.topology import Cluster
 from flwr_distill.strategies.common.waiting import connected_nodes
-from flwr_distill.strategies.fedhead.sectors import assign_sectors, draw_leader
 
 
 class Membership:
-    """Nodes in sectors, as they come and go.
+    """Nodes in sectors, as they come and go; parameters as of `strategies.fedhead.FedHEAD`.
 
     A node's identity is its partition, or its id if it has none: unlike ids, partitions survive
     restarts of a node.
 
     Parameters
     ----------
-    num_sectors, fixed_leader, seed, directory
-        See `strategies.fedhead.FedHEAD`.
     evenly : bool (default: False)
         Whether all nodes of a sector lead as often, whatever number of samples they claim, and
         claims count at most as `strategies.common.robust.limited` says.
@@ -39,7 +37,7 @@ class Membership:
         Identities of leaders that failed since it was last emptied.
     distrusted : set[int]
         Nodes that sent what cannot be a mean of their sector; they lead no more. By id: a partition
-        is only what a node says, and another must not lose its place by it.
+        is only what a node claims, and another must not lose its place by it.
     """
 
     def __init__(
@@ -61,26 +59,16 @@ class Membership:
         self._sector_of: dict[int, int] = {}  # by identity
 
     def meet(self, grid: Grid, min_nodes: int, timeout: float) -> list[int]:
-        """Look up connected nodes, and give each new one a sector.
+        """Ids of connected nodes that can take part, by identity; each new one gets a sector.
 
-        Waits for `min_nodes` before the first sectors are formed, later for one.
-
-        Returns
-        -------
-        list[int]
-            Ids of connected nodes that can take part, ordered by identity.
-
-        Raises
-        ------
-        RuntimeError
-            If there are fewer within `timeout` seconds.
+        Waits for `min_nodes` before the first sectors are formed, later for one. Raises
+        TooFewNodesError if there are fewer within `timeout` seconds, NothingUsableError if none can
+        take part.
         """
         nodes = connected_nodes(grid, 1 if self._nodes else min_nodes, timeout)
         declared: dict[int, int | None] = {}
         for node, description in self._directory.look_up(grid, nodes, timeout).items():
-            if node in self._nodes:
-                continue
-            if description.missing:  # the directory has logged it
+            if node in self._nodes or description.missing:  # the directory has logged it
                 continue
             if description.introduction is None or not description.num_examples:
                 log(WARNING, "Node %d cannot take part: it has no samples, or no links", node)
@@ -95,7 +83,7 @@ class Membership:
         )
         able = [node for node in nodes if node in self._nodes]
         if not able:
-            raise NothingUsableError(f"none of {counted(len(nodes), 'node')} can take part")
+            raise NothingUsableError(f"no node of {len(nodes)} can take part")
         return sorted(able, key=lambda node: (self.identity(node), node))
 
     def identity(self, node: int) -> int:
@@ -150,7 +138,7 @@ class Membership:
         return tuple(clusters)
 
     def narrow_leaders(self, clusters: Iterable[Cluster], least: float) -> list[int]:
-        """Leaders that hold less than a share `least` of their sector's classes, as nodes told."""
+        """Leaders with less than a share `least` of their sector's classes, as described."""
         narrow = []
         for cluster in clusters:
             held = [self._nodes[node].classes for node in (cluster.head, *cluster.members)]
@@ -184,3 +172,32 @@ class Membership:
         self._sector_of = dict(state["sector-of"])
         self.failed = set(state["failed"])
         self.distrusted = set(state.get("distrusted", ()))  # older checkpoints have none
+
+
+def assign_sectors(
+    declared: Mapping[int, int | None],
+    num_sectors: int,
+    generator: np.random.Generator,
+    known: Mapping[int, int] | None = None,
+) -> dict[int, int]:
+    """Sector of each node in ``declared`` or ``known``.
+
+    A node stays in its known sector, or goes to the one that its owner declares. The others, in
+    random order, join the smallest sector; without sectors, the smallest of `num_sectors` new ones,
+    which are never more than nodes.
+    """
+    sector_of = dict(known or {})
+    sector_of.update({n: s for n, s in declared.items() if s is not None and n not in sector_of})
+    rest = [node for node in declared if node not in sector_of]
+    sectors = sorted(set(sector_of.values())) or list(range(min(num_sectors, len(rest))))
+    sizes = Counter(sector_of.values())
+    for i in generator.permutation(len(rest)):
+        smallest = min(sectors, key=lambda sector: (sizes[sector], sector))
+        sector_of[rest[i]] = smallest
+        sizes[smallest] += 1
+    return sector_of
+
+
+def draw_leader(num_examples: NDArray[np.int64], generator: np.random.Generator) -> int:
+    """Position of a sector's leader: node k with probability ``p_km / p_m``."""
+    return int(generator.choice(len(num_examples), p=num_examples / num_examples.sum()))

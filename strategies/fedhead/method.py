@@ -21,7 +21,7 @@ from flwr_distill.protocol.schema import (
 from flwr_distill.strategies.common.ensemble import EnsembleDistillation
 from flwr_distill.strategies.common.robust import Rule
 from flwr_distill.task.auxiliary_names import check_auxiliary
-from flwr_distill.task.settings import Block, TrainSettings
+from flwr_distill.task.settings import Block, RunConfigValue, TrainSettings
 
 TRAIN_SECTOR = "train.sector"
 """Have a node train and send its model to the leader of its sector (step 1)."""
@@ -182,7 +182,7 @@ PHASES = (
         request=Request({CONFIG: SectorRequest, ROUTE: Route, DELIVERY: Delivery}, (ARRAYS,)),
         leaves="the model, trained on its samples, sealed for the sector's leader",
         quorum=True,
-        compared=True,
+        averaged="own",
     ),
     Phase(
         HAND_OUT,
@@ -229,8 +229,10 @@ def _unprotected(settings: FedHEADSettings, train: TrainSettings) -> str:
     return "leaders distil on their data, without differential privacy (take another strategy)"
 
 
-_ONE_SECTOR = {"fedhead.sectors": 1}
-_DEFENCE: dict[str, bool | int | float | str] = {"fedhead.rule": "agreement", "fedhead.audit": True}
+_DEFAULTS: dict[str, dict[str, RunConfigValue]] = {
+    "defence": {"fedhead.rule": "agreement", "fedhead.audit": True},
+    "edge": {"fedhead.sectors": 1},
+}
 
 METHODS = (
     Method(
@@ -240,9 +242,8 @@ METHODS = (
         settings=FedHEADSettings,
         phases=PHASES,
         unprotected=_unprotected,
-        defence=_DEFENCE,
-        below_edge=_ONE_SECTOR,
-        formulas="flwr_distill.strategies.fedhead.traffic:formulas",
+        defaults=_DEFAULTS,
+        formulas="flwr_distill.strategies.fedhead.strategy:formulas",
     ),
     Method(
         name="fedhead-plus",
@@ -252,8 +253,7 @@ METHODS = (
         table="fedhead",
         phases=PHASES,
         unprotected=_unprotected,
-        defence=_DEFENCE,
-        below_edge=_ONE_SECTOR,
-        formulas="flwr_distill.strategies.fedhead.traffic:formulas",
+        defaults=_DEFAULTS,
+        formulas="flwr_distill.strategies.fedhead.strategy:formulas",
     ),
 )

@@ -12,8 +12,9 @@ from flwr_distill.protocol.arrays import Arrays
 from flwr_distill.strategies.common.averages import weighted_mean
 from flwr_distill.strategies.common.run import Run
 from flwr_distill.strategies.common.server_distillation import ServerDistillation
+from flwr_distill.strategies.fedhead.means import Weighted
 from flwr_distill.strategies.fedhead.method import FedHEADSettings
-from flwr_distill.strategies.fedhead.strategy import FedHEAD, Weighted
+from flwr_distill.strategies.fedhead.strategy import FedHEAD
 from flwr_distill.task.auxiliary_names import NOISE
 
 
@@ -21,18 +22,8 @@ class FedHEADPlus(FedHEAD):
     """FedHEAD, and then the sectors' ensemble distilled on the server (FedHEAD+).
 
     After step 5 the server distils ``sum_m p_m f(x; z_m)`` into w on a reference set without
-    labels.
-
-    Parameters
-    ----------
-    model : nn.Module
-        The run's architecture.
-    reference_set : callable
-        Gives the reference set, samples (n, ...); called once, when first needed.
-    device : torch.device or str (default: "cpu")
-        Where the server distils.
-    **kwargs
-        As :class:`FedHEAD` takes them.
+    labels, samples (n, ...), which `reference_set` gives when it is first needed. Further arguments
+    are those of :class:`FedHEAD`.
     """
 
     run_arguments = (*FedHEAD.run_arguments, "model", "device")

@@ -18,12 +18,9 @@ HISTORY = 20
 
 
 class Norms:
-    """Norms of the nodes' updates: as they tell them in a round, and the medians of earlier ones.
+    """Norms of the nodes' updates: those reported in a round, and the medians of earlier ones.
 
-    Parameters
-    ----------
-    threshold : float
-        Score above which a norm is absurd; see `protocol.outliers.absurdly_large`. 0 judges none.
+    A score above `threshold` is absurd (`protocol.outliers.absurdly_large`); 0 judges none.
 
     Attributes
     ----------
@@ -33,32 +30,31 @@ class Norms:
 
     def __init__(self, threshold: float) -> None:
         self.threshold = threshold
-        self.told: dict[int, float] = {}
+        self.of_round: dict[int, float] = {}
         self._medians: list[float] = []
 
-    def begin_round(self, told: Mapping[int, float]) -> dict[int, str]:
+    def begin_round(self, norms: Mapping[int, float]) -> dict[int, str]:
         """Take the norms of a round, without odd ones; return why these are, by node."""
-        reasons = dict.fromkeys(self._absurd(told), "its norm exceeds norm-threshold")
+        reasons = dict.fromkeys(self._absurd(norms), "its norm exceeds norm-threshold")
         if self.threshold:
-            reasons |= dict.fromkeys(idle(told), "its update is next to nothing beside the others'")
-        self.told = {node: norm for node, norm in told.items() if node not in reasons}
-        if self.told:
-            self._medians = [*self._medians, median(self.told.values())][-HISTORY:]
+            why = "its update is next to nothing beside the others'"
+            reasons |= dict.fromkeys(idle(norms), why)
+        self.of_round = {node: norm for node, norm in norms.items() if node not in reasons}
+        if self.of_round:
+            self._medians = [*self._medians, median(self.of_round.values())][-HISTORY:]
         return reasons
 
-    def leave_out(self, nodes: Iterable[int]) -> None:
+    def exclude(self, nodes: Iterable[int]) -> None:
         """Take no norms of these nodes in this round."""
-        self.told = {node: norm for node, norm in self.told.items() if node not in set(nodes)}
+        for node in nodes:
+            self.of_round.pop(node, None)
 
     def check_mean(self, mean: Arrays, start: Arrays, averaged: Iterable[int]) -> None:
         """Refuse a mean that is further from the start than all models that it is made of.
 
-        Raises
-        ------
-        ValueError
-            If it is, or is made of none.
+        Raises ValueError if it is, or is made of none.
         """
-        longest = max((self.told[node] for node in averaged), default=None)
+        longest = max((self.of_round[node] for node in averaged), default=None)
         if longest is None:
             raise ValueError("all models of the sector were rejected, the leader's own too")
         norm = update_norm(mean, start)
@@ -68,12 +64,9 @@ class Norms:
     def check_student(self, leader: int, student: Arrays, start: Arrays) -> None:
         """Refuse a student that is absurdly far from the start, beside the nodes' updates.
 
-        Raises
-        ------
-        ValueError
-            If it is.
+        Raises ValueError if it is.
         """
-        if leader in self._absurd({**self.told, leader: update_norm(student, start)}):
+        if leader in self._absurd({**self.of_round, leader: update_norm(student, start)}):
             raise ValueError("its norm exceeds norm-threshold")
 
     def _absurd(self, norms: Mapping[int, float]) -> list[int]:
@@ -89,23 +82,25 @@ class Norms:
         self._medians = list(state.get("median-norms", ()))  # older checkpoints have none
 
 
-def far_longer(told: Mapping[int, float], num_examples: Mapping[int, int]) -> list[int]:
+def far_longer(norms: Mapping[int, float], num_examples: Mapping[int, int]) -> list[int]:
     """Nodes whose norms are far above those of all sectors, as `robust.too_long` says.
 
     Two of a sector's five models and one honest one that went astray hide each other from its
     leader; among all nodes they do not.
     """
-    if len(told) < FEWEST:
+    if len(norms) < FEWEST:
         return []
-    squares = np.diag(np.square(list(told.values())))
-    weights = np.array([num_examples[node] for node in told], dtype=np.float64)
-    return [node for node, is_long in zip(told, too_long(squares, weights), strict=True) if is_long]
+    squares = np.diag(np.square(list(norms.values())))
+    weights = np.array([num_examples[node] for node in norms], dtype=np.float64)
+    return [
+        node for node, is_long in zip(norms, too_long(squares, weights), strict=True) if is_long
+    ]
 
 
-def longest(told: Mapping[int, float], num_examples: Mapping[int, int]) -> float:
+def longest(norms: Mapping[int, float], num_examples: Mapping[int, int]) -> float:
     """Norm that no update may have in any sector: `outliers.room` times the median of all nodes."""
-    weights = np.array([num_examples[node] for node in told], dtype=np.float64)
-    return room(weights) * median_low(told.values())
+    weights = np.array([num_examples[node] for node in norms], dtype=np.float64)
+    return room(weights) * median_low(norms.values())
 
 
 def points_away(weights: Sequence[float], models: Sequence[Arrays], start: Arrays) -> list[bool]:
@@ -120,16 +115,8 @@ def agreeing(
 ) -> dict[int, Arrays]:
     """Students that do not point away from the others, moved back as `robust.shortening` says.
 
-    Of two that point away from each other, neither counts.
-
-    Parameters
-    ----------
-    students : Mapping[int, Mapping[str, ndarray]]
-        z_m by leader.
-    weights : Mapping[int, float]
-        p_m by leader.
-    start : Mapping[str, ndarray]
-        z, from which all were distilled.
+    Of two that point away from each other, neither counts. Given z_m and p_m by leader, and z,
+    from which all were distilled.
     """
     if not students:
         return {}

@@ -34,9 +34,7 @@ from flwr_distill.strategies.fedlgd.method import (
 from flwr_distill.task.datasets import Samples
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.evaluation import BATCH
-from flwr_distill.task.settings import (
-    TrainSettings,
-)
+from flwr_distill.task.settings import TrainSettings
 
 OWN = "virtual-data"
 PRIVATE = "private-virtual-data"
@@ -44,17 +42,7 @@ OF_SERVER = "global-virtual-data"
 
 
 class Contrastive(LossTerm):
-    """``lambda L_con`` over a minibatch's features (FedLGD eq. 2-4).
-
-    Parameters
-    ----------
-    model : nn.Module
-        In training.
-    weight : float
-        lambda.
-    layer : str (default: "")
-        The dense layer whose input are the features; see :func:`task.models.last_dense`.
-    """
+    """``lambda L_con`` over a minibatch's features, the input of a dense layer (FedLGD eq. 2-4)."""
 
     def __init__(self, model: nn.Module, weight: float, layer: str = "") -> None:
         self._features = Features(model, layer)
@@ -109,17 +97,14 @@ def virtual_samples(
     from the store, so that a restarted node continues with identical values.
 
     With ``dp_epsilon`` they are made from noisy class means. All that the node sends then follows
-    from this one release, so they are never refined.
-
-    Raises
-    ------
-    SettingsError
-        If they are to be private and refined.
+    from this one release, so they are never refined: that raises SettingsError.
     """
     if request.dp_epsilon and request.refine_steps:
         raise SettingsError(  # the server refuses this too, but data are refined here
-            f"fedlgd.dp-epsilon = {request.dp_epsilon:g}: refined virtual data would have no "
-            "differential privacy (set fedlgd.refine-steps to 0)"
+            "refined virtual data would have no differential privacy",
+            where="fedlgd.dp-epsilon",
+            value=request.dp_epsilon,
+            remedy="set fedlgd.refine-steps to 0",
         )
     data, store = seen_data(session), session.store.at(server_round)
     if request.dp_epsilon:
@@ -165,19 +150,9 @@ def virtual_samples(
 
 
 def global_samples(session: Session, record: ConfigRecord) -> Samples | None:
-    """The server's virtual data, from the message or the store; None if neither has them.
+    """The server's virtual data (`GlobalData`), from the message or the store; None without either.
 
-    Parameters
-    ----------
-    session : Session
-        The node's.
-    record : ConfigRecord
-        A :class:`strategies.fedlgd.method.GlobalData`.
-
-    Raises
-    ------
-    VirtualDataError
-        If the message's data are malformed or do not fit the task.
+    Raises VirtualDataError if the message's data are malformed or do not fit the task.
     """
     data, spec = GlobalData.checked(record, "global data"), seen_data(session).spec
     payload = data.payload or session.store.read(OF_SERVER) or b""
@@ -199,21 +174,14 @@ def _samples(virtual: VirtualData) -> Samples:
 
 def joined(own: Samples, other: Samples | None) -> Samples:
     """Both sets as one."""
-    if other is None:
-        return own
-    return own.with_more(other)
+    return own if other is None else own.with_more(other)
 
 
 def loss_gradient(model: nn.Module, samples: Samples, names: Collection[str]) -> dict[str, Tensor]:
     """Gradient of the mean cross-entropy with respect to the weights of these names.
 
     Gradient matching compares them (:func:`distill.gradient_matching.match_gradient`). The model
-    is left in evaluation mode, without gradients.
-
-    Raises
-    ------
-    ValueError
-        If one is no weight that the model trains.
+    is left in evaluation mode, without gradients. Raises ValueError if it does not train one.
     """
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     if unknown := sorted(set(names) - weights.keys()):

@@ -8,7 +8,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from flwr_distill.protocol.arrays import Arrays
 from flwr_distill.protocol.messages import ARRAYS, CONFIG
-from flwr_distill.protocol.method import Method, Phase
+from flwr_distill.protocol.method import ConfigValues, Method, Phase
 from flwr_distill.protocol.schema import TRAIN, Reply, Request, TrainRequest, part_of_the_model
 from flwr_distill.task.settings import Block, TrainSettings
 
@@ -109,11 +109,9 @@ def _unprotected(settings: FedLGDSettings, train: TrainSettings) -> str:
     )
 
 
-def _own_privacy(settings: FedLGDSettings) -> float:
-    return settings.dp_epsilon
-
-
-def _epsilon_of_message(records: Mapping[str, Mapping[str, object]]) -> float:
+def _epsilon(settings: FedLGDSettings, records: ConfigValues | None = None) -> float:
+    if records is None:
+        return settings.dp_epsilon
     request = VirtualTraining.checked(records.get(VIRTUAL, {}), "message")
     return 0.0 if request.refine_steps else request.dp_epsilon
 
@@ -151,17 +149,16 @@ METHODS = (
                 ),
                 leaves="the model, trained on its virtual data, and the loss's gradient on these",
                 quorum=True,
-                compared=True,
+                averaged="own",
                 summed=_summed,
                 own=(f"{GLOBAL_DATA}.payload",),
-                own_privacy=_epsilon_of_message,
+                epsilon=_epsilon,
             ),
         ),
         terms={VIRTUAL: "flwr_distill.strategies.fedlgd.client:Contrastive"},
         unprotected=_unprotected,
-        own_privacy=_own_privacy,
         summed=(TRAIN_VIRTUAL,),
         panels=("flwr_distill.strategies.common.panels:virtual_data",),
-        defence={"aggregator": "agreement"},
+        defaults={"defence": {"aggregator": "agreement"}},
     ),
 )

@@ -31,7 +31,7 @@ from flwr_distill.strategies.agreement.strategy import Agreement
 from flwr_distill.strategies.common.averages import weighted_mean
 from flwr_distill.strategies.common.checked import RobustFedAvg, Update
 from flwr_distill.strategies.common.directory import Directory
-from flwr_distill.strategies.common.formation import chosen_formation
+from flwr_distill.strategies.common.images import chosen_formation
 from flwr_distill.strategies.common.run import Run
 from flwr_distill.strategies.common.virtual_files import virtual_files
 from flwr_distill.strategies.fedlgd.method import (
@@ -112,18 +112,14 @@ class FedLGD(RobustFedAvg):
 
     @classmethod
     def from_run(cls, settings: Any, run: Run, **arguments: Any) -> Self:
-        """Make the strategy for a run; virtual data are of what nodes train on.
-
-        Raises
-        ------
-        SettingsError
-            If nodes train on features, which have no differential privacy here.
-        """
+        """Make the strategy for a run; SettingsError if it wants features to be private."""
         if settings.dp_epsilon and run.seen_spec != run.spec:
             raise SettingsError(
-                f"fedlgd.dp-epsilon = {settings.dp_epsilon:g}: nothing but the head of the frozen "
-                "network trains, and features have no differential privacy here (leave it out, or "
-                'set backbone.trains to "last-block")'
+                "nothing but the head of the frozen network trains, and features have no "
+                "differential privacy here",
+                where="fedlgd.dp-epsilon",
+                value=settings.dp_epsilon,
+                remedy='leave it out, or set backbone.trains to "last-block"',
             )
         return super().from_run(settings, run, **{"spec": run.seen_spec, **arguments})
 

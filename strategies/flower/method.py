@@ -162,7 +162,7 @@ METHODS = (
         "flwr.serverapp.strategy.fedavg:FedAvg",
         "The mean of the nodes' models, weighted by their samples.",
         summed=_SUMMED,
-        defence={"strategy": "agreement"},
+        defaults={"defence": {"strategy": "agreement"}},
     ),
     Method(
         "fedmedian",

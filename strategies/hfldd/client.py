@@ -36,8 +36,9 @@ from flwr_distill.protocol.messages import (
     PARCEL,
     REJECTED,
     ROUTE,
+    ranked,
 )
-from flwr_distill.strategies.hfldd.distillation import distilled, refined
+from flwr_distill.strategies.hfldd.distillation import Encoded, distilled, refined
 from flwr_distill.strategies.hfldd.method import (
     AVERAGE_LAST,
     BALANCED,
@@ -70,6 +71,9 @@ COMPARED = 200
 """Auxiliary samples on which halves of a node's data are compared: only their mean counts."""
 SMALLEST_PROBABILITY = 1e-10
 """As in the KL matrix."""
+
+FileState = tuple[Path, int]
+"""A file and its time of modification in ns."""
 
 
 def needs(session: Session, settings: HFLDDSettings) -> Iterator[Callable[[], object]]:
@@ -129,11 +133,8 @@ def distill(message: Message, context: Context) -> Message:
     request = Distillation.checked(message.content.config_records[CONFIG], "message")
     if not request.dp_epsilon:
         require_no_privacy(session.task.train, "distillation with hfldd.dp-epsilon = 0")
-    if request.share_raw_data:
-        payload = _raw_as_virtual(seen_data(session).train, session.task.seed).to_bytes()
-    else:
-        payload = _virtual_data(message.content, context, request)
-    virtual = VirtualData.from_bytes(payload)
+    encoded = _virtual_data(message.content, context, request)
+    virtual = encoded.virtual()
     log(INFO, "Distilled %d samples by %s", len(virtual.labels), virtual.method)
     found = audited(virtual, session.data.train.labels)
     if found:
@@ -148,43 +149,46 @@ def distill(message: Message, context: Context) -> Message:
             **(account.numbers(len(session.data.train)) if request.dp_epsilon else {}),
         }
     )
-    parcel = send(session, message.content.config_records[ROUTE], payload, deadline)
+    parcel = send(session, message.content.config_records[ROUTE], encoded.payload, deadline)
     return Message(RecordDict({PARCEL: parcel, METRICS: metrics}), reply_to=message)
 
 
-def _virtual_data(content: RecordDict, context: Context, request: Distillation) -> bytes:
-    """The node's last virtual data, refined first if that is asked for."""
+def _virtual_data(content: RecordDict, context: Context, request: Distillation) -> Encoded:
+    """The node's last virtual data, refined first where the message says so; or its raw data."""
     session = Session.of(context)
+    if request.share_raw_data:
+        raw = _raw_as_virtual(seen_data(session).train, session.task.seed)
+        return Encoded(raw.to_bytes(), raw)
     # Those that an earlier run, which this one resumes, has refined have no differential privacy.
     last = None if request.dp_epsilon else session.store.read(REFINED)
-    payload = last or distilled(context, request)
+    encoded = Encoded(last) if last else distilled(context, request)
     if REFINEMENT not in content.config_records:
-        return payload
+        return encoded
     if request.dp_epsilon:  # the server refuses this too, but data are refined here
         raise SettingsError(
-            f"hfldd.dp-epsilon = {request.dp_epsilon:g}: refined virtual data would have no "
-            "differential privacy (set hfldd.refresh-every to 0)"
+            "refined virtual data would have no differential privacy",
+            where="hfldd.dp-epsilon",
+            value=request.dp_epsilon,
+            remedy="set hfldd.refresh-every to 0",
         )
     how = Refinement.checked(content.config_records[REFINEMENT], "message")
     model = build_model(session, received_arrays(content))
-    payload = refined(session, model, payload, request, how)
-    session.store.at(how.server_round).write(REFINED, payload)
-    return payload
+    encoded = refined(session, model, encoded.payload, request, how)
+    session.store.at(how.server_round).write(REFINED, encoded.payload)
+    return encoded
 
 
 def receive(message: Message, context: Context) -> Message:
     """Open and store the members' virtual data (step 4)."""
     session = Session.of(context)
-    most = ParcelBounds.checked(message.content.config_records[CONFIG], "message")
-    parcels = {
-        int(name.removeprefix(f"{PARCEL}.")): record
-        for name, record in message.content.config_records.items()
-        if name.startswith(f"{PARCEL}.")
-    }
+    config = message.content.config_records
+    most = ParcelBounds.checked(config[CONFIG], "message")
+    parcels = ranked(config, PARCEL)
     kept = [rank for rank, record in parcels.items() if keep_parcel(session, rank, record, most)]
+    pool = [len(parcel) * parcel.formation**2 for rank, parcel in _parcels(session).items()]
     metrics = MetricRecord(
         {
-            NUM_EXAMPLES: len(pooled_samples(session)),
+            NUM_EXAMPLES: len(session.data.train) + sum(pool),
             KEPT_PARCELS: kept,
             REJECTED: len(parcels) - len(kept),
         }
@@ -205,7 +209,7 @@ def train_pool(message: Message, context: Context) -> Message:
         average_last=share if isinstance(share, float) and 0 <= share <= 1 else 0.0,
     )
     reply[ARRAYS] = local.trained_model()
-    reply.metric_records[METRICS][NUM_PARCELS] = num_parcels(session)
+    reply.metric_records[METRICS][NUM_PARCELS] = len(_files(session))
     return Message(reply, reply_to=message)
 
 
@@ -213,9 +217,8 @@ def vote(message: Message, context: Context) -> Message:
     """Say how well other heads' models know the virtual data of some members."""
     session = Session.of(context)
     config, records = message.content.config_records[CONFIG], message.content.array_records
-    held = _parcels(session)
-    paths = [held[rank] for rank in _numbers(config, RANKS)]
-    parcels = [VirtualData.from_bytes(path.read_bytes()).decoded() for path in paths]
+    stored = _parcels(session)
+    parcels = [stored[rank].decoded() for rank in _numbers(config, RANKS)]
     voters = [
         (
             build_model(session, as_arrays(records[f"{VOTER}.{i}"])).eval(),
@@ -230,8 +233,8 @@ def vote(message: Message, context: Context) -> Message:
 def knows(model: nn.Module, classes: Iterable[int], parcel: VirtualData) -> float:
     """Share of the other classes that a model finds less likely than the label, in [0, 1].
 
-    It is the mean over those of `classes` that the parcel holds, so that a rare one counts as much
-    as any; 1 if it holds none.
+    It is the mean over those of `classes` that the parcel contains, so that a rare one counts as
+    much as any; 1 if it contains none.
     """
     device = next(model.parameters()).device
     logits = outputs(model, parcel.images, device).double().cpu()
@@ -249,81 +252,78 @@ def _numbers(config: ConfigRecord, key: str) -> list[int]:
 
 
 def _divergence(first: Tensor, second: Tensor) -> float:
-    """Symmetric Kullback-Leibler divergence between two nodes' soft labels, in nats."""
+    """Symmetric Kullback-Leibler divergence between soft labels, in nats."""
     first, second = (labels.double().clamp_min(SMALLEST_PROBABILITY) for labels in (first, second))
     return float(((first - second) * (first.log() - second.log())).sum(1).mean() / 2)
 
 
 def keep_parcel(session: Session, rank: int, parcel: ConfigRecord, most: ParcelBounds) -> bool:
-    """Open a member's parcel, check its virtual data and store them.
+    """Open a member's parcel, check its virtual data and store them; False if it is rejected.
 
-    Parameters
-    ----------
-    session : Session
-        The head's.
-    rank : int
-        The member's rank in its cluster. It orders the pool, which must not depend on Flower's
-        random node ids.
-    parcel : ConfigRecord
-        The delivery; its payload may be in the node's mailbox.
-    most : ParcelBounds
-        The most images that the parcel may hold.
-
-    Returns
-    -------
-    bool
-        False if the parcel is rejected: it cannot be opened, is malformed or does not fit the
-        task.
+    The member's rank in its cluster orders the pool, which must not depend on Flower's random ids.
     """
     spec = seen_data(session).spec
     try:
         payload = open_parcel(session, parcel, VIRTUAL_DATA)
         bounds = Bounds(spec.shape, spec.num_classes, most.images, most.of_a_class, most.formation)
-        VirtualData.received(payload, bounds)
+        virtual = VirtualData.received(payload, bounds)
     except (LinkError, VirtualDataError) as error:
         log(WARNING, "Parcel from node %s rejected: %s", parcel.get("sender"), error)
         return False
-    session.store.at(most.server_round).write(f"{PREFIX}{rank:06d}", payload)
+    name = f"{PREFIX}{rank:06d}"
+    session.store.at(most.server_round).write(name, payload)
+    if file := session.store.file(name):
+        _decoded(session.store.folder)[rank] = _state(file), virtual
     return True
 
 
 def pooled_samples(session: Session, left_out: Collection[int] = ()) -> Samples:
-    """D_h: the head's training samples and the virtual data in its store, on its device.
+    """D_h on the head's device: its training samples and its members' virtual data.
 
-    Parameters
-    ----------
-    session : Session
-        The head's.
-    left_out : Collection[int] (default: ())
-        Ranks of members whose virtual data are not to be used.
+    `left_out` are ranks of members whose virtual data are not used.
     """
     own = seen_data(session).train
-    paths = [path for rank, path in _parcels(session).items() if rank not in left_out]
-    if not paths:
+    parcels = [parcel for rank, parcel in _parcels(session).items() if rank not in left_out]
+    if not parcels:
         return own
-    received = _read_parcels(tuple((path, path.stat().st_mtime_ns) for path in paths))
-    received = received.to(own.inputs.device)
+    received = _joined(tuple(parcels)).to(own.inputs.device)
     if received.labels.ndim == 2:
         own = replace(own, labels=one_hot(own.labels, session.data.spec.num_classes).float())
     return own.with_more(received)
 
 
-def num_parcels(session: Session) -> int:
-    """Number of members whose virtual data are in this node's store."""
-    return len(_parcels(session))
+def _parcels(session: Session) -> dict[int, VirtualData]:
+    """The members' last virtual data in the store, by rank; each file is decoded once."""
+    known, parcels = _decoded(session.store.folder), {}
+    for rank, file in _files(session).items():
+        state = _state(file)
+        if rank not in known or known[rank][0] != state:
+            known[rank] = state, VirtualData.from_bytes(file.read_bytes())
+        parcels[rank] = known[rank][1]
+    return parcels
 
 
-def _parcels(session: Session) -> dict[int, Path]:
+def _files(session: Session) -> dict[int, Path]:
     """Files of the members' last virtual data, by rank."""
     names = {name.partition("@")[0] for name in session.store.names() if name.startswith(PREFIX)}
     files = {int(name.removeprefix(PREFIX)): session.store.file(name) for name in sorted(names)}
     return {rank: file for rank, file in files.items() if file is not None}
 
 
+def _state(file: Path) -> FileState:
+    return file, file.stat().st_mtime_ns
+
+
 @lru_cache(maxsize=4)
-def _read_parcels(files: tuple[tuple[Path, int], ...]) -> Samples:
-    """Decode parcels (path, modification time in ns); cached until a file changes."""
-    parcels = [VirtualData.from_bytes(path.read_bytes()).decoded() for path, _ in files]
+def _decoded(folder: Path) -> dict[int, tuple[FileState, VirtualData]]:
+    """Virtual data in a store by rank, with the state of their files; filled by others."""
+    return {}
+
+
+@lru_cache(maxsize=4)
+def _joined(parcels: tuple[VirtualData, ...]) -> Samples:
+    """What networks are trained on, of all parcels."""
+    parcels = tuple(parcel.decoded() for parcel in parcels)
     labels = [parcel.labels for parcel in parcels]
     soft = [parcel.soft_labels for parcel in parcels if parcel.soft_labels is not None]
     if soft:  # if any labels are learned distributions, all must be distributions

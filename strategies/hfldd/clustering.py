@@ -23,16 +23,8 @@ def kl_matrix(soft_labels: NDArray[np.floating]) -> NDArray[np.float64]:
     (HFLDD, step 2): with P the flattened probabilities and L their logarithms,
     ``M = (rowsum(P * L) - P L^T) / |D_g|``.
 
-    Parameters
-    ----------
-    soft_labels : NDArray
-        Softmax outputs, (clients, auxiliary samples, classes). Probabilities are clipped to 1e-10,
-        so that a class that a client rules out does not make M infinite.
-
-    Returns
-    -------
-    NDArray
-        M in nats, (clients, clients); zero on the diagonal.
+    Given (clients, auxiliary samples, classes); returns nats, (clients, clients). Probabilities are
+    clipped to 1e-10, so that a class that a client rules out does not make M infinite.
     """
     num_clients, num_samples, _ = soft_labels.shape
     probabilities = np.clip(
@@ -61,22 +53,18 @@ def homogeneous_groups(
     divergence : NDArray
         M from :func:`kl_matrix`, (clients, clients).
     num_groups : int, optional
-        K, lowered to the number of distinct rows if it is higher. If None, the K with the best
-        silhouette.
-    seed : int
-        Seed of K-means.
-    least, most : int (default: 1, 20)
-        Smallest and largest K to try, where so many rows are distinct.
+        K, at most the number of distinct rows. None takes the K from `least` to `most` with the
+        best silhouette.
     noise : NDArray, optional (default: None)
-        Divergence between two random halves of each client's own data, in nats, (clients,): what
-        clients of one label distribution differ by. It decides whether all clients are alike
-        (K = 1) or all differ (K = clients), where a plain silhouette is not defined. Without it, K
-        is below the number of clients.
+        Divergence between two random halves of each client's data, in nats, (clients,): by what
+        clients of one label distribution differ. It decides whether all clients are alike (K = 1)
+        or all differ (K = clients), where a plain silhouette is not defined. Without it, K is below
+        the number of clients.
 
     Returns
     -------
     NDArray
-        Group index of each client, (clients,); indices have no gaps.
+        Group index of each client, (clients,), without gaps.
     """
     distinct = len(np.unique(divergence.round(12), axis=0))
     if num_groups is None:
@@ -125,15 +113,8 @@ def silhouette_above_noise(
     Here it is as near to its group as one half of its data is to the other: about 1 if all other
     clients differ from it by much more, below 0 if they differ no more than its own halves do.
 
-    Parameters
-    ----------
-    divergence : NDArray
-        M from :func:`kl_matrix`, (clients, clients). Distances are the root of the symmetric
-        divergence.
-    groups : NDArray
-        Group index of each client, (clients,); at least two groups, without gaps.
-    noise : NDArray
-        See :func:`homogeneous_groups`.
+    Distances are the root of the symmetric divergence (`kl_matrix`). `groups` are indices without
+    gaps, (clients,), of two groups or more; `noise` is that of `homogeneous_groups`.
     """
     clients = np.arange(len(groups))
     distances = np.sqrt(np.maximum(divergence + divergence.T, 0) / 2)
@@ -150,27 +131,17 @@ def silhouette_above_noise(
 def heterogeneous_clusters(
     groups: NDArray[np.int64], generator: np.random.Generator, *, complete: bool = False
 ) -> list[list[int]]:
-    """Form clusters of one client from every group (HFLDD, algorithm 1).
+    """Form clusters of one client from every group, given by client (HFLDD, algorithm 1).
 
     In the paper, while any group is non-empty, one random client of each non-empty group joins the
-    next cluster. So the last clusters miss the small groups.
+    next cluster. So the last clusters miss the small groups, and there are as many clusters as
+    clients in the largest group.
 
-    Parameters
-    ----------
-    groups : NDArray
-        Group index of each client, (clients,).
-    generator : np.random.Generator
-        Source of the random draws.
-    complete : bool (default: False)
-        Whether there are only so many clusters that every group has a client in nearly all of them
-        (`COVERED`); the other clients of large groups join these. A few clients that are like no
-        other do not make one cluster of all.
+    With `complete` there are fewer, so that every group has a client in nearly all of them
+    (`COVERED`); the other clients of large groups join these. A few clients that are like no other
+    do not make one cluster of all.
 
-    Returns
-    -------
-    list[list[int]]
-        Client indices of each cluster; every client is in exactly one. There are as many clusters
-        as clients in the largest group, or fewer if `complete`.
+    Returns client indices of each cluster; every client is in exactly one.
     """
     shuffled = [
         generator.permutation(np.flatnonzero(groups == group)).tolist()
@@ -193,14 +164,9 @@ def _most_that_are_complete(sizes: NDArray[np.int64]) -> int:
 
 
 def nearest_group(soft_labels: NDArray[np.floating], group_means: NDArray[np.floating]) -> int:
-    """Find the homogeneous group of a new client: the least divergence from the group's mean.
+    """Group of a new client: the least divergence from the group's mean soft labels.
 
-    Parameters
-    ----------
-    soft_labels : NDArray
-        The client's, (auxiliary samples, classes).
-    group_means : NDArray
-        Mean soft labels of each group, (groups, auxiliary samples, classes).
+    The client's have the shape (auxiliary samples, classes), the groups' one dimension more.
     """
     return int(kl_matrix(np.stack([soft_labels, *group_means]))[0, 1:].argmin())
 

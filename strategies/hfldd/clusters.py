@@ -12,8 +12,7 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from flwr_distill.base.text import counted, listed
-from flwr_distill.strategies.common.leaders import successor
-from flwr_distill.strategies.common.topology import Cluster, Topology
+from flwr_distill.strategies.common.topology import Cluster, Topology, successor
 from flwr_distill.strategies.hfldd.clustering import (
     cluster_to_join,
     heterogeneous_clusters,
@@ -27,25 +26,17 @@ GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 @dataclass
 class LiveCluster:
-    """A cluster as nodes come and go.
-
-    Parameters
-    ----------
-    nodes : list[int]
-        Node ids in the order of joining. A node's position is its rank, which orders the head's
-        virtual data, so disconnected nodes stay in the list.
-    head : int
-        The node that trains.
-    held : dict[int, list[int]]
-        For each past or present head, the nodes whose virtual data it has.
-    verdicts : dict[int, dict[int, bool]]
-        For each of them, of which nodes' virtual data it was decided whether they are left out.
-    """
+    """A cluster as nodes come and go."""
 
     nodes: list[int]
+    """In the order of joining. A node's position is its rank, which orders the head's virtual data,
+    so disconnected nodes stay in the list."""
     head: int
+    """The node that trains."""
     held: dict[int, list[int]] = field(default_factory=dict)
+    """For each past or present head, the nodes whose virtual data it has."""
     verdicts: dict[int, dict[int, bool]] = field(default_factory=dict)
+    """For each of them, of which nodes' virtual data it was decided whether they are excluded."""
 
     @property
     def held_by_head(self) -> list[int]:
@@ -63,6 +54,10 @@ class LiveCluster:
         """The nodes whose virtual data the head is to leave out."""
         judged = self.verdicts.get(self.head, {})
         return [node for node in self.nodes if judged.get(node)]
+
+    def ranks(self, nodes: Iterable[int]) -> list[int]:
+        """Ranks of nodes of the cluster."""
+        return [self.nodes.index(node) for node in nodes]
 
     def received(self, nodes: Collection[int]) -> None:
         """Note that the head got these nodes' virtual data; who was voted out stays out."""
@@ -85,7 +80,7 @@ class Clusters:
     Attributes
     ----------
     failed : set[int]
-        Heads to be replaced: they did not train when asked to, or lost virtual data twice.
+        Heads to be replaced: they did not train, or lost virtual data twice.
     """
 
     def __init__(self, seed: int) -> None:
@@ -132,7 +127,7 @@ class Clusters:
         """Steps 2 and 3: homogeneous groups, heterogeneous clusters, and a head for each.
 
         `noise` is the divergence between two halves of a node's own data, see
-        `homogeneous_groups`; for nodes that do not tell theirs the others' median counts. Where
+        `homogeneous_groups`; for nodes that do not report theirs the others' median counts. Where
         the nodes' classes are known to be `differing`, they are at least two groups: as one, each
         would be a cluster of its own.
         """
@@ -144,7 +139,7 @@ class Clusters:
             groups,
             self.seed,
             least=2 if differing else 1,
-            most=stacked.shape[-1],  # so many nodes suffice to hold all classes
+            most=stacked.shape[-1],  # so many nodes suffice for all classes
             noise=np.array([noise.get(node, usual) for node in nodes]) if noise else None,
         )
         num_groups = int(group_of.max()) + 1
@@ -170,7 +165,7 @@ class Clusters:
             )
 
     def missing_classes(self, held: Mapping[int, Collection[int] | None]) -> dict[int, list[int]]:
-        """Classes that other clusters' nodes hold and a cluster's do not, by head.
+        """Classes that other clusters' nodes have and a cluster's do not, by head.
 
         `held` are each node's classes; empty if any node does not say which (None).
         """
@@ -237,7 +232,7 @@ class Clusters:
         self._losers.add(cluster.head)
 
     def forget_other_heads(self) -> None:
-        """Note that what earlier heads hold is no longer what members send."""
+        """Note that earlier heads' virtual data are outdated."""
         for cluster in self:
             cluster.held = {cluster.head: cluster.held_by_head}
 

@@ -3,6 +3,7 @@
 import zlib
 from dataclasses import replace
 from logging import INFO, WARNING
+from typing import NamedTuple
 
 import torch
 from flwr.app import Context
@@ -29,37 +30,43 @@ BATCH = 10
 """Virtual nodes of a simulation for which a process distils in one call."""
 
 
-def distilled(context: Context, request: Distillation) -> bytes:
-    """Distil a node's training data, once per run.
+class Encoded(NamedTuple):
+    """Virtual data as they are sent, and the object if it is there without decoding them."""
+
+    payload: bytes
+    made: VirtualData | None = None
+    """Before its pixels were rounded."""
+
+    def virtual(self) -> VirtualData:
+        """The data; their pixels may be those before rounding."""
+        return self.made or VirtualData.from_bytes(self.payload)
+
+
+def distilled(context: Context, request: Distillation) -> Encoded:
+    """Distil a node's training data, once per run: ``distilled_size`` samples with a privacy card.
 
     In Flower's simulation runtime every process can load every partition, and distilling many small
     sets at once costs little more than one. There the first message distils for a batch of
     partitions, and the other nodes of the batch read the results, which are the same either way.
-
-    Returns
-    -------
-    bytes
-        Encoded :class:`distill.virtual_data.VirtualData`: ``distilled_size`` samples, spread evenly
-        over the node's classes, with the privacy card.
     """
     session = Session.of(context)
     if request.dp_epsilon or not in_simulation(context):
         name = f"distilled-{_digest(request)}"
-        payload = session.store.read(name)
-        if payload is None:
-            if request.dp_epsilon:
-                made = distil_privately(
-                    session,
-                    epsilon=request.dp_epsilon,
-                    per_class=_per_class(session, request),
-                    steps=request.distill_steps or None,
-                    formation=request.formation,
-                )
-            else:
-                (made,) = _distil([session], request)
-            payload = made.to_bytes(request.bits)
-            session.store.write(name, payload)
-        return payload
+        if (payload := session.store.read(name)) is not None:
+            return Encoded(payload)
+        if request.dp_epsilon:
+            made = distil_privately(
+                session,
+                epsilon=request.dp_epsilon,
+                per_class=_per_class(session, request),
+                steps=request.distill_steps or None,
+                formation=request.formation,
+            )
+        else:
+            (made,) = _distil([session], request)
+        payload = made.to_bytes(request.bits)
+        session.store.write(name, payload)
+        return Encoded(payload, made)
     shared = NodeStore(session.store.folder.parent / f"distilled-{_digest(request)}")
     own, batches = session.identity, -(-int(context.node_config["num-partitions"]) // BATCH)
     with locked(shared.folder / f".lock-{own % batches}"):
@@ -68,21 +75,13 @@ def distilled(context: Context, request: Distillation) -> bytes:
             sessions = [session_of(context, partition) for partition in partitions]
             for other, virtual in zip(sessions, _distil(sessions, request), strict=True):
                 shared.write(str(other.identity), virtual.to_bytes(request.bits))
-    return (shared.folder / str(own)).read_bytes()
+    return Encoded((shared.folder / str(own)).read_bytes())
 
 
 def refined(
     session: Session, model: nn.Module, payload: bytes, request: Distillation, how: Refinement
-) -> bytes:
-    """Continue a node's virtual data with the features of the global model (FedLGD eq. 1).
-
-    Parameters
-    ----------
-    model : nn.Module
-        The global model, on the node's device.
-    payload : bytes
-        The node's current virtual data; see `distilled`, also for the result.
-    """
+) -> Encoded:
+    """Continue a node's virtual data with the features of the global model (FedLGD eq. 1)."""
     data, virtual = seen_data(session), VirtualData.from_bytes(payload)
     result = distill_dm(
         data.train.inputs,
@@ -99,11 +98,12 @@ def refined(
         formation=virtual.formation,
     )
     result = replace(result, soft_labels=virtual.soft_labels)
-    return result.with_card(data.train.inputs, data.holdout.inputs).to_bytes(request.bits)
+    result = result.with_card(data.train.inputs, data.holdout.inputs)
+    return Encoded(result.to_bytes(request.bits), result)
 
 
 def _distil(sessions: list[Session], request: Distillation) -> list[VirtualData]:
-    """Distil for nodes of one run; nodes with the same size per class go together."""
+    """Distil for nodes of one run; those with as many samples of a class in one batch."""
     distiller = _distiller(sessions[0], request)
     own_network = network_arguments(
         distiller,
@@ -116,9 +116,8 @@ def _distil(sessions: list[Session], request: Distillation) -> list[VirtualData]
         sharing.setdefault(_per_class(session, request), []).append(session)
     made = {}
     for per_class, alike in sharing.items():
-        if distiller == "auto":
-            for session in alike:
-                _log_choice(session)
+        for session in alike if distiller == "auto" else ():
+            _log_choice(session)
         results = distill_many(
             distiller,
             [(data.train.inputs, data.train.labels) for data in map(seen_data, alike)],

@@ -1,4 +1,4 @@
-"""What members may send, and what a head may claim: no more than was told and asked for."""
+"""What members may send, and heads may claim: no more than was described and requested."""
 
 import math
 from collections.abc import Collection
@@ -7,36 +7,26 @@ from dataclasses import dataclass
 from flwr_distill.distill.formation import LARGEST
 from flwr_distill.distill.virtual_header import Bounds
 from flwr_distill.strategies.common.directory import Directory
-from flwr_distill.strategies.common.formation import chosen_formation
+from flwr_distill.strategies.common.images import chosen_formation
 from flwr_distill.strategies.hfldd.method import Distillation, ParcelBounds
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of parcels and pools.
-
-    Parameters
-    ----------
-    directory : Directory
-        Knows how many samples nodes said that they have.
-    distillation : Distillation
-        What members are asked for.
-    num_classes : int
-        Classes of the task.
-    image_shape : tuple of int, optional
-        (C, H, W) of the nodes' images; None if unknown.
-    """
+    """Bounds of parcels and pools."""
 
     directory: Directory
     distillation: Distillation
+    """The request to members."""
     num_classes: int
     image_shape: tuple[int, ...] | None
+    """(C, H, W) of the nodes' images; None if unknown."""
 
     def images(self, member: int) -> int:
-        """Images of a member's virtual data, or as many as it said it has samples."""
+        """Images of a member's virtual data, or its samples by its description."""
         if self.distillation.share_raw_data:
             return self._samples(member)
-        # At least one image of each class that the node holds.
+        # At least one image of each class that the node has.
         return max(self.distillation.distilled_size, self.num_classes)
 
     def of_a_class(self, member: int) -> int:

@@ -14,6 +14,7 @@ from flwr_distill.protocol.method import Method, Phase
 from flwr_distill.protocol.schema import (
     TRAIN,
     Count,
+    DistilledMetrics,
     PrivacyMetrics,
     Reply,
     Request,
@@ -26,52 +27,35 @@ from flwr_distill.task.settings import Block, TrainSettings
 
 LABEL_KNOWLEDGE = "query.label_knowledge"
 """Ask a node for its soft labels on the global auxiliary set (step 1)."""
-
 DISTILL = "train.distill"
 """Have a cluster member distil its data for its head (step 4)."""
-
 RECEIVE = "train.receive"
 """Hand a cluster head the parcels of its members (step 4)."""
-
 TRAIN_POOL = "train.pool"
 """Have a cluster head train on D_h: its own data and its members' virtual data."""
-
 VOTE = "query.vote"
-"""Have a cluster head say how well other heads' models know its members' virtual data."""
+"""Ask a cluster head how well other heads' models know its members' virtual data."""
 
 VOTER = "voter"
 """Record with another head's model, ``voter.<place>``, to vote on virtual data."""
-
-VOTES = "votes"
-"""Metric of a head's reply to a request for votes, see `VoteMetrics`."""
-
-KNOWN = "known"
-"""Config key of the request for votes, ``known.<place>``: classes that the voter may judge."""
-
-RANKS = "ranks"
-"""Config key of the request for votes: ranks of the members whose virtual data are new."""
-
-LEFT_OUT = "left-out"
-"""Config key of a head's train message: ranks of the members whose virtual data were voted out."""
-
+REFINEMENT = "refinement"
+"""Config record of a request to distil, see `Refinement`; the global model comes with it."""
 SOFT_LABELS = "soft-labels"
 """Array of a node's soft labels."""
 
-REFINEMENT = "refinement"
-"""Config record of a request to distil, see `Refinement`; the global model comes with it."""
-
-KEPT_PARCELS = "kept-parcels"
-"""Metric of a head's reply: ranks of the members whose parcels it keeps."""
-
-NUM_PARCELS = "num-parcels"
-"""Metric of a head's reply: number of members whose virtual data it trains on."""
-
-OWN_DIVERGENCE = "own-divergence"
-"""Metric of a reply with soft labels: divergence between two random halves of the node's data."""
-
+KNOWN = "known"
+RANKS = "ranks"
+"""Config keys of the request for votes, see `VoteRequest`."""
 BALANCED = "balanced"
 AVERAGE_LAST = "average-last"
-"""Config key of a head's train message: whether classes are drawn evenly from D_h."""
+LEFT_OUT = "left-out"
+"""Config keys of a head's train message, see `PoolRequest`."""
+
+VOTES = "votes"
+KEPT_PARCELS = "kept-parcels"
+NUM_PARCELS = "num-parcels"
+OWN_DIVERGENCE = "own-divergence"
+"""Metrics, see `VoteMetrics`, `ReceiveMetrics`, `PoolMetrics` and `LabelKnowledgeMetrics`."""
 
 
 class LabelKnowledge(Block):
@@ -95,8 +79,8 @@ class LabelRequest(LabelKnowledge):
     """The request for soft labels."""
 
     own_divergence: bool = False
-    """Whether to tell the divergence between two random halves of the node's data too. Nodes do not
-    with differential privacy, which does not cover it."""
+    """Whether to add the divergence between two random halves of the node's data. Nodes do not with
+    differential privacy, which does not cover it."""
 
 
 class Distillation(Block):
@@ -188,21 +172,17 @@ class Distillation(Block):
     @field_validator("dp_epsilon")
     @classmethod
     def _is_private_all_through(cls, epsilon: float, info: ValidationInfo) -> float:
+        if not epsilon:
+            return epsilon
         others = info.data
-        if epsilon and others.get("distiller") not in ("auto", "dm"):
-            raise ValueError(
-                f"distiller = {others.get('distiller')!r} has no differential privacy (take dm)"
-            )
-        if epsilon and others.get("start") != "noise":
-            raise ValueError(
-                f"start = {others.get('start')!r} would leak the real images (take noise)"
-            )
-        if epsilon and others.get("share_raw_data"):
+        if (distiller := others.get("distiller")) not in ("auto", "dm"):
+            raise ValueError(f"distiller = {distiller!r} has no differential privacy (take dm)")
+        if (start := others.get("start")) != "noise":
+            raise ValueError(f"start = {start!r} would leak the real images (take noise)")
+        if others.get("share_raw_data"):
             raise ValueError("share-raw-data sends the real images (set it to false)")
-        if epsilon and others.get("network"):
-            raise ValueError(
-                f"network = {others.get('network')!r} has no differential privacy (leave it out)"
-            )
+        if network := others.get("network"):
+            raise ValueError(f"network = {network!r} has no differential privacy (leave it out)")
         return epsilon
 
 
@@ -210,13 +190,12 @@ class Refinement(Block):
     """Request to refine virtual data with the global model before they are sent again."""
 
     server_round: Annotated[int, Field(ge=1)]
-    """The round."""
     steps: Annotated[int, Field(ge=1)]
     """Steps of distribution matching with the model's features."""
 
 
 class ParcelBounds(Block):
-    """What a head takes from a member (HFLDD, step 4); its message says so."""
+    """What a head accepts from a member (HFLDD, step 4)."""
 
     images: Annotated[int, Field(ge=1)]
     """Most images in a parcel."""
@@ -240,7 +219,10 @@ class PoolRequest(TrainRequest):
 
 
 class VoteRequest(Block):
-    """Config of the request for votes: ranks, and classes by voter as ``known.<place>``."""
+    """Config of the request for votes: ranks of the members with new virtual data.
+
+    Also ``known.<place>``, the classes that each voter may judge.
+    """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
 
@@ -248,14 +230,8 @@ class VoteRequest(Block):
     __pydantic_extra__: dict[Annotated[str, Field(pattern=r"^known\.[0-9]+$")], list[Count]]
 
 
-def _without_votes(on: bool, info: ValidationInfo, why: str) -> bool:
-    if on and info.data.get("votes"):
-        raise ValueError(f"must be false for hfldd.votes, {why} (set it to false)")
-    return on
-
-
 class HFLDDSettings(LabelKnowledge, Distillation):
-    """Settings of HFLDD (``hfldd.*``): both requests to nodes, and the server's own settings."""
+    """Settings of HFLDD (``hfldd.*``): those of both requests to nodes, and the server's own."""
 
     groups: Annotated[int, Field(ge=0)] = 0
     """K, the homogeneous groups; 0 takes the K with the best silhouette, at most the number of
@@ -289,16 +265,14 @@ class HFLDDSettings(LabelKnowledge, Distillation):
             raise ValueError("refining has no differential privacy (set it to 0)")
         return every
 
-    @field_validator("rotate")
+    @field_validator("rotate", "complete_clusters")
     @classmethod
-    def _rotates_without_votes(cls, on: bool, info: ValidationInfo) -> bool:
-        why = "which judge a head's virtual data after its first round"
-        return _without_votes(on, info, why)
-
-    @field_validator("complete_clusters")
-    @classmethod
-    def _completes_without_votes(cls, on: bool, info: ValidationInfo) -> bool:
-        return _without_votes(on, info, "which the heads of three clusters or more decide")
+    def _goes_with_votes(cls, on: bool, info: ValidationInfo) -> bool:
+        if on and info.data.get("votes"):
+            rotate = "which judge a head's virtual data after its first round"
+            why = rotate if info.field_name == "rotate" else "which three or more clusters decide"
+            raise ValueError(f"must be false for hfldd.votes, {why} (set it to false)")
+        return on
 
     @property
     def label_knowledge(self) -> LabelKnowledge:
@@ -312,30 +286,23 @@ class HFLDDSettings(LabelKnowledge, Distillation):
 
 
 class LabelKnowledgeMetrics(PrivacyMetrics):
-    """Metrics sent with soft labels; the divergence, in nats, if it was asked for."""
+    """Metrics sent with soft labels; the divergence, in nats, if the request says so."""
 
     num_examples: Count
     own_divergence: Annotated[float, Field(ge=0)] | None = None
 
 
-class DistillMetrics(PrivacyMetrics):
-    """Metrics sent with a parcel of virtual data: its size and privacy card."""
+class DistillMetrics(PrivacyMetrics, DistilledMetrics):
+    """Metrics sent with a parcel of virtual data: its size, privacy card and audit."""
 
-    num_examples: Count
     num_values: Count
-    highest_cosine: float | None = None
-    median_cosine: float | None = None
-    least_distance: float | None = None
-    median_distance: float | None = None
-    nearer_to_own: Share | None = None
-    by_chance: Share | None = None
     virtual_epsilon: Annotated[float, Field(ge=0)] | None = None
     audited_ordinary: Share | None = None
     audited_worst: Share | None = None
 
 
 class ReceiveMetrics(Block):
-    """A head's reply to its members' parcels: |D_h|, and which it keeps or rejects."""
+    """A head's reply to its members' parcels: |D_h|, ranks that it keeps, and rejected parcels."""
 
     num_examples: Count
     kept_parcels: list[Count]
@@ -360,13 +327,7 @@ class PoolMetrics(TrainMetrics):
 
 
 def soft_labels_of(record: ArrayRecord) -> NDArray[Any]:
-    """Read the soft labels of a record: (|D_g|, classes), each row sums to 1 within 1e-3.
-
-    Raises
-    ------
-    ValueError
-        If the record holds anything else.
-    """
+    """Soft labels in a record, (|D_g|, classes); ValueError unless rows sum to 1 within 1e-3."""
     if list(record) != [SOFT_LABELS]:
         raise ValueError(f"its arrays are not {SOFT_LABELS}")
     labels: NDArray[Any] = finite_arrays(record)[SOFT_LABELS]
@@ -401,17 +362,6 @@ def _unprotected(settings: HFLDDSettings, train: TrainSettings) -> str:
 def _disclosed(settings: HFLDDSettings) -> str:
     if settings.share_raw_data:
         return "hfldd.share-raw-data was on: members sent their RAW DATA to cluster heads."
-    return ""
-
-
-def _unsummed(settings: HFLDDSettings) -> str:
-    if settings.votes:
-        return "hfldd.votes = true: each head's model votes by itself (set it to false)"
-    if settings.complete_clusters:
-        return (
-            "hfldd.complete-clusters = true: heads may be too few to hide a model in their sum "
-            "(set it to false)"
-        )
     return ""
 
 
@@ -456,8 +406,7 @@ METHODS = (
                 request=Request({CONFIG: PoolRequest}, (ARRAYS,)),
                 leaves="the model, trained on its samples and its members' virtual data",
                 quorum=True,
-                compared=True,
-                pooled=True,
+                averaged="pool",
                 own=(f"{CONFIG}.{LEFT_OUT}",),
             ),
             Phase(
@@ -471,14 +420,15 @@ METHODS = (
         needs="flwr_distill.strategies.hfldd.client:needs",
         unprotected=_unprotected,
         summed=(TRAIN_POOL,),
-        unsummed=_unsummed,
         formulas="flwr_distill.strategies.hfldd.traffic:formulas",
         panels=("flwr_distill.strategies.common.panels:virtual_data",),
         disclosed=_disclosed,
-        defence={
-            "aggregator": "agreement",
-            "hfldd.rotate": False,
-            "hfldd.complete-clusters": False,
+        defaults={
+            "defence": {
+                "aggregator": "agreement",
+                "hfldd.rotate": False,
+                "hfldd.complete-clusters": False,
+            },
         },
     ),
 )

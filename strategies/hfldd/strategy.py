@@ -7,74 +7,64 @@ from logging import INFO, WARNING
 from statistics import median
 from typing import Any, Self
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from flwr_distill.base.text import counted, listed
-from flwr_distill.links.records import VIRTUAL_DATA, LinkMode
-from flwr_distill.links.routes import Links
+from flwr_distill.links.records import LinkMode
 from flwr_distill.protocol.arrays import Arrays, as_arrays, sent_arrays
 from flwr_distill.protocol.meeting import one_line
-from flwr_distill.protocol.messages import CONFIG, METRICS, PARCEL, ROUTE, SERVER_ROUND
+from flwr_distill.protocol.messages import CONFIG, METRICS, SERVER_ROUND
 from flwr_distill.protocol.replies import NothingUsableError, number, set_aside, usable
 from flwr_distill.strategies.common.checked import RobustFedAvg, Update
 from flwr_distill.strategies.common.directory import Directory
-from flwr_distill.strategies.common.formation import chosen_formation
-from flwr_distill.strategies.common.retries import Retries
+from flwr_distill.strategies.common.images import chosen_formation
 from flwr_distill.strategies.common.run import Run
 from flwr_distill.strategies.common.topology import Topology
 from flwr_distill.strategies.common.waiting import connected_nodes
 from flwr_distill.strategies.hfldd.clusters import Clusters
-from flwr_distill.strategies.hfldd.limits import Limits
+from flwr_distill.strategies.hfldd.exchange import Exchange
 from flwr_distill.strategies.hfldd.method import (
     AVERAGE_LAST,
     BALANCED,
-    DISTILL,
-    KEPT_PARCELS,
     LABEL_KNOWLEDGE,
     LEFT_OUT,
     NUM_PARCELS,
     OWN_DIVERGENCE,
-    RECEIVE,
-    REFINEMENT,
     TRAIN_POOL,
     HFLDDSettings,
     LabelRequest,
-    Refinement,
     soft_labels_of,
 )
 from flwr_distill.strategies.hfldd.traffic import hfldd_bits
 from flwr_distill.strategies.hfldd.voting import hold_vote
 from flwr_distill.task.errors import SettingsError
-from flwr_distill.task.settings import (
-    Block,
-)
 
 MOST_CLUSTERS_NAMED = 3
 FEW_HEADS = 0.25
 """Share of the nodes: where no more train, their virtual data must stand for the others."""
 FEW_CLASSES = 0.25
-"""Share of the classes: who holds no more needs virtual data of the others."""
+"""Share of the classes: who has no more needs virtual data of the others."""
 
 
 class HFLDD(RobustFedAvg):
     """Hierarchical federated learning with data distillation.
 
     Before the first round, every node sends soft labels on a global auxiliary set. Nodes with
-    similar labels form homogeneous groups (K-means on the KL matrix), and each cluster takes nodes
-    of each group, so that it sees every class (algorithm 1, but for `complete_clusters`). One
-    random node of a cluster is its head; the members distil their data and send them to it. Then
-    only the heads train, on their own and their members' data, and the server averages their models
-    by ``|D_h|``. In the next round another node of each cluster is its head (`rotate`), which is
-    not in the paper.
+    similar labels form homogeneous groups (K-means on the KL matrix). Each cluster takes nodes of
+    each group, so that it sees every class (algorithm 1, but for `complete_clusters`). A random
+    node of a cluster is its head; the members distil their data and send them to it. Then only the
+    heads train, on their own and their members' data. The server averages their models by
+    ``|D_h|``. In the next round another node of each cluster is its head (`rotate`, not in the
+    paper).
 
     A head that disconnects or fails is replaced by another node of its cluster, to which the others
-    send their virtual data again. A member that could not send its data sends them once it is back.
-    A new node joins the cluster with the fewest nodes of its homogeneous group. Where members
-    refine their virtual data (`refresh_every`, not in the paper), heads train on what they have
-    until new data arrive.
+    send their virtual data again. A member whose data did not arrive sends them when it is back. A
+    new node joins the cluster with the fewest nodes of its homogeneous group. Where members refine
+    their virtual data (`refresh_every`, not in the paper), heads train on the old ones until new
+    ones arrive.
 
     Parameters
     ----------
@@ -88,8 +78,8 @@ class HFLDD(RobustFedAvg):
     directory : Directory, optional (default: None)
         Descriptions of known nodes; None starts an empty one.
     image_shape : tuple of int, optional (default: None)
-        (C, H, W) of what nodes train on (`task.backbones.seen_spec`), which bounds the bytes of
-        what members send; None leaves them to the general bound of links.
+        (C, H, W) of what nodes train on (`task.backbones.seen_spec`), which bounds the bytes that
+        members send; None leaves only the general bound of links.
     num_classes : int, optional (default: None)
         Classes of the task, which soft labels must have; None takes what most nodes send.
     **kwargs
@@ -116,20 +106,16 @@ class HFLDD(RobustFedAvg):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.image_shape = image_shape
         self.num_classes = num_classes
-        self.links = links
         self.phase_timeout = phase_timeout
-        self.distilled_values = 0
-        """Values of the virtual data sent to heads so far."""
-        self.models_to_members = 0
-        """Models sent to members so far, to refine virtual data with."""
         self.labels: dict[int, NDArray[Any]] = {}
         """Soft labels (|D_g|, classes) of nodes that are in no cluster yet, by node."""
         self._noise: dict[int, float] = {}
         self._directory = directory or Directory()
         self._clusters = Clusters(seed)
-        self._retries = Retries()
+        self._exchange = Exchange(
+            self._clusters, self._directory, self.settings, links, phase_timeout, image_shape
+        )
         if image_shape is not None:
             chosen_formation("hfldd.formation", self.settings.formation, image_shape)
         if self.settings.share_raw_data:
@@ -141,28 +127,24 @@ class HFLDD(RobustFedAvg):
     def from_run(cls, settings: HFLDDSettings, run: Run, **arguments: Any) -> Self:
         """Make the strategy for a run of our ServerApp; see `strategies.common.run.Run`.
 
-        Raises
-        ------
-        SettingsError
-            If nodes train on features, and a setting needs virtual images.
+        Raises SettingsError if a setting needs virtual images and nodes train on features, or
+        single models and the run has secure sums.
         """
         if run.seen_spec != run.spec:
             _check_features(settings)
+        if run.secure_sums:
+            _check_summed(settings)
         own = {"image_shape": run.seen_spec.shape, "num_classes": run.spec.num_classes}
         return super().from_run(settings, run, **{**own, **arguments})
 
     def check_nodes(self, num_nodes: int) -> None:
-        """Check that there are enough nodes.
-
-        Raises
-        ------
-        SettingsError
-            If there are fewer nodes than groups.
-        """
+        """Raise SettingsError if there are fewer nodes than groups."""
         if (groups := self.settings.groups) > num_nodes:
             raise SettingsError(
-                f"hfldd.groups = {groups}, but there are {num_nodes} nodes "
-                f"(set it to at most {num_nodes}, or 0 to have it chosen)"
+                f"there are {counted(num_nodes, 'node')}",
+                where="hfldd.groups",
+                value=groups,
+                remedy=f"set it to at most {num_nodes}, or 0 to have it chosen",
             )
 
     def summary(self) -> None:
@@ -177,11 +159,6 @@ class HFLDD(RobustFedAvg):
     def topology(self) -> Topology | None:
         """The current clusters; None before they are formed."""
         return self._clusters.topology if self._clusters else None
-
-    @property
-    def _limits(self) -> Limits:
-        num_classes = self._clusters.label_shape[-1]
-        return Limits(self._directory, self.settings.distillation, num_classes, self.image_shape)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -199,7 +176,7 @@ class HFLDD(RobustFedAvg):
                 samples = self._directory.samples(nodes)
                 self._clusters.rotate_heads(server_round, connected, samples)
             self._clusters.replace_heads(server_round, connected)
-        self._complete(server_round, arrays, grid, forming=forming)
+        self._exchange.complete(server_round, arrays, grid, forming=forming)
         connected = set(grid.get_node_ids())
         heads = [cluster.head for cluster in self._clusters if cluster.head in connected]
         if len(heads) < len(self._clusters):
@@ -212,7 +189,7 @@ class HFLDD(RobustFedAvg):
         clusters = self._clusters.by_head()
         messages = []
         for head in heads:
-            ranks = [clusters[head].nodes.index(node) for node in clusters[head].left_out]
+            ranks = clusters[head].ranks(clusters[head].left_out)
             own = ConfigRecord({**config, LEFT_OUT: ranks}) if ranks else config
             record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: own})
             messages.append(Message(record, head, TRAIN_POOL))
@@ -223,7 +200,7 @@ class HFLDD(RobustFedAvg):
         update = super().read(reply)
         members = self._clusters.by_head()[update.node].held_by_head
         nodes = [node for cluster in self._clusters for node in cluster.nodes]
-        most = self._limits.pool(update.node, members, nodes)
+        most = self._exchange.limits.pool(update.node, members, nodes)
         return replace(update, num_examples=min(update.num_examples, most))
 
     def combine(self, updates: list[Update]) -> Arrays:
@@ -254,18 +231,14 @@ class HFLDD(RobustFedAvg):
         return {
             **super().state_dict(),
             **self._clusters.state_dict(),
-            "distilled-values": self.distilled_values,
-            "models-to-members": self.models_to_members,
-            "retries": self._retries.state_dict(),
+            **self._exchange.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state; see `CheckedFedAvg`."""
         super().load_state_dict(state)
         self._clusters.load_state_dict(state)
-        self.distilled_values = state["distilled-values"]
-        self.models_to_members = state["models-to-members"]
-        self._retries = Retries(state["retries"])
+        self._exchange.load_state_dict(state)
 
     def expected_bits(self, num_weights: int, num_rounds: int) -> int:
         """Traffic of a run by the paper's eq. 18; 0 before clusters are formed."""
@@ -275,9 +248,9 @@ class HFLDD(RobustFedAvg):
             num_clients=sum(len(cluster.nodes) for cluster in self._clusters),
             num_auxiliary=self.settings.auxiliary_size,
             num_classes=self._clusters.label_shape[-1],
-            distilled_values=self.distilled_values,
+            distilled_values=self._exchange.distilled_values,
             bits_per_value=self.settings.bits_sent,
-            models_to_members=self.models_to_members,
+            models_to_members=self._exchange.models_to_members,
             num_heads=len(self._clusters),
             num_weights=num_weights,
             num_rounds=num_rounds,
@@ -289,12 +262,11 @@ class HFLDD(RobustFedAvg):
         self.ask_labels(nodes, grid)
         if not (soft_labels := self.labels):
             asked = counted(len(nodes), "node")
-            raise NothingUsableError(f"none of {asked} sent usable soft labels")
-        links = self._meet(grid, soft_labels)
+            raise NothingUsableError(f"0 of {asked} sent usable soft labels")
+        links = self._exchange.links(grid, soft_labels)
         able = {node: labels for node, labels in soft_labels.items() if node in links}
         if not able:
-            asked = counted(len(soft_labels), "node")
-            raise NothingUsableError(f"none of {asked} introduced itself")
+            raise NothingUsableError(f"0 of {counted(len(soft_labels), 'node')} introduced itself")
         noise = {node: self._noise[node] for node in able if node in self._noise}
         known = self._directory.look_up(grid, able, self.phase_timeout).values()
         stated = {frozenset(about.classes) for about in known if about.classes is not None}
@@ -306,18 +278,12 @@ class HFLDD(RobustFedAvg):
             differing=len(stated) > 1,
         )
         self.labels, self._noise = {}, {}
-        self._warn_of_lacking_classes(grid)
-
-    def _meet(self, grid: Grid, nodes: Iterable[int]) -> Links:
-        """Links between the nodes that introduced themselves."""
-        known = self._directory.look_up(grid, nodes, self.phase_timeout)
-        introductions = {n: d.introduction for n, d in known.items() if d.introduction}
-        return Links(introductions, self.links)
+        self._warn_of_missing_classes(grid)
 
     def ask_labels(self, nodes: Sequence[int], grid: Grid) -> None:
         """Step 1. Add soft labels of nodes to `labels`, and note their own divergences.
 
-        Those whose soft labels are there are not asked again; `labels` then has usable ones of
+        Nodes whose soft labels are there get no request; `labels` then has usable ones of
         connected `nodes` alone.
         """
         self.grid = grid
@@ -329,7 +295,12 @@ class HFLDD(RobustFedAvg):
         forming = not self._clusters and not self.settings.groups
         request = LabelRequest(**self.settings.label_knowledge.model_dump(), own_divergence=forming)
         soft_labels: dict[int, NDArray[Any]] = {}
-        for reply in self._ask(request, nodes, LABEL_KNOWLEDGE, grid):
+        messages = self._construct_messages(
+            RecordDict({CONFIG: ConfigRecord(request.model_dump(by_alias=True))}),
+            nodes,
+            LABEL_KNOWLEDGE,
+        )
+        for reply in usable(grid.send_and_receive(messages, timeout=self.phase_timeout)):
             node = reply.metadata.src_node_id
             try:
                 soft_labels[node] = soft_labels_of(sent_arrays(reply))
@@ -349,8 +320,8 @@ class HFLDD(RobustFedAvg):
                 set_aside(grid, node, LABEL_KNOWLEDGE, reason)
         self.labels |= {n: labels for n, labels in soft_labels.items() if labels.shape == shape}
 
-    def _warn_of_lacking_classes(self, grid: Grid) -> None:
-        """Warn of clusters that miss classes which other nodes hold, if all nodes say theirs."""
+    def _warn_of_missing_classes(self, grid: Grid) -> None:
+        """Warn of clusters that miss classes that other nodes have, if all nodes report theirs."""
         nodes = [node for cluster in self._clusters for node in cluster.nodes]
         about = self._directory.look_up(grid, nodes, self.phase_timeout)
         held = {node: about[node].classes for node in nodes}
@@ -363,7 +334,7 @@ class HFLDD(RobustFedAvg):
             }
             lines = [f"that of node {head} is missing {listed(names[head])}" for head in missing]
             text = (
-                "%d of %s cannot see all classes that nodes hold "
+                "%d of %s cannot see all classes that nodes have "
                 "(fewer, larger clusters would: %s): %s"
             )
             clusters, named = counted(len(self._clusters), "cluster"), lines[:MOST_CLUSTERS_NAMED]
@@ -379,7 +350,7 @@ class HFLDD(RobustFedAvg):
         if heads <= FEW_HEADS * len(held) and usual > FEW_CLASSES * num_classes:
             log(
                 INFO,
-                "HFLDD: %d of %s train a round, and a node holds %g of %d classes. Where virtual "
+                "HFLDD: %d of %s train a round, and a node has %g of %d classes. Where virtual "
                 "data say little, as of photographs, the mean of all nodes' models may learn more "
                 '(strategy="fedavg")',
                 heads,
@@ -391,7 +362,7 @@ class HFLDD(RobustFedAvg):
     def _place_new_nodes(self, server_round: int, grid: Grid) -> None:
         """Have new nodes join clusters."""
         waiting = self._clusters.not_placed(grid.get_node_ids())
-        new = [node for node in waiting if self._retries.due(node, server_round)]
+        new = [node for node in waiting if self._exchange.retries.due(node, server_round)]
         if not new:
             return
         self.ask_labels(new, grid)
@@ -399,122 +370,7 @@ class HFLDD(RobustFedAvg):
             if node in self.labels:
                 self._clusters.place(node, self.labels[node])
             else:
-                self._retries.failed(node, server_round)
-
-    def _complete(
-        self, server_round: int, arrays: ArrayRecord, grid: Grid, *, forming: bool
-    ) -> None:
-        """Step 4. Have members send virtual data to heads without them, or all refined ones."""
-        connected = set(grid.get_node_ids())
-        every = self.settings.refresh_every
-        refining = every > 0 and (server_round - 1) % every == 0 and not forming
-        waiting = self._clusters.members if refining else self._clusters.missing
-        senders = {
-            node: cluster
-            for node, cluster in waiting(connected).items()
-            if self._retries.due(node, server_round)
-        }
-        if not senders:
-            return
-        heads = dict.fromkeys(cluster.head for cluster in senders.values())
-        links = self._meet(grid, [*senders, *heads])
-        routes = {}
-        for node, cluster in senders.items():
-            if node not in links or cluster.head not in links:
-                continue
-            try:
-                largest = self._limits.num_bytes(node)
-                routes[node] = links.route(node, cluster.head, VIRTUAL_DATA, largest)
-            except SettingsError as error:
-                if forming:  # the user can still change the setting
-                    raise
-                log(WARNING, "Node %d cannot send to head %d: %s", node, cluster.head, error)
-        distillation = self.settings.distillation.model_dump(by_alias=True)
-        request = RecordDict({CONFIG: ConfigRecord(distillation)})
-        if refining:
-            how = Refinement(server_round=server_round, steps=self.settings.refresh_steps)
-            request[REFINEMENT] = ConfigRecord(how.model_dump(by_alias=True))
-            request[self.arrayrecord_key] = arrays
-            self.models_to_members += len(routes)
-        deliveries = self._collect_deliveries(request, routes, links, grid)
-        self._hand_over(deliveries, server_round, grid)
-        if refining:
-            self._clusters.forget_other_heads()
-        if forming and not any(cluster.held_by_head for cluster in self._clusters):
-            raise NothingUsableError(
-                f"the virtual data of none of {counted(len(senders), 'member')} reached its head"
-            )
-        for node, cluster in senders.items():
-            if node not in cluster.held_by_head:
-                self._retries.failed(node, server_round)
-                self._directory.forget(node)
-                self._directory.forget(cluster.head)
-
-    def _collect_deliveries(
-        self,
-        request: RecordDict,
-        routes: Mapping[int, ConfigRecord],
-        links: Links,
-        grid: Grid,
-    ) -> dict[int, ConfigRecord]:
-        """Members' side of step 4: their virtual data, as deliveries for their heads."""
-        verb = "refine" if REFINEMENT in request else "distil"
-        verb = f"{verb}s its" if len(routes) == 1 else f"{verb} their"
-        log(INFO, "HFLDD: %s %s data", counted(len(routes), "member"), verb)
-        messages = [
-            Message(RecordDict({**request, ROUTE: route}), member, DISTILL)
-            for member, route in routes.items()
-        ]
-        deliveries = {}
-        for reply in usable(grid.send_and_receive(messages, timeout=self.phase_timeout)):
-            member = reply.metadata.src_node_id
-            try:
-                parcel, values = reply.content.config_records[PARCEL], number(reply, "num-values")
-                deliveries[member] = links.forward(routes[member], parcel)
-            except (KeyError, ValueError) as error:
-                log(WARNING, "Node %d sent no parcel: %s", member, error)
-                continue
-            self.distilled_values += int(min(values, self._limits.num_values(member)))
-        return deliveries
-
-    def _hand_over(
-        self, deliveries: Mapping[int, ConfigRecord], server_round: int, grid: Grid
-    ) -> None:
-        """Heads' side of step 4: deliver the members' virtual data."""
-        messages = []
-        for cluster in self._clusters:
-            parcels = {
-                f"{PARCEL}.{rank}": deliveries[member]
-                for rank, member in enumerate(cluster.nodes)
-                if member in deliveries
-            }
-            if parcels:
-                senders = [node for node in cluster.nodes if node in deliveries]
-                bounds = self._limits.parcels(senders, server_round)
-                config = ConfigRecord(bounds.model_dump(by_alias=True))
-                content = RecordDict({CONFIG: config, **parcels})
-                messages.append(Message(content, cluster.head, RECEIVE))
-        clusters = self._clusters.by_head()
-        for reply in usable(grid.send_and_receive(messages, timeout=self.phase_timeout)):
-            head = reply.metadata.src_node_id
-            metrics = reply.content.metric_records.get(METRICS, MetricRecord())
-            ranks = metrics.get(KEPT_PARCELS)
-            ranks = ranks if isinstance(ranks, list) else []
-            kept = [
-                node
-                for rank, node in enumerate(clusters[head].nodes)
-                if rank in ranks and node in deliveries
-            ]
-            log(INFO, "HFLDD: head %d holds data of %s", head, counted(len(kept), "member"))
-            clusters[head].received(kept)
-
-    def _ask(
-        self, request: Block, nodes: list[int], message_type: str, grid: Grid
-    ) -> list[Message]:
-        """Send a request to all nodes; return the replies that carry content."""
-        record = RecordDict({CONFIG: ConfigRecord(request.model_dump(by_alias=True))})
-        messages = self._construct_messages(record, nodes, message_type)
-        return usable(grid.send_and_receive(messages, timeout=self.phase_timeout))
+                self._exchange.retries.failed(node, server_round)
 
 
 def _check_features(settings: HFLDDSettings) -> None:
@@ -526,7 +382,24 @@ def _check_features(settings: HFLDDSettings) -> None:
     ):
         if value:
             raise SettingsError(
-                f"hfldd.{name} = {value}: nothing but the head of the frozen network trains, so "
-                f"members send features, and {reason} (leave it out, or set backbone.trains to "
-                '"last-block")'
+                "nothing but the head of the frozen network trains, so members send features, and "
+                f"{reason}",
+                where=f"hfldd.{name}",
+                value=value,
+                remedy='leave it out, or set backbone.trains to "last-block"',
+            )
+
+
+def _check_summed(settings: HFLDDSettings) -> None:
+    """Refuse settings that need heads' single models."""
+    for name, value, reason in (
+        ("votes", settings.votes, "each head's model votes by itself"),
+        ("complete-clusters", settings.complete_clusters, "heads may be too few to hide a model"),
+    ):
+        if value:
+            raise SettingsError(
+                f"not with secure-sums = true: {reason}",
+                where=f"hfldd.{name}",
+                value=value,
+                remedy="set it to false",
             )

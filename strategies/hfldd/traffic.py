@@ -32,28 +32,10 @@ def hfldd_bits(
 ) -> int:
     """Traffic of HFLDD: soft labels, distilled data and the heads' training (HFLDD, eq. 18).
 
-    ``N |D_g| N_c B_1 + sum over members of |D~_i| B_2 + H |w| (2T - 1) B_1``
-
-    Parameters
-    ----------
-    num_clients : int
-        N, the clients that send soft labels.
-    num_auxiliary : int
-        |D_g|, samples of the global auxiliary set.
-    num_classes : int
-        N_c.
-    distilled_values : int
-        Pixels of all distilled samples sent to heads.
-    bits_per_value : int
-        B_2.
-    models_to_members : int (default: 0)
-        Models with which members refined their virtual data, ``|w| B_1`` each; not in the paper.
-    num_heads : int
-        H.
-    num_weights : int
-        |w|, the number of the model's weights.
-    num_rounds : int
-        T.
+    ``N |D_g| N_c B_1 + sum over members of |D~_i| B_2 + H |w| (2T - 1) B_1``, with N clients, D_g
+    the auxiliary set and N_c classes, the values (pixels) of all distilled samples, H heads, |w|
+    weights and T rounds. `models_to_members`, with which members refined their virtual data, are
+    not in the paper.
     """
     return (
         num_clients * num_auxiliary * num_classes * BITS_PER_FLOAT

@@ -31,6 +31,6 @@ METHODS = (
         phases=(replace(TRAIN_PHASE, request=TRAIN_REQUEST.plus({MODEL_CONTRAST: MOONSettings})),),
         terms={MODEL_CONTRAST: "flwr_distill.strategies.moon.client:ModelContrastive"},
         unprotected=all_protected,
-        defence={"aggregator": "agreement"},
+        defaults={"defence": {"aggregator": "agreement"}},
     ),
 )

@@ -32,12 +32,11 @@ def context_of(tmp_path):
 @pytest.mark.parametrize("name", ["kip-negatives", "auto"])
 def test_a_batch_of_virtual_nodes_gets_what_each_would_make_alone(name, context_of, monkeypatch):
     request = Distillation(distiller=name, distilled_size=4, distill_steps=3, bits=8)
-    alone = {i: distilled(context_of(i), request) for i in range(3)}
+    alone = {i: distilled(context_of(i), request).payload for i in range(3)}
     monkeypatch.setattr(distillation, "in_simulation", lambda context: True)
     for i, expected in alone.items():
-        found, expected = map(
-            VirtualData.from_bytes, (distilled(context_of(i, "together"), request), expected)
-        )
+        payload = distilled(context_of(i, "together"), request).payload
+        found, expected = map(VirtualData.from_bytes, (payload, expected))
         assert found.method == expected.method
         assert torch.equal(found.labels, expected.labels)
         scale = float(expected.images.max() - expected.images.min()) / 255
@@ -49,7 +48,7 @@ def test_a_batch_of_virtual_nodes_gets_what_each_would_make_alone(name, context_
 def test_pixels_have_the_bits_that_were_asked_for(simulation, context_of, monkeypatch):
     monkeypatch.setattr(distillation, "in_simulation", lambda context: simulation)
     request = Distillation(distiller="kip", distilled_size=4, distill_steps=1, bits=2)
-    made = VirtualData.from_bytes(distilled(context_of(0), request))
+    made = VirtualData.from_bytes(distilled(context_of(0), request).payload)
     assert 2 < len(made.images.unique()) <= 4
 
 

@@ -49,7 +49,7 @@ def with_model():
 
 def by_hfldd(context, epsilon=0.0):
     request = Distillation(distiller="dm", start="noise", distill_steps=1, dp_epsilon=epsilon)
-    return VirtualData.from_bytes(distilled(context, request)).labels
+    return VirtualData.from_bytes(distilled(context, request).payload).labels
 
 
 def by_fedlgd(context, epsilon=0.0):
@@ -99,10 +99,10 @@ def test_no_more_virtual_images_are_made_than_the_owner_lets_leave(labels_by, co
 def test_auto_takes_no_distiller_that_the_owner_would_not_let_leave(context):
     context.node_config["fewest-of-a-class"] = 30  # of one class, auto takes KIP
     request = Distillation(distiller="auto", start="noise", distill_steps=1)
-    assert VirtualData.from_bytes(distilled(context, request)).method.startswith("kip")
+    assert VirtualData.from_bytes(distilled(context, request).payload).method.startswith("kip")
     context.node_config["real-per-virtual"] = 2
     request = request.model_copy(update={"distill_steps": 2})  # else the first ones count
-    assert VirtualData.from_bytes(distilled(context, request)).method == "dm"
+    assert VirtualData.from_bytes(distilled(context, request).payload).method == "dm"
 
 
 def test_of_too_few_real_images_there_is_no_virtual_one(context):

@@ -2,12 +2,16 @@
 
 import re
 import tomllib
+from functools import cache
 
 import pytest
 
 from flwr_distill.protocol.registry import all_methods
 from flwr_distill.server.privacy import check_privacy, check_secure_sums
 from flwr_distill.server.settings import RunSettings
+from flwr_distill.server.strategy import strategy_of_run
+from flwr_distill.server.task import Task
+from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.strategies.common.registry import find_strategy
 from flwr_distill.task.errors import SettingsError
 
@@ -15,6 +19,7 @@ from .pages import ROOT
 
 NOISE = {"train.dp-noise": 1.0}
 SUMS = {"secure-sums": True}
+TASK = cache(lambda: Task.of(RunSettings.from_run_config({})))
 
 
 def rows_of_strategies():
@@ -32,8 +37,11 @@ def rows_of_strategies():
 
 def allowed(check, **config):
     run = RunSettings.from_run_config(config)
+    strategy, method = find_strategy(run.strategy)
     try:
-        check(run, find_strategy(run.strategy)[1])
+        check(run, method)
+        if run.secure_sums:
+            strategy_of_run(run, strategy, method, TASK(), Directory())
     except SettingsError:
         return False
     return True
@@ -49,7 +57,7 @@ def settings_in(cells):
 
 def private_by_itself(name, **config):
     run, method = RunSettings.from_run_config({"strategy": name, **config}), find_strategy(name)[1]
-    return method.own_privacy is not None and method.own_privacy(run.of_method(method)) > 0
+    return method.epsilon(run.of_method(method)) > 0
 
 
 @pytest.mark.parametrize("name", sorted(all_methods()))

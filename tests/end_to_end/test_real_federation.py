@@ -297,7 +297,7 @@ def test_virtual_features_and_heads_are_all_that_travels_where_a_frozen_networks
 def test_a_wrong_setting_fails_the_run_with_the_reason_in_its_log(federation):
     outcome, folder = run(federation, strategy="hfldd", hfldd__groups=40)
     assert outcome.status == "finished:failed"
-    assert any("hfldd.groups = 40, but there are 3 nodes" in line for line in outcome.lines)
+    assert any("hfldd.groups = 40: there are 3 nodes" in line for line in outcome.lines)
     assert not (folder / "metrics.jsonl").exists()
 
 

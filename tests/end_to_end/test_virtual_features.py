@@ -101,13 +101,13 @@ def test_a_run_goes_on_only_with_the_network_that_it_began_with(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"hfldd.network": "a:B", "hfldd.distiller": "dm"}, "hfldd.network = a:B"),
+        ({"hfldd.network": "a:B", "hfldd.distiller": "dm"}, "hfldd.network = 'a:B'"),
         ({"hfldd.refresh-every": 2}, "hfldd.refresh-every = 2: .*set backbone.trains"),
         (
             {"hfldd.dp-epsilon": 1.0, "hfldd.start": "noise", "hfldd.distiller": "dm"},
             "hfldd.dp-epsilon = 1.0: .*no differential privacy",
         ),
-        ({"hfldd.formation": 2}, r"hfldd.formation = 2, but samples are of shape \(1024, 1, 1\)"),
+        ({"hfldd.formation": 2}, r"hfldd.formation = 2: samples are of shape \(1024, 1, 1\)"),
     ],
 )
 def test_settings_that_need_virtual_images_are_refused_by_name(tmp_path, settings, text):

@@ -363,7 +363,7 @@ def settings_of(name, links, defended):
         "server-device": "cpu",
         "links": links,
         **LITTLE,
-        **(all_methods()[name].defence if defended else {}),
+        **(all_methods()[name].defaults.get("defence", {}) if defended else {}),
     }
     return tables().checked(nested(config), "run config")
 
@@ -498,6 +498,6 @@ def test_honest_runs_learn_and_nobody_is_set_aside(tmp_path):
         folder = tmp_path / name
         folder.mkdir()
         _, grid, _, models, lines = play(name, [honest] * NODES, folder)
-        own = all_methods()[name].personal
+        own = all_methods()[name].outcome == "personal"
         assert (name, len(models), lines) == (name, 0 if own else 1, [])
         assert sum(grid.transport.failures.journal._set_aside.values()) == 0

@@ -240,7 +240,7 @@ def test_the_page_is_what_the_code_says() -> None:
 def test_exact_numbers_of_samples_do_not_leave_with_differential_privacy(name: str) -> None:
     for phase in {phase.message_type: phase for phase in PHASES.values()}.values():
         shown = {key for reply in phase.replies for key in keys_of(reply.metrics)}
-        if name not in shown or METRICS[name] != EXACT or phase.own_privacy:
+        if name not in shown or METRICS[name] != EXACT or phase.epsilon:
             continue
         (method,) = [m for (m, t), p in PHASES.items() if p is phase and t == phase.message_type][
             :1

@@ -24,42 +24,6 @@ from flwr_distill.task.plugin import import_object
 from flwr_distill.task.settings import Block
 
 
-def test_our_methods_have_their_names():
-    assert sorted(built_in_methods()) == [
-        "agreement",
-        "analytic",
-        "auto",
-        "bulyan",
-        "cadis",
-        "dp-adaptive-client",
-        "dp-adaptive-server",
-        "dp-fixed-client",
-        "dp-fixed-server",
-        "fedadagrad",
-        "fedadam",
-        "fedavg",
-        "fedavgm",
-        "feddf",
-        "feddm",
-        "feddyn",
-        "fedfa",
-        "fedhead",
-        "fedhead-plus",
-        "fedlgd",
-        "fedmedian",
-        "fednova",
-        "fedprox",
-        "fedtrimmedavg",
-        "fedyogi",
-        "hfldd",
-        "krum",
-        "moon",
-        "multikrum",
-        "qfedavg",
-        "scaffold",
-    ]
-
-
 @pytest.mark.parametrize("name", sorted(built_in_methods()))
 def test_what_a_declaration_of_ours_names_is_there(name):
     method = built_in_methods()[name]

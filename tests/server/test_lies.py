@@ -92,7 +92,7 @@ def test_one_of_two_in_a_sector_does_not_evict_the_other_by_omitting_its_loss():
 TRAINING = sorted(
     name
     for name, method in all_methods().items()
-    if (phase := phases_of(method).get("train")) and phase.compared
+    if (phase := phases_of(method).get("train")) and phase.averaged
 )
 
 

@@ -172,16 +172,6 @@ def test_a_run_without_says_nothing(finished_run):
         ({"strategy": "agreement"}, "'agreement' may need"),
         ({"strategy": "flwr.serverapp.strategy:FedAvg"}, "'flwr.serverapp.strategy:FedAvg' may"),
         ({"strategy": "hfldd", "aggregator": "krum"}, "aggregator = 'krum'"),
-        (
-            {
-                "strategy": "hfldd",
-                "hfldd.rotate": False,
-                "hfldd.complete-clusters": False,
-                "hfldd.votes": True,
-            },
-            "hfldd.votes = true",
-        ),
-        ({"strategy": "hfldd"}, "hfldd.complete-clusters = true"),
         ({"strategy": "fedavg", "start": "analytic"}, "start = 'analytic'"),
         ({"strategy": "fedavg", "defence": "on"}, 'defence = "on"'),
     ],

@@ -61,7 +61,7 @@ START = {"strategy": "fedavg", "start": "analytic", "model": "random-features"}
         ),
         (
             {"strategy": "feddf", "fedhead.reference": "/no/such/folder"},
-            "fedhead.reference = '/no/such/folder', on the server: ",
+            "fedhead.reference = '/no/such/folder': on the server: ",
         ),
         ({"aggregator": "collections:OrderedDict"}, "aggregator = .* is not a flwr.*Strategy"),
         (

@@ -88,7 +88,7 @@ def test_a_node_is_named_after_the_data_set_that_it_holds_in_place_of_the_runs(m
 
 def test_too_few_nodes_end_the_run_with_the_setting_and_the_remedy(memory_grid):
     with pytest.raises(
-        TooFewNodesError, match=r"min-nodes = 3, but 1 node connected .* lower min-nodes"
+        TooFewNodesError, match=r"min-nodes = 3: 1 node connected .* lower min-nodes"
     ):
         met(memory_grid({1: node(num_examples=1)}), 3, timeout=0.3)
 

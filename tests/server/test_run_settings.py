@@ -50,14 +50,14 @@ def test_defence_sets_the_rules_of_the_method_unless_they_are_set_already():
 
 
 def test_every_rule_that_a_method_declares_is_a_setting_and_is_set():
-    declared = [method for method in built_in_methods().values() if method.defence]
+    declared = [method for method in built_in_methods().values() if "defence" in method.defaults]
     assert {"fedavg", "hfldd", "fedhead", "cadis", "fedlgd", "moon"} <= {
         method.name for method in declared
     }
     for method in declared:
         run = settings(strategy=method.name, defence="on").defended(method)
         table = run.model_dump(by_alias=True)
-        for key, value in method.defence.items():
+        for key, value in method.defaults["defence"].items():
             of, _, name = key.rpartition(".")
             assert (table[of] if of else table)[name] == value
 

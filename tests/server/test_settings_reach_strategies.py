@@ -8,7 +8,7 @@ import pytest
 from flwr_distill.links.records import Introduction
 from flwr_distill.links.routes import Links
 from flwr_distill.server.settings import RunSettings
-from flwr_distill.strategies.fedhead import FedHEAD
+from flwr_distill.strategies.fedhead.exchange import Exchange
 from flwr_distill.task.errors import SettingsError
 from tests.server.run_folder import rows
 
@@ -56,13 +56,13 @@ def test_fedhead_plus_says_what_distilling_on_noise_costs(run, caplog, monkeypat
 
 
 def test_a_late_node_without_an_address_is_left_out_and_ends_the_run_only_in_round_one():
-    strategy = FedHEAD(links="direct")
     links = Links({1: Introduction(public_key=bytes(32)), 2: Introduction(public_key=bytes(32))})
     links.mode = "direct"
+    exchange = Exchange(None, None, links, {}, 1.0, strict=True)
     with pytest.raises(SettingsError, match="has no address"):
-        strategy._possible_routes(links, [(1, 2)], "sector-model")
-    strategy._first = False
-    assert strategy._possible_routes(links, [(1, 2)], "sector-model") == {}
+        exchange.routes_to(2, [1])
+    exchange.strict = False
+    assert exchange.routes_to(2, [1]) == {}
 
 
 def test_members_send_small_images_and_heads_take_them(run, play, caplog, monkeypatch):
@@ -72,5 +72,5 @@ def test_members_send_small_images_and_heads_take_them(run, play, caplog, monkey
     (*_, row) = rows(run(**{f"hfldd__{key}": value for key, value in little.items()}))
     told = [m.content.config_records.get("config", {}) for m in play.grid.pushed]
     assert {config["formation"] for config in told if "formation" in config} == {2}
-    assert any("holds data of 1 member" in message for message in caplog.messages)
+    assert any("has virtual data of 1 member" in message for message in caplog.messages)
     assert row["link_bytes"] > 0

@@ -160,7 +160,7 @@ def test_strategies_that_average_models_take_an_aggregator(a_run, name, cls):
 @pytest.mark.parametrize("name", sorted(all_methods().keys() - {"hfldd", "fedlgd", "moon"}))
 def test_an_aggregator_that_would_not_be_used_is_an_error(a_run, name):
     cls, _ = find_strategy(name)
-    with pytest.raises(SettingsError, match=f"{cls.__name__} combines models by a rule of its own"):
+    with pytest.raises(SettingsError, match=f"{cls.__name__} combines models by its own rule"):
         made(name, a_run(aggregator=FedMedian()))
     assert isinstance(made(name, a_run()), Strategy)
 

@@ -60,7 +60,7 @@ def test_a_missing_handler_is_named_with_the_strategy_and_the_line_that_adds_it(
 ):
     with pytest.raises(MissingHandlerError, match=rf'add_methods\(app, "{method}"') as raised:
         start(strategy(), *[foreign_app()] * NODES)
-    assert (raised.value.strategy, raised.value.message_type) == (strategy.__name__, message_type)
+    assert (raised.value.where, raised.value.message_type) == (strategy.__name__, message_type)
     assert len(start.grid.pushed) == NODES  # nobody was asked twice
 
 
@@ -68,7 +68,7 @@ def test_a_missing_handler_is_named_with_the_strategy_and_the_line_that_adds_it(
 def test_another_train_that_would_ignore_a_methods_loss_term_ends_the_run(start, strategy):
     with pytest.raises(MissingHandlerError, match="add_methods") as raised:
         start(strategy(), *[foreign_app()] * NODES)
-    assert (raised.value.strategy, raised.value.message_type) == (strategy.__name__, "train")
+    assert (raised.value.where, raised.value.message_type) == (strategy.__name__, "train")
 
 
 @pytest.mark.parametrize("strategy", [CheckedFedAvg, FedAdam])
@@ -92,7 +92,7 @@ def broken(message):
 def test_where_all_replies_are_errors_the_run_ends_with_the_nodes_reason(start, strategy):
     with pytest.raises(UnansweredError, match="the disk is full") as raised:
         start(strategy(), *[broken] * NODES)
-    assert raised.value.strategy == strategy.__name__
+    assert raised.value.where == strategy.__name__
     assert len(start.grid.pushed) == 2 * NODES  # not to the last round
     with pytest.raises(UnansweredError, match="the disk is full"):
         start(strategy(), *[broken] * NODES, rounds=1)

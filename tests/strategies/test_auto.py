@@ -11,19 +11,18 @@ from flwr.serverapp.strategy import FedAvg
 from scipy.special import softmax
 
 from flwr_distill.protocol.messages import ARRAYS
+from flwr_distill.protocol.method import CHOICE
 from flwr_distill.protocol.replies import NothingUsableError
-from flwr_distill.strategies.auto import Auto, panel, strategy
-from flwr_distill.strategies.auto.method import CHOICE
+from flwr_distill.strategies.auto import Auto, rule, strategy
 from flwr_distill.strategies.auto.rule import Choice, choose
 from flwr_distill.strategies.auto.skew import label_skew, one_class_labels
 from flwr_distill.strategies.hfldd import HFLDD
 from flwr_distill.strategies.hfldd.method import LABEL_KNOWLEDGE
-from flwr_distill.task.datasets import auxiliary_images, load_dataset
+from flwr_distill.task.datasets import auxiliary_images
 from flwr_distill.task.models import create_model
 
-SPEC = load_dataset("digits").spec
-MODEL = create_model("auto", SPEC, seed=0)
-START = ArrayRecord(MODEL.state_dict())
+from .rounds import MODEL, SPEC, spoil, start
+
 CONFIG = {"partition.scheme": "iid", "train.local-epochs": 1}
 
 
@@ -102,7 +101,7 @@ def test_the_head_of_a_frozen_network_is_taken_in_closed_form_and_nobody_is_aske
 
 
 def configured(auto, grid, server_round=1):
-    return list(auto.configure_train(server_round, START, ConfigRecord({"lr": 0.05}), grid))
+    return list(auto.configure_train(server_round, start(), ConfigRecord({"lr": 0.05}), grid))
 
 
 def moved_towards(shares, far=0.3):
@@ -171,7 +170,7 @@ def test_where_nodes_hold_most_classes_nobody_is_asked_and_what_was_taken_does_t
 
 
 def test_hfldd_forms_its_clusters_by_the_labels_that_auto_asked_for(auto, client_grid, monkeypatch):
-    monkeypatch.setattr(strategy, "MOST_ASKED", 3)
+    monkeypatch.setattr(strategy, "MAX_ASKED", 3)
     grid = client_grid(4, {**CONFIG, **SKEWED})
     configured(auto.strategy, grid)
     assert auto.made == [auto.strategy.choice.strategy] == ["hfldd"]
@@ -203,13 +202,8 @@ def test_a_round_that_is_forgotten_forgets_the_choice(auto, client_grid):
 def test_soft_labels_of_another_shape_are_set_aside(auto, client_grid, caplog):
     grid = client_grid(3, {**CONFIG, **SKEWED})
     liar = next(iter(grid.nodes))
-    answer = grid.nodes[liar]
-
-    def lie(message):
-        labels = np.full((1, 10), 0.1, dtype=np.float32)
-        return RecordDict({**answer(message), ARRAYS: ArrayRecord({"soft-labels": Array(labels)})})
-
-    grid.nodes[liar] = lie
+    labels = ArrayRecord({"soft-labels": Array(np.full((1, 10), 0.1, dtype=np.float32))})
+    spoil(grid, liar, lambda content: content.update({ARRAYS: labels}))
     configured(auto.strategy, grid)
     assert f"Reply of node {liar} to {LABEL_KNOWLEDGE} rejected: its soft labels are (1, 10)" in (
         caplog.text
@@ -237,7 +231,7 @@ def test_of_very_many_nodes_a_hundred_are_asked(auto, monkeypatch):
 
     with pytest.raises(NothingUsableError):
         configured(auto.strategy, Many())
-    assert len(set(messaged)) == strategy.MOST_ASKED
+    assert len(set(messaged)) == strategy.MAX_ASKED
 
 
 def test_a_federation_of_one_node_is_not_skewed(auto, client_grid):
@@ -245,15 +239,17 @@ def test_a_federation_of_one_node_is_not_skewed(auto, client_grid):
     assert auto.strategy.choice == choose(None, 1.0)
 
 
-def test_labels_that_differ_ask_for_virtual_data_and_others_for_an_average():
-    assert choose(None, 1.0).strategy == "fedfa"
-    assert choose(0.1, 1.0).strategy == "fedfa"
-    assert choose(0.7, 0.6).strategy == "fedfa"  # few samples of many classes
-    assert choose(0.1, None).strategy == "fedfa"
-    assert choose(0.1, 0.2).strategy == "fedfa"  # all nodes hold the same few
-    assert choose(0.4, 0.4).strategy == "hfldd"
-    assert choose(0.7, 0.2).strategy == "hfldd"
-    assert choose(1.0, None).strategy == "hfldd"
+@pytest.mark.parametrize(
+    ("skew", "held", "strategy"),
+    [
+        *((None, 1.0, "fedfa"), (0.1, 1.0, "fedfa"), (0.1, None, "fedfa")),
+        (0.7, 0.6, "fedfa"),  # few samples of many classes
+        (0.1, 0.2, "fedfa"),  # all nodes have the same few
+        *((0.4, 0.4, "hfldd"), (0.7, 0.2, "hfldd"), (1.0, None, "hfldd")),
+    ],
+)
+def test_labels_that_differ_ask_for_virtual_data_and_others_for_an_average(skew, held, strategy):
+    assert choose(skew, held).strategy == strategy
 
 
 def test_the_report_says_what_was_seen_and_taken(auto, client_grid):
@@ -261,9 +257,9 @@ def test_the_report_says_what_was_seen_and_taken(auto, client_grid):
     files = auto.strategy.artifacts()
     assert json.loads(files[CHOICE])["strategy"] == auto.made[0]
     reason = auto.strategy.choice.reason
-    section = panel.choice(SimpleNamespace(artifact=files.get))
+    section = rule.choice(SimpleNamespace(artifact=files.get))
     assert section.text == [f"{reason[0].upper()}{reason[1:]}."]
-    assert panel.choice(SimpleNamespace(artifact=lambda name: b"")) is None
+    assert rule.choice(SimpleNamespace(artifact=lambda name: b"")) is None
 
 
 def test_formulas_are_those_of_what_was_taken(auto):

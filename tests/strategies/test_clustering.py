@@ -56,15 +56,6 @@ def test_kl_matrix_stays_finite_where_a_client_rules_a_class_out():
     assert kl_matrix(soft_labels)[0, 1] > 20
 
 
-@pytest.mark.parametrize("num_groups", [10, None])
-def test_twenty_single_class_clients_form_ten_pure_groups(num_groups):
-    soft_labels = knowledge_of_single_class_clients(np.random.default_rng(0), 20, 10)
-    groups = homogeneous_groups(kl_matrix(soft_labels), num_groups, seed=0)
-    assert len(np.unique(groups)) == 10
-    for client in range(10):
-        assert groups[client] == groups[client + 10]
-
-
 def test_hundred_single_class_clients_form_ten_clusters_of_ten_different_classes():
     generator = np.random.default_rng(1)
     soft_labels = knowledge_of_single_class_clients(generator, 100, 10)
@@ -205,15 +196,6 @@ def test_clusters_are_the_same_for_the_same_seed_and_differ_for_another():
     drawn = [heterogeneous_clusters(groups, np.random.default_rng(s)) for s in (3, 3, 4)]
     assert drawn[0] == drawn[1]
     assert drawn[0] != drawn[2]
-
-
-def test_the_nearest_group_is_the_one_from_whose_mean_the_client_diverges_least():
-    client, certain, opposite = (np.array([[p, 1 - p]]) for p in (0.8, 1 - 1e-9, 0.2))
-    divergence = naive_kl(np.stack([client, certain, opposite]))
-    assert divergence[0, 2] < divergence[0, 1]
-    assert divergence[1, 0] < divergence[2, 0]  # the other way round it would be the certain one
-    assert nearest_group(client, np.stack([certain, opposite])) == 1
-    assert nearest_group(client, np.stack([opposite, certain])) == 0
 
 
 @given(st.integers(1, 5), st.integers(1, 3), st.integers(2, 4), st.integers(0, 1000))

@@ -177,12 +177,3 @@ def test_nodes_are_told_which_package_the_run_needs(memory_grid):
     assert needed.asked[0]["config"] == ConfigRecord(
         {"method": "colours", "package": "colours==1.2", "settings": "{}"}
     )
-
-
-def test_where_all_are_known_nobody_is_asked(memory_grid):
-    grid, directory = memory_grid({1: Node()}), Directory()
-    directory.look_up(grid, [1])
-    before = len(grid.pushed)
-    directory.look_up(grid, [1])
-    directory.look_up(grid, [])
-    assert len(grid.pushed) == before

@@ -24,17 +24,11 @@ from flwr_distill.strategies.fedhead.method import (
     TRAIN_SECTOR,
 )
 from flwr_distill.strategies.fedhead.plus import FedHEADPlus
-from flwr_distill.task.datasets import auxiliary_images, load_dataset
-from flwr_distill.task.models import create_model
+from flwr_distill.task.datasets import auxiliary_images
 
-FIRST = 2**64 - 1000  # as in conftest.py
+from .rounds import FIRST, MODEL, SPEC, assert_equal, first_clusters, numbers, play, spoil, start
+
 RUN_CONFIG = {"partition.classes": 3, "train.local-epochs": 1}  # nodes of unequal size
-SPEC = load_dataset("digits").spec
-MODEL = create_model("auto", SPEC, seed=0)
-
-
-def start_of_a_run():
-    return ArrayRecord(MODEL.state_dict())
 
 
 def strategy_of(kind=FedHEAD, **settings):
@@ -42,37 +36,16 @@ def strategy_of(kind=FedHEAD, **settings):
     return kind(**{"distill_epochs": 3, **papers, **settings})
 
 
-def play(strategy, grid, server_round=1, arrays=None):
-    """One round, as Flower's loop does it."""
-    config = ConfigRecord({"lr": 0.05})
-    messages = strategy.configure_train(server_round, arrays or start_of_a_run(), config, grid)
-    return strategy.aggregate_train(server_round, grid.send_and_receive(messages))[0]
-
-
-def numbers(arrays):
-    return {name: array.numpy() for name, array in arrays.items()}
-
-
-def assert_equal(found, expected, atol=1e-6):
-    assert found.keys() == expected.keys()
-    for name in expected:
-        np.testing.assert_allclose(found[name], expected[name], atol=atol, err_msg=name)
-
-
-def as_numpy(state):
-    return {name: value.numpy() for name, value in state.items()}
-
-
 def test_two_rounds_equal_the_papers_steps_computed_in_memory(client_grid, by_hand):
     grid, federation = client_grid(5, RUN_CONFIG), by_hand(5, RUN_CONFIG, MODEL)
     strategy = strategy_of(sectors=2)
-    arrays, weights = start_of_a_run(), MODEL.state_dict()
+    arrays, weights = start(), MODEL.state_dict()
     for server_round in (1, 2):
         arrays = play(strategy, grid, server_round, arrays)
         clusters = strategy.topology.clusters
         assert sorted(1 + len(cluster.members) for cluster in clusters) == [2, 3]
         weights = federation.mean(federation.fedhead_round(clusters, weights, server_round))
-        assert_equal(numbers(arrays), as_numpy(weights), atol=1e-5)
+        assert_equal(arrays, (weights), atol=1e-5)
 
 
 @pytest.mark.parametrize("sectors", [1, 2, 3])
@@ -89,7 +62,7 @@ def test_without_distillation_a_round_is_fedavg(client_grid, by_hand, sectors):
             for n in federation.sessions
         ]
     )
-    assert_equal(numbers(found), as_numpy(expected))
+    assert_equal(found, (expected))
 
 
 def test_a_leader_with_few_of_its_sectors_classes_is_not_asked_to_distil(client_grid, caplog):
@@ -105,7 +78,7 @@ def test_a_leader_with_few_of_its_sectors_classes_is_not_asked_to_distil(client_
     found = play(strategy_of(sectors=1, least_classes=0.5), narrow)
     assert_equal(numbers(found), numbers(play(strategy_of(sectors=1), averages)))
     assert DISTILL_SECTOR not in {message.metadata.message_type for message in narrow.pushed}
-    assert "keep their plain averages: these hold few classes" in caplog.text
+    assert "keep their plain averages: these have few classes" in caplog.text
     play(strategy_of(sectors=1, least_classes=0.5), wide)
     assert DISTILL_SECTOR in {message.metadata.message_type for message in wide.pushed}
 
@@ -184,14 +157,14 @@ def test_feddf_distils_the_nodes_models_on_the_server(client_grid, by_hand):
         epochs=4,
         generator=torch.Generator().manual_seed(int(words[0]) >> 1),
     )
-    assert_equal(numbers(found), as_numpy(student.state_dict()), atol=1e-5)
+    assert_equal(found, (student.state_dict()), atol=1e-5)
 
 
 def test_the_fixed_leader_is_the_node_with_most_data_in_every_round(client_grid, by_hand):
     grid, federation = client_grid(5, RUN_CONFIG), by_hand(5, RUN_CONFIG, MODEL)
     strategy = strategy_of(fixed_leader=True)
     for server_round in (1, 2):
-        strategy.configure_train(server_round, start_of_a_run(), ConfigRecord(), grid)
+        strategy.configure_train(server_round, start(), ConfigRecord(), grid)
         for cluster in strategy.topology.clusters:
             sizes = [federation.size(n) for n in (cluster.head, *cluster.members)]
             assert sizes[0] == max(sizes)
@@ -202,7 +175,7 @@ def test_drawn_leaders_change_between_rounds_and_come_from_the_seed(client_grid)
         strategy, grid = strategy_of(seed=seed), client_grid(6, RUN_CONFIG)
         drawn = []
         for server_round in range(1, 6):
-            strategy.configure_train(server_round, start_of_a_run(), ConfigRecord(), grid)
+            strategy.configure_train(server_round, start(), ConfigRecord(), grid)
             drawn.append(strategy.topology.heads)
         return drawn
 
@@ -213,23 +186,15 @@ def test_drawn_leaders_change_between_rounds_and_come_from_the_seed(client_grid)
 def test_nodes_are_in_the_sector_that_their_owner_gave_them(client_grid):
     grid = client_grid(3, RUN_CONFIG, node_config={"sector": 4})
     strategy = strategy_of(sectors=3)
-    strategy.configure_train(1, start_of_a_run(), ConfigRecord(), grid)
-    (cluster,) = strategy.topology.clusters
+    (cluster,) = first_clusters(strategy, grid)
     assert {cluster.head, *cluster.members} == set(grid.nodes)
 
 
 def note_rejected(grid):
     """How many models each leader rejects, from now on."""
     rejected = []
-    for node, answer in list(grid.nodes.items()):
-
-        def noting(message, answer=answer):
-            content = answer(message)
-            if message.metadata.message_type == AGGREGATE_SECTOR:
-                rejected.append(len(content["config"]))
-            return content
-
-        grid.nodes[node] = noting
+    for node in list(grid.nodes):
+        spoil(grid, node, lambda reply: rejected.append(len(reply["config"])), AGGREGATE_SECTOR)
     return rejected
 
 
@@ -240,8 +205,7 @@ def test_a_malformed_or_missing_models_node_is_left_out_and_the_round_goes_on(
     grid, federation = client_grid(5, RUN_CONFIG), by_hand(5, RUN_CONFIG, MODEL)
     rejected = note_rejected(grid)
     strategy = strategy_of(sectors=1, fixed_leader=True)
-    strategy.configure_train(1, start_of_a_run(), ConfigRecord(), grid)
-    (cluster,) = strategy.topology.clusters
+    (cluster,) = first_clusters(strategy, grid)
     failing, garbage, nan, honest = cluster.members
     import flwr_distill.strategies.fedhead.client
 
@@ -268,7 +232,7 @@ def test_a_malformed_or_missing_models_node_is_left_out_and_the_round_goes_on(
         assert re.search(said, caplog.text), caplog.text
     pair = [type(cluster)(head=cluster.head, members=(honest,))]
     expected = federation.mean(federation.fedhead_round(pair, MODEL.state_dict()))
-    assert_equal(numbers(found), as_numpy(expected), atol=1e-5)
+    assert_equal(found, (expected), atol=1e-5)
 
 
 @pytest.mark.parametrize("phase", [TRAIN_SECTOR, AGGREGATE_SECTOR, DISTILL_SECTOR])
@@ -281,7 +245,7 @@ def test_a_leader_that_fails_does_not_end_the_round_nor_lead_the_next(client_gri
 
     grid = client_grid(6, RUN_CONFIG, broken)
     strategy = strategy_of(sectors=2)
-    strategy.configure_train(1, start_of_a_run(), ConfigRecord(), grid)
+    strategy.configure_train(1, start(), ConfigRecord(), grid)
     lost.append(strategy.topology.heads[0])
     first = play(strategy, grid)
     assert all(np.isfinite(array).all() for array in numbers(first).values())
@@ -302,27 +266,23 @@ def test_a_leader_that_sends_a_malformed_model_does_not_lead_the_next_round(
 ):
     grid = client_grid(4, RUN_CONFIG)
     strategy = strategy_of(sectors=1, fixed_leader=True)
-    strategy.configure_train(1, start_of_a_run(), ConfigRecord(), grid)
+    strategy.configure_train(1, start(), ConfigRecord(), grid)
     (leader,) = strategy.topology.heads
-    honest = grid.nodes[leader]
 
-    def malformed(message):
-        content = honest(message)
-        if message.metadata.message_type == phase:
-            sent = {name: array.numpy().copy() for name, array in content["arrays"].items()}
-            first = next(iter(sent))
-            if how == "nan":
-                sent[first][...] = np.nan
-            if how == "shape":
-                sent[first] = sent[first][..., None]
-            if how == "name":
-                sent["odd"] = sent.pop(first)
-            content["arrays"] = ArrayRecord({n: Array(a) for n, a in sent.items()})
-            if how == "no model":
-                del content["arrays"]
-        return content
+    def malform(content):
+        sent = {name: array.numpy().copy() for name, array in content["arrays"].items()}
+        first = next(iter(sent))
+        if how == "nan":
+            sent[first][...] = np.nan
+        if how == "shape":
+            sent[first] = sent[first][..., None]
+        if how == "name":
+            sent["odd"] = sent.pop(first)
+        content["arrays"] = ArrayRecord({n: Array(a) for n, a in sent.items()})
+        if how == "no model":
+            del content["arrays"]
 
-    grid.nodes[leader] = malformed
+    spoil(grid, leader, malform, phase)
     first = play(strategy, grid)
     assert all(np.isfinite(array).all() for array in numbers(first).values())
     strategy.configure_train(2, first, ConfigRecord(), grid)
@@ -332,17 +292,14 @@ def test_a_leader_that_sends_a_malformed_model_does_not_lead_the_next_round(
 def test_the_training_loss_of_a_round_is_the_nodes_mean_by_samples(client_grid):
     grid = client_grid(3, RUN_CONFIG)
     strategy, told = strategy_of(sectors=1), []
-    for place, (node, honest) in enumerate(list(grid.nodes.items())):
+    for place, node in enumerate(list(grid.nodes)):
 
-        def telling(message, honest=honest, loss=10.0**place):
-            content = honest(message)
-            if message.metadata.message_type == TRAIN_SECTOR:
-                content["metrics"]["train-loss"] = loss
-                told.append((content["metrics"]["num-examples"], loss))
-            return content
+        def report(content, loss=10.0**place):
+            content["metrics"]["train-loss"] = loss
+            told.append((content["metrics"]["num-examples"], loss))
 
-        grid.nodes[node] = telling
-    messages = strategy.configure_train(1, start_of_a_run(), ConfigRecord({"lr": 0.05}), grid)
+        spoil(grid, node, report, TRAIN_SECTOR)
+    messages = strategy.configure_train(1, start(), ConfigRecord({"lr": 0.05}), grid)
     _, metrics = strategy.aggregate_train(1, grid.send_and_receive(messages))
     mean = sum(count * loss for count, loss in told) / sum(count for count, _ in told)
     assert mean != pytest.approx(111 / 3, rel=1e-3)
@@ -419,7 +376,7 @@ def test_over_direct_links_the_server_exchanges_models_with_leaders_only(
 def test_a_member_that_its_leader_cannot_reach_gets_the_model_from_the_server(client_grid, direct):
     grid = client_grid(4, RUN_CONFIG, node_config={"peer-address": "here:1"})
     strategy = strategy_of(sectors=1, fixed_leader=True)
-    strategy.configure_train(1, start_of_a_run(), ConfigRecord(), grid)
+    strategy.configure_train(1, start(), ConfigRecord(), grid)
     direct.append(strategy.topology.clusters[0].members[1])
     since = len(grid.pushed)
     assert play(strategy, grid) is not None
@@ -435,7 +392,7 @@ def test_a_leader_that_cannot_hand_out_is_replaced_at_once(client_grid, direct, 
 
     grid = client_grid(6, RUN_CONFIG, broken, node_config={"peer-address": "here:1"})
     strategy = strategy_of(fixed_leader=fixed_leader)
-    strategy.configure_train(1, start_of_a_run(), ConfigRecord(), grid)
+    strategy.configure_train(1, start(), ConfigRecord(), grid)
     lost.append(strategy.topology.heads[0])
     since = len(grid.pushed)
     assert play(strategy, grid) is not None
@@ -463,7 +420,7 @@ def test_a_node_that_leads_no_sector_refuses_to_distil(client_grid):
     strategy = strategy_of(sectors=1)
     asked = strategy.settings.ensemble_distillation.model_dump(by_alias=True)
     asked |= {"server-round": 3, "least-gain": 0.0}
-    content = RecordDict({"arrays": start_of_a_run(), "config": ConfigRecord(asked)})
+    content = RecordDict({"arrays": start(), "config": ConfigRecord(asked)})
     play(strategy, grid, server_round=2)
     message = grid.pushed[-1]
     assert message.metadata.message_type == DISTILL_SECTOR

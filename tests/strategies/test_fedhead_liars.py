@@ -14,15 +14,13 @@ import flwr_distill.strategies.fedhead.client
 from benchmarks.hostile import Attack, Ring
 from flwr_distill.protocol.meeting import DESCRIBE
 from flwr_distill.strategies.fedhead import FedHEAD
-from flwr_distill.strategies.fedhead.method import AGGREGATE_SECTOR, DISTILL_SECTOR
+from flwr_distill.strategies.fedhead.method import AGGREGATE_SECTOR, DISTILL_SECTOR, TRAIN_SECTOR
 from flwr_distill.strategies.fedhead.screening import Norms, far_longer, longest
-from flwr_distill.task.datasets import load_dataset
-from flwr_distill.task.models import create_model
 from tests.grids import screening_grid
 
-FIRST = 2**64 - 1000  # as in conftest.py
+from .rounds import FIRST, MODEL, assert_equal, first_clusters, play, spoil, start
+
 RUN_CONFIG = {"partition.scheme": "iid", "train.local-epochs": 1, "train.batch-size": 64}
-MODEL = create_model("auto", load_dataset("digits").spec, seed=0)
 START = {name: value.numpy() for name, value in MODEL.state_dict().items()}
 
 
@@ -64,26 +62,8 @@ def leaders_asked(grid):
     return asked
 
 
-def first_clusters(strategy, grid):
-    """Sectors and leaders that the first round will have."""
-    strategy.configure_train(1, ArrayRecord(MODEL.state_dict()), ConfigRecord(), grid)
-    return strategy.topology.clusters
-
-
-def play(strategy, grid, server_round=1, arrays=None):
-    """One round, as Flower's loop does it; the model as arrays."""
-    start, config = arrays or ArrayRecord(MODEL.state_dict()), ConfigRecord({"lr": 0.05})
-    messages = strategy.configure_train(server_round, start, config, grid)
-    return strategy.aggregate_train(server_round, grid.send_and_receive(messages))[0]
-
-
 def largest_change(arrays):
     return max(float(np.abs(arrays[name].numpy() - value).max()) for name, value in START.items())
-
-
-def assert_same(found, expected, atol=1e-6):
-    for name in START:
-        np.testing.assert_allclose(found[name].numpy(), expected[name].numpy(), atol=atol)
 
 
 @pytest.mark.parametrize("distil", [False, True])
@@ -113,16 +93,12 @@ def test_a_sector_whose_only_node_lies_takes_no_part_and_the_others_go_on(grid_o
 def test_a_liar_that_claims_the_partition_of_another_costs_that_one_nothing(grid_of):
     grid, strategy = grid_of(), strategy_of(sectors=1)
     liar, victim = FIRST, FIRST + 1
-    answer = grid.nodes[liar]
 
-    def claiming(message):
-        content = answer(message)
-        if message.metadata.message_type == DESCRIBE:
-            content["metrics"]["partition-id"] = 1
-        return content
+    def claim(content):
+        content["metrics"]["partition-id"] = 1
 
-    grid.nodes[liar] = claiming
-    strategy.configure_train(1, ArrayRecord(MODEL.state_dict()), ConfigRecord(), grid)
+    spoil(grid, liar, claim, DESCRIBE)
+    strategy.configure_train(1, start(), ConfigRecord(), grid)
     strategy._membership.distrust(liar)
     assert strategy._membership.has_failed(liar)
     assert not strategy._membership.has_failed(victim)
@@ -130,30 +106,27 @@ def test_a_liar_that_claims_the_partition_of_another_costs_that_one_nothing(grid
 
 def test_a_student_that_is_absurdly_far_away_is_set_aside(grid_of):
     grid, plain = grid_of(distil=True), grid_of()
-    for node, answer in list(grid.nodes.items()):
 
-        def lying(message, answer=answer):
-            content = answer(message)
-            if message.metadata.message_type == DISTILL_SECTOR:
-                far = {name: array.numpy() + 1e4 for name, array in content["arrays"].items()}
-                content["arrays"] = ArrayRecord({n: torch.tensor(a) for n, a in far.items()})
-            return content
+    def send_far(content):
+        far = {name: array.numpy() + 1e4 for name, array in content["arrays"].items()}
+        content["arrays"] = ArrayRecord({n: torch.tensor(a) for n, a in far.items()})
 
-        grid.nodes[node] = lying
-    assert_same(play(strategy_of(), grid), play(strategy_of(), plain))
+    for node in list(grid.nodes):
+        spoil(grid, node, send_far, DISTILL_SECTOR)
+    assert_equal(play(strategy_of(), grid), play(strategy_of(), plain))
 
 
 def test_of_few_nodes_norms_are_compared_with_those_of_earlier_rounds():
     norms = Norms(5.0)
     for told in ({1: 1.0, 2: 1.2}, {1: 0.9, 2: 1.1}):
         norms.begin_round(told)
-        assert norms.told == told
+        assert norms.of_round == told
     norms.begin_round({1: 1.0, 2: 1e4})
-    assert norms.told == {1: 1.0}
+    assert norms.of_round == {1: 1.0}
     again = Norms(5.0)
     again.load_state_dict(norms.state_dict())
     again.begin_round({1: 1e9})
-    assert again.told == {}
+    assert again.of_round == {}
 
 
 def test_who_sends_back_what_it_got_has_no_say_in_its_sector(grid_of, caplog):
@@ -167,27 +140,19 @@ def test_who_sends_back_what_it_got_has_no_say_in_its_sector(grid_of, caplog):
     away = grid_of()
     for node in riders:
         del away.nodes[node]
-    assert_same(found, play(strategy_of(sectors=1, fixed_leader=True), away), atol=1e-5)
+    assert_equal(found, play(strategy_of(sectors=1, fixed_leader=True), away), atol=1e-5)
 
 
 @pytest.mark.parametrize("claim", [10**9, 10**15])
 def test_a_claim_of_samples_counts_for_ten_nodes_at_most_and_only_at_the_meeting(grid_of, claim):
-    def claiming(grid, types):
-        answer = grid.nodes[FIRST]
-
-        def lying(message):
-            content = answer(message)
-            if message.metadata.message_type.startswith(types):
-                content["metrics"]["num-examples"] = claim
-            return content
-
-        grid.nodes[FIRST] = lying
+    def claiming(grid, *types):
+        spoil(grid, FIRST, lambda reply: reply["metrics"].update({"num-examples": claim}), *types)
         return grid
 
-    later = play(strategy_of(), claiming(grid_of(), "train"))
-    assert_same(later, play(strategy_of(), grid_of()), atol=0)
+    later = play(strategy_of(), claiming(grid_of(), TRAIN_SECTOR))
+    assert_equal(later, play(strategy_of(), grid_of()), atol=0)
     strategy = strategy_of()
-    play(strategy, claiming(grid_of(), "query"))
+    play(strategy, claiming(grid_of(), DESCRIBE))
     counts = strategy._membership.num_examples(grid_of().nodes)
     others = [count for node, count in counts.items() if node != FIRST]
     assert counts[FIRST] <= 10 * max(others)
@@ -249,16 +214,12 @@ def test_a_parcel_larger_than_a_model_reaches_no_leader(grid_of, monkeypatch, ca
 def test_what_a_leader_says_of_its_models_is_booked_only_if_its_mean_counts(grid_of, caplog):
     grid, strategy = grid_of(), strategy_of(sectors=2)
     liar, honest = (cluster.head for cluster in first_clusters(strategy, grid))
+
+    def blame(content):
+        content["config"]["rejected.1"] = "\n\x1b[31mI do not like it" * 9
+
     for node in (liar, honest):
-        answer = grid.nodes[node]
-
-        def blaming(message, answer=answer, node=node):
-            content = answer(message)
-            if message.metadata.message_type == AGGREGATE_SECTOR:
-                content["config"]["rejected.1"] = "\n\x1b[31mI do not like it" * 9
-            return content
-
-        grid.nodes[node] = blaming
+        spoil(grid, node, blame, AGGREGATE_SECTOR)
     turn(grid, Attack.LYING_LEADER, [liar])
     play(strategy, grid)
     assert f"leader {liar} rejects it" not in caplog.text
@@ -294,7 +255,7 @@ def test_the_mean_of_a_suspected_leader_is_that_of_most_witnesses(
     found = play(strategy, grid)
     assert f"node {liar} to train.aggregate_sector rejected: its mean is not that of" in caplog.text
     assert f"node {other} to train.aggregate_sector rejected" not in caplog.text
-    assert_same(found, play(strategy_of(sectors=2), grid_of(nodes=nodes)))
+    assert_equal(found, play(strategy_of(sectors=2), grid_of(nodes=nodes)))
     play(strategy, grid, 2, found)
     assert liar not in strategy.topology.heads
 
@@ -317,6 +278,6 @@ def test_agreement_leaves_out_two_far_longer_models_of_one_sector(grid_of, caplo
     hostile = cluster.members[:2]
     turn(grid, Attack.LONG, hostile)
     play(strategy, grid)
-    assert strategy._norms.told.keys() == grid.nodes.keys() - set(hostile)
+    assert strategy._norms.of_round.keys() == grid.nodes.keys() - set(hostile)
     for node in hostile:
         assert f"node {node} to train.sector rejected: its norm is far above" in caplog.text

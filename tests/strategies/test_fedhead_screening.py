@@ -4,20 +4,19 @@ import json
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ConfigRecord
 from safetensors.numpy import load, save
 
 import flwr_distill.strategies.fedhead.client
 from flwr_distill.server.record.journal import Journal
 from flwr_distill.strategies.fedhead import FedHEAD
 from flwr_distill.strategies.fedhead.method import DISTILL_SECTOR
-from flwr_distill.task.datasets import load_dataset
-from flwr_distill.task.models import create_model
 from tests.grids import screening_grid
+
+from .rounds import MODEL, assert_equal, numbers, start
 
 NODES = 6
 RUN_CONFIG = {"partition.scheme": "iid", "train.local-epochs": 1, "train.batch-size": 64}
-MODEL = create_model("auto", load_dataset("digits").spec, seed=0)
 START = {name: value.numpy() for name, value in MODEL.state_dict().items()}
 
 
@@ -50,8 +49,7 @@ def mean_of_a_round(client_grid, monkeypatch, tmp_path):
         strategy = FedHEAD(
             sectors=1, fixed_leader=True, norm_threshold=run_config.get("norm-threshold", 5.0)
         )
-        start = ArrayRecord(MODEL.state_dict())
-        messages = list(strategy.configure_train(1, start, ConfigRecord({"lr": 0.05}), grid))
+        messages = list(strategy.configure_train(1, start(), ConfigRecord({"lr": 0.05}), grid))
         (cluster,) = strategy.topology.clusters
 
         def spoiled(session, route, payload, deadline):
@@ -63,7 +61,7 @@ def mean_of_a_round(client_grid, monkeypatch, tmp_path):
         entries = map(json.loads, (tmp_path / "journal.jsonl").read_text().splitlines())
         booked = [entry for entry in entries if "set_aside" in entry]
         assert journal.set_aside == len(booked)
-        return {name: array.numpy() for name, array in arrays.items()}, booked, cluster
+        return numbers(arrays), booked, cluster
 
     return play
 
@@ -77,8 +75,7 @@ def test_the_sectors_mean_is_that_of_the_others(mean_of_a_round, spoil):
         assert entry["reason"].startswith(f"leader {cluster.head} rejects it: ")
     expected, booked, _ = mean_of_a_round(away)
     assert booked == []
-    for name, array in expected.items():
-        np.testing.assert_allclose(found[name], array, atol=1e-6)
+    assert_equal(found, expected)
 
 
 def test_a_norm_threshold_of_0_is_the_leaders_too(mean_of_a_round):

@@ -16,24 +16,21 @@ from flwr_distill.strategies.hfldd.method import (
     LABEL_KNOWLEDGE,
     RECEIVE,
     TRAIN_POOL,
+    HFLDDSettings,
 )
 from flwr_distill.task.datasets import load_dataset
-from flwr_distill.task.models import create_model
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.partition import partition_indices
+from tests.errors import at
 
-FIRST = 2**64 - 1000  # as in conftest.py
+from .rounds import FIRST, spoil, start
+
 RUN_CONFIG = {"partition.classes": 2, "train.local-epochs": 1}
 
 
-@pytest.fixture(scope="module")
-def initial_arrays():
-    model = create_model("auto", load_dataset("digits").spec, seed=0)
-    return ArrayRecord(model.state_dict())
-
-
-def form(strategy, grid, arrays):
+def form(strategy, grid):
     """Have the strategy form its clusters, as Flower's loop does in the first round."""
-    return list(strategy.configure_train(1, arrays, ConfigRecord({"lr": 0.05}), grid))
+    return list(strategy.configure_train(1, start(), ConfigRecord({"lr": 0.05}), grid))
 
 
 def quick(**settings):
@@ -62,11 +59,11 @@ def test_nodes_whose_classes_differ_share_a_cluster_though_their_labels_look_ali
 
 @pytest.mark.parametrize("groups", [10, 0])
 def test_twenty_nodes_of_one_digit_each_form_pure_groups_and_two_complete_clusters(
-    client_grid, initial_arrays, groups
+    client_grid, groups
 ):
     grid = client_grid(20, {**RUN_CONFIG, "partition.classes": 1})
     strategy = quick(groups=groups)
-    messages = form(strategy, grid, initial_arrays)
+    messages = form(strategy, grid)
     held = classes_of(20, 1)
     assert (
         sorted(len({*map(tuple, map(held.get, group))}) for group in strategy.topology.groups)
@@ -85,27 +82,25 @@ def test_twenty_nodes_of_one_digit_each_form_pure_groups_and_two_complete_cluste
     ids=["two digits each", "by default", "all digits each"],
 )
 def test_nodes_that_all_differ_are_a_group_each_and_nodes_alike_are_one(
-    client_grid, initial_arrays, nodes, partition, groups
+    client_grid, nodes, partition, groups
 ):
     strategy = quick(distill_steps=1)
-    form(strategy, client_grid(nodes, {"train.local-epochs": 1, **partition}), initial_arrays)
+    form(strategy, client_grid(nodes, {"train.local-epochs": 1, **partition}))
     assert len(strategy.topology.groups) == groups
     assert len(strategy.topology.clusters) == (1 if groups > 1 else nodes)
 
 
-def test_clusters_that_lack_classes_which_other_nodes_hold_are_a_warning(
-    client_grid, initial_arrays, caplog
-):
+def test_clusters_that_lack_classes_which_other_nodes_hold_are_a_warning(client_grid, caplog):
     paper = quick(groups=2, complete_clusters=False)
-    form(paper, client_grid(4, RUN_CONFIG), initial_arrays)
-    assert "clusters cannot see all classes that nodes hold" in caplog.text
+    form(paper, client_grid(4, RUN_CONFIG))
+    assert "clusters cannot see all classes that nodes have" in caplog.text
     assert "set hfldd.complete-clusters to true" in caplog.text
     assert re.search(r"that of node \d+ is missing \d, \d, ", caplog.text)
 
 
-def test_complete_clusters_of_unequal_groups_see_all_classes(client_grid, initial_arrays, caplog):
+def test_complete_clusters_of_unequal_groups_see_all_classes(client_grid, caplog):
     strategy = quick(groups=2)
-    form(strategy, client_grid(4, RUN_CONFIG), initial_arrays)
+    form(strategy, client_grid(4, RUN_CONFIG))
     assert sorted(map(len, strategy.topology.groups)) == [1, 3]
     assert len(strategy.topology.clusters) == 1
     assert "cannot see all classes" not in caplog.text
@@ -113,23 +108,21 @@ def test_complete_clusters_of_unequal_groups_see_all_classes(client_grid, initia
 
 @pytest.mark.parametrize(("classes", "said"), [(5, True), (2, False)])
 def test_few_heads_of_nodes_that_hold_many_classes_are_said(
-    classes, said, client_grid, initial_arrays, caplog, monkeypatch
+    classes, said, client_grid, caplog, monkeypatch
 ):
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     caplog.set_level(logging.INFO, "flwr")
     grid = client_grid(4, {**RUN_CONFIG, "partition.classes": classes})
     strategy = quick(groups=4)
-    form(strategy, grid, initial_arrays)
+    form(strategy, grid)
     assert len(strategy.topology.clusters) == 1
-    assert ("1 of 4 nodes train a round, and a node holds 5 of 10 classes" in caplog.text) == said
+    assert ("1 of 4 nodes train a round, and a node has 5 of 10 classes" in caplog.text) == said
 
 
 @pytest.mark.parametrize(("complete", "share"), [(True, 0.25), (False, 0.0)])
-def test_only_a_head_that_trains_alone_averages_its_last_weights(
-    complete, share, client_grid, initial_arrays
-):
+def test_only_a_head_that_trains_alone_averages_its_last_weights(complete, share, client_grid):
     strategy = quick(groups=2, complete_clusters=complete)
-    messages = form(strategy, client_grid(4, RUN_CONFIG), initial_arrays)
+    messages = form(strategy, client_grid(4, RUN_CONFIG))
     assert (len(messages) == 1) == complete
     assert {message.content["config"]["average-last"] for message in messages} == {share}
 
@@ -145,10 +138,10 @@ def test_a_cluster_lacks_what_others_hold_and_nothing_is_known_if_a_node_does_no
     assert clusters.missing_classes({node: {0, 1} for node in range(4)}) == {}
 
 
-def test_members_distil_and_only_heads_receive_and_train(client_grid, initial_arrays):
+def test_members_distil_and_only_heads_receive_and_train(client_grid):
     grid = client_grid(6, RUN_CONFIG)
     strategy = quick(groups=3)
-    messages = form(strategy, grid, initial_arrays)
+    messages = form(strategy, grid)
     asked = {}
     for message in grid.pushed:
         asked.setdefault(message.metadata.message_type, set()).add(message.metadata.dst_node_id)
@@ -162,10 +155,10 @@ def test_members_distil_and_only_heads_receive_and_train(client_grid, initial_ar
         assert (config["balanced"], config["server-round"]) == (True, 1)
 
 
-def test_a_head_trains_on_its_own_data_and_what_its_members_sent(client_grid, initial_arrays):
+def test_a_head_trains_on_its_own_data_and_what_its_members_sent(client_grid):
     grid = client_grid(4, RUN_CONFIG)
     strategy = quick(groups=2, distilled_size=6)
-    replies = grid.send_and_receive(form(strategy, grid, initial_arrays))
+    replies = grid.send_and_receive(form(strategy, grid))
     own = {
         node: 0.9 * count
         for node, count in zip(range(FIRST, FIRST + 4), _partition_sizes(4), strict=True)
@@ -182,31 +175,25 @@ def _partition_sizes(num_nodes):
     return [len(p) for p in partition_indices(labels, num_nodes, classes_per_node=2)]
 
 
-def test_a_node_that_fails_is_left_out_and_the_others_go_on(client_grid, initial_arrays):
+def test_a_node_that_fails_is_left_out_and_the_others_go_on(client_grid):
     def broken(index, message):
         return index == 2 or (index == 3 and message.metadata.message_type == DISTILL)
 
     grid = client_grid(6, RUN_CONFIG, broken)
     strategy = quick(groups=3)
-    messages = form(strategy, grid, initial_arrays)
+    messages = form(strategy, grid)
     placed = {*strategy.topology.heads, *strategy.topology.head_of}
     assert placed == {FIRST + index for index in (0, 1, 3, 4, 5)}
     arrays, _ = strategy.aggregate_train(1, grid.send_and_receive(messages))
     assert all(np.isfinite(array.numpy()).all() for array in arrays.values())
 
 
-def test_a_malformed_reply_is_set_aside_and_the_others_go_on(client_grid, initial_arrays):
+def test_a_malformed_reply_is_set_aside_and_the_others_go_on(client_grid):
     grid = client_grid(6, RUN_CONFIG)
-    honest = dict(grid.nodes)
     grid.nodes[FIRST] = lambda message: RecordDict()  # nothing at all, to any question
-
-    def no_parcel(message):
-        is_distill = message.metadata.message_type == DISTILL
-        return RecordDict() if is_distill else honest[FIRST + 1](message)
-
-    grid.nodes[FIRST + 1] = no_parcel
+    spoil(grid, FIRST + 1, RecordDict.clear, DISTILL)
     strategy = quick(groups=3)
-    form(strategy, grid, initial_arrays)
+    form(strategy, grid)
     placed = {*strategy.topology.heads, *strategy.topology.head_of}
     assert placed == {FIRST + index for index in range(1, 6)}
     num_parcels = sum(
@@ -229,75 +216,82 @@ SPOILT_LABELS = {
 }
 
 
-@pytest.mark.parametrize("spoil", SPOILT_LABELS.values(), ids=SPOILT_LABELS)
-def test_soft_labels_that_are_no_distributions_are_set_aside(client_grid, initial_arrays, spoil):
+@pytest.mark.parametrize("spoil_labels", SPOILT_LABELS.values(), ids=SPOILT_LABELS)
+def test_soft_labels_that_are_no_distributions_are_set_aside(client_grid, spoil_labels):
     grid = client_grid(4, RUN_CONFIG, lambda _, message: message.metadata.message_type == DISTILL)
-    honest = grid.nodes[FIRST]
 
-    def junk(message):
-        content = honest(message)
-        if message.metadata.message_type == LABEL_KNOWLEDGE:
-            array = spoil(content["arrays"]["soft-labels"].numpy())
-            content["arrays"] = ArrayRecord({"soft-labels": array})
-        return content
+    def junk(content):
+        array = spoil_labels(content["arrays"]["soft-labels"].numpy())
+        content["arrays"] = ArrayRecord({"soft-labels": array})
 
-    grid.nodes[FIRST] = junk
+    spoil(grid, FIRST, junk, LABEL_KNOWLEDGE)
     strategy = quick(groups=3, auxiliary_size=20, initial_steps=1)
     with pytest.raises(NothingUsableError):  # of distilling
-        form(strategy, grid, initial_arrays)
+        form(strategy, grid)
     placed = {*strategy.topology.heads, *strategy.topology.head_of}
     assert placed == {FIRST + index for index in (1, 2, 3)}
 
 
-def test_a_head_holds_only_what_was_handed_to_it_whatever_it_says(client_grid, initial_arrays):
+def test_a_head_holds_only_what_was_handed_to_it_whatever_it_says(client_grid):
     grid = client_grid(
         6, RUN_CONFIG, lambda index, message: message.metadata.message_type == DISTILL
     )
-    for node, honest in list(grid.nodes.items()):
 
-        def boasting(message, honest=honest):
-            if message.metadata.message_type == RECEIVE:
-                return RecordDict({"metrics": MetricRecord({"kept-parcels": list(range(6))})})
-            return honest(message)
+    def boast(content):
+        content["metrics"] = MetricRecord({"kept-parcels": list(range(6))})
 
-        grid.nodes[node] = boasting
+    for node in list(grid.nodes):
+        spoil(grid, node, boast, RECEIVE)
     strategy = quick(groups=3)
-    with pytest.raises(NothingUsableError, match=r"the virtual data of none of \d members reached"):
-        form(strategy, grid, initial_arrays)
+    with pytest.raises(NothingUsableError, match="received no virtual data"):
+        form(strategy, grid)
     held = [node for cluster in strategy.state_dict()["clusters"] for node in cluster["held"]]
     assert held == []
 
 
-def test_raw_data_is_shared_only_when_asked_for(client_grid, initial_arrays):
+def test_raw_data_is_shared_only_when_asked_for(client_grid):
     grid = client_grid(4, RUN_CONFIG)
     strategy = quick(groups=2, share_raw_data=True)
-    replies = grid.send_and_receive(form(strategy, grid, initial_arrays))
+    replies = grid.send_and_receive(form(strategy, grid))
     in_heads = sum(reply.content["metrics"]["num-examples"] for reply in replies)
     assert in_heads == sum(size - int(0.1 * size) for size in _partition_sizes(4))
     assert HFLDD().settings.share_raw_data is False
 
 
-def test_no_usable_soft_labels_end_the_run_with_the_reason(client_grid, initial_arrays):
+def test_no_usable_soft_labels_end_the_run_with_the_reason(client_grid):
     grid = client_grid(2, RUN_CONFIG, lambda index, message: True)
-    with pytest.raises(NothingUsableError, match="none of 2 nodes sent usable soft labels"):
-        form(quick(), grid, initial_arrays)
+    with pytest.raises(NothingUsableError, match="0 of 2 nodes sent usable soft labels"):
+        form(quick(), grid)
 
 
-def test_traffic_formula_uses_the_clusters_as_they_were_formed(client_grid, initial_arrays):
+def test_traffic_formula_uses_the_clusters_as_they_were_formed(client_grid):
     grid = client_grid(6, RUN_CONFIG)
     strategy = quick(groups=3, distilled_size=4)
     assert strategy.expected_bits(1000, 5) == 0
-    form(strategy, grid, initial_arrays)
+    form(strategy, grid)
     heads, members = len(strategy.topology.heads), len(strategy.topology.head_of)
     soft_labels, distilled = 6 * 1000 * 10 * 32, members * 4 * 64 * 4
     training = heads * 9 * 1000 * 32
     assert strategy.expected_bits(1000, 5) == soft_labels + distilled + training
 
 
-def test_topology_is_plain_data_with_nodes_by_name(client_grid, initial_arrays):
+def test_topology_is_plain_data_with_nodes_by_name(client_grid):
     strategy = quick(groups=2)
-    form(strategy, client_grid(4, RUN_CONFIG), initial_arrays)
+    form(strategy, client_grid(4, RUN_CONFIG))
     named = strategy.topology.to_dict({FIRST: "0", FIRST + 1: "1", FIRST + 2: "2"})
     listed = [node for c in named["clusters"] for node in (c["head"], *c["members"])]
     assert sorted(listed) == ["0", "1", str(FIRST + 3), "2"]
     assert json.loads(json.dumps(named)) == named
+
+
+@pytest.mark.parametrize(
+    ("setting", "settings"),
+    [
+        ("hfldd.complete-clusters", {}),
+        ("hfldd.votes", {"votes": True, "rotate": False, "complete_clusters": False}),
+    ],
+)
+def test_settings_that_need_single_models_are_refused_with_secure_sums(setting, settings, a_run):
+    with pytest.raises(SettingsError, check=at(setting, value=True)):
+        HFLDD.from_run(HFLDDSettings(**settings), a_run(secure_sums=True))
+    HFLDD.from_run(HFLDDSettings(complete_clusters=False), a_run(secure_sums=True))

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ConfigRecord
 
 from flwr_distill.distill import VirtualData
 from flwr_distill.strategies.common.retries import Retries
@@ -18,16 +18,11 @@ from flwr_distill.strategies.hfldd.method import (
     NUM_PARCELS,
     TRAIN_POOL,
 )
-from flwr_distill.task.datasets import load_dataset
-from flwr_distill.task.models import create_model
+
+from .rounds import assert_equal, spoil, start
 
 RUN_CONFIG = {"partition.classes": 2, "train.local-epochs": 1}
 PER_NODE = 6
-
-
-@pytest.fixture(scope="module")
-def arrays():
-    return ArrayRecord(create_model("auto", load_dataset("digits").spec, seed=0).state_dict())
 
 
 @pytest.fixture
@@ -48,8 +43,8 @@ def distillations(monkeypatch):
 class Federation:
     """A strategy and its nodes, round after round; nodes are named by their place."""
 
-    def __init__(self, grid, arrays, **settings):
-        self.grid, self.arrays = grid, arrays
+    def __init__(self, grid, **settings):
+        self.grid, self.arrays = grid, start()
         self.everyone = dict(grid.nodes)
         self.ids = list(grid.nodes)
         quick = {"distilled_size": PER_NODE, "distiller": "dm", "distill_steps": 1}
@@ -88,8 +83,8 @@ class Federation:
 
 
 @pytest.fixture
-def federation(client_grid, arrays, distillations):
-    return Federation(client_grid(6, RUN_CONFIG), arrays)
+def federation(client_grid, distillations):
+    return Federation(client_grid(6, RUN_CONFIG))
 
 
 def test_a_lost_heads_place_is_taken_and_its_members_send_again_without_distilling_anew(
@@ -142,8 +137,8 @@ def test_a_head_that_fails_to_train_is_replaced_in_the_next_round(federation):
     assert federation.parcels(replies, heir) == len(lost.members)
 
 
-def test_heads_take_turns_and_each_gets_the_virtual_data_once(client_grid, arrays, distillations):
-    federation = Federation(client_grid(6, RUN_CONFIG), arrays, rotate=True)
+def test_heads_take_turns_and_each_gets_the_virtual_data_once(client_grid, distillations):
+    federation = Federation(client_grid(6, RUN_CONFIG), rotate=True)
     cluster_of, heads = {}, Counter()
     for _ in range(12):
         replies = federation.run()
@@ -229,13 +224,13 @@ def test_a_member_that_is_not_connected_does_not_take_over_however_reliable():
 
 
 def test_a_member_lost_before_it_sent_completes_its_cluster_once_it_is_back(
-    client_grid, arrays, distillations
+    client_grid, distillations
 ):
-    rehearsal = Federation(client_grid(6, RUN_CONFIG), arrays)
+    rehearsal = Federation(client_grid(6, RUN_CONFIG))
     rehearsal.run()
     whole = rehearsal.largest()
     missing = whole.members[0]
-    federation = Federation(client_grid(6, RUN_CONFIG), arrays)
+    federation = Federation(client_grid(6, RUN_CONFIG))
     honest = federation.everyone[missing]
 
     def dying(message):
@@ -252,12 +247,12 @@ def test_a_member_lost_before_it_sent_completes_its_cluster_once_it_is_back(
     assert federation.parcels(federation.run(), whole.head) == num_members
 
 
-def test_a_new_node_joins_the_cluster_that_lacks_its_like(client_grid, arrays, distillations):
+def test_a_new_node_joins_the_cluster_that_lacks_its_like(client_grid, distillations):
     grid = client_grid(20, {**RUN_CONFIG, "partition.classes": 1})
     late = list(grid.nodes)[7]
     everyone = dict(grid.nodes)
     del grid.nodes[late]
-    federation = Federation(grid, arrays, groups=10)
+    federation = Federation(grid, groups=10)
     federation.run()
     smaller = min(federation.strategy.topology.clusters, key=lambda c: len(c.members))
     assert len(smaller.members) == 8
@@ -339,38 +334,31 @@ def test_retries_wait_for_one_two_four_and_eight_rounds_and_survive_a_restart():
     assert asked == [1, 2, 4, 8, 16, 32]
 
 
-def test_a_strategy_that_goes_on_from_its_state_fails_over_alike(
-    client_grid, arrays, distillations
-):
+def test_a_strategy_that_goes_on_from_its_state_fails_over_alike(client_grid, distillations):
     models = []
     for restarted in (False, True):
-        federation = Federation(client_grid(6, RUN_CONFIG), arrays)
+        federation = Federation(client_grid(6, RUN_CONFIG))
         federation.run()
         federation.lose(federation.largest().head)
         federation.run()
         if restarted:
             state = federation.strategy.state_dict()
-            federation.strategy = Federation(federation.grid, arrays).strategy
+            federation.strategy = Federation(federation.grid).strategy
             federation.strategy.load_state_dict(state)
         federation.bring_back(next(iter(federation.everyone.keys() - federation.grid.nodes)))
         federation.run()
-        models.append({name: array.numpy() for name, array in federation.arrays.items()})
-    for name, array in models[0].items():
-        np.testing.assert_array_equal(models[1][name], array, err_msg=name)
+        models.append(federation.arrays)
+    assert_equal(*models, atol=0)
 
 
 def test_a_head_that_claims_to_have_lost_its_data_again_and_again_is_replaced(federation):
     federation.run()
     cluster = federation.largest()
-    honest = federation.everyone[cluster.head]
 
-    def forgetful(message):
-        reply = honest(message)
-        if message.metadata.message_type == TRAIN_POOL:
-            reply["metrics"][NUM_PARCELS] = 0
-        return reply
+    def forget(content):
+        content["metrics"][NUM_PARCELS] = 0
 
-    federation.grid.nodes[cluster.head] = forgetful
+    spoil(federation.grid, cluster.head, forget, TRAIN_POOL)
     federation.run()
     assert federation.cluster_of(cluster.head).head == cluster.head
     federation.run()

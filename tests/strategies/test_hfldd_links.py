@@ -1,8 +1,10 @@
 """What HFLDD's members send reaches their heads, and no one else: by relay and directly."""
 
+from collections import Counter
+
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ConfigRecord
 
 from flwr_distill.client.session import Session
 from flwr_distill.distill import VirtualData
@@ -15,18 +17,14 @@ from flwr_distill.protocol.meeting import DESCRIBE
 from flwr_distill.server.grid.ledger import DIRECT, RELAYED
 from flwr_distill.strategies.hfldd import HFLDD
 from flwr_distill.strategies.hfldd.client import pooled_samples
-from flwr_distill.strategies.hfldd.method import DISTILL, RECEIVE
+from flwr_distill.strategies.hfldd.method import DISTILL, RECEIVE, TRAIN_POOL, VOTE
 from flwr_distill.task.datasets import load_dataset
-from flwr_distill.task.models import create_model
 from tests.grids import plain_grid
+
+from .rounds import play, spoil, start
 
 RUN_CONFIG = {"partition.classes": 2, "train.local-epochs": 1}
 PER_NODE, SHAPE = 8, (1, 8, 8)
-
-
-@pytest.fixture(scope="module")
-def initial_arrays():
-    return ArrayRecord(create_model("auto", load_dataset("digits").spec, seed=0).state_dict())
 
 
 @pytest.fixture
@@ -59,7 +57,7 @@ def mailbox(tmp_path):
     server.stop(grace=None).wait()
 
 
-def run(grid, arrays, links, **settings):
+def run(grid, links, **settings):
     """Form the clusters and train the heads once; return the strategy and all that was said."""
     replies = []
     for node_id, node in list(grid.nodes.items()):
@@ -71,7 +69,7 @@ def run(grid, arrays, links, **settings):
         grid.nodes[node_id] = listening
     counting = plain_grid(grid, deadline=60)
     strategy = HFLDD(groups=3, links=links, image_shape=SHAPE, **settings)
-    messages = strategy.configure_train(1, arrays, ConfigRecord({"lr": 0.05}), counting)
+    messages = strategy.configure_train(1, start(), ConfigRecord({"lr": 0.05}), counting)
     counting.send_and_receive(messages)
     said = [(m.metadata.message_type, m.content) for m in grid.pushed] + replies
     return strategy, said, counting.ledger
@@ -88,10 +86,10 @@ def config_values(content):
 @pytest.mark.parametrize("links", ["relay", "direct"])
 @pytest.mark.parametrize("raw", [False, True], ids=["distilled", "raw data"])
 def test_the_server_sees_nothing_of_what_members_send(
-    client_grid, initial_arrays, planted, mailbox, tmp_path, links, raw
+    client_grid, planted, mailbox, tmp_path, links, raw
 ):
     grid = client_grid(6, RUN_CONFIG, node_config={"peer-address": mailbox})
-    strategy, said, ledger = run(grid, initial_arrays, links, share_raw_data=raw, bits=8)
+    strategy, said, ledger = run(grid, links, share_raw_data=raw, bits=8)
     payloads = [p.read_bytes() for p in (tmp_path / "state").glob("runs/*/*/parcel-*")]
     kept = b"".join(unpacked(payload, 2**20) for payload in payloads)
     if raw:
@@ -124,13 +122,11 @@ def test_the_server_sees_nothing_of_what_members_send(
     assert (RELAYED in member_bytes) == (links == "relay")
 
 
-def test_only_receipts_pass_the_server_where_links_are_direct(
-    client_grid, initial_arrays, planted, mailbox
-):
+def test_only_receipts_pass_the_server_where_links_are_direct(client_grid, planted, mailbox):
     sizes = {}
     for links in ("relay", "auto"):
         grid = client_grid(6, RUN_CONFIG, node_config={"peer-address": mailbox})
-        strategy, _, ledger = run(grid, initial_arrays, links)
+        strategy, _, ledger = run(grid, links)
         members = len(strategy.topology.head_of)
         phases = ledger.by_phase()
         through_server = phases[DISTILL]["node->server"] + phases[RECEIVE]["server->node"]
@@ -140,9 +136,7 @@ def test_only_receipts_pass_the_server_where_links_are_direct(
     assert sizes["auto"] < sizes["relay"] - 2 * PER_NODE * 64
 
 
-def test_heads_hold_the_same_whichever_way_it_came(
-    client_grid, initial_arrays, planted, mailbox, monkeypatch
-):
+def test_heads_hold_the_same_whichever_way_it_came(client_grid, planted, mailbox, monkeypatch):
     pools = {}
     for links, node_config in (
         ("relay", None),
@@ -159,7 +153,7 @@ def test_heads_hold_the_same_whichever_way_it_came(
         with monkeypatch.context() as patch:
             patch.setattr(Session, "of", remembered)
             grid = client_grid(6, RUN_CONFIG, node_config=node_config)
-            strategy, _, _ = run(grid, initial_arrays, links)
+            strategy, _, _ = run(grid, links)
         pools[links] = [pooled_samples(sessions[head]) for head in strategy.topology.heads]
     for links in ("direct", "auto"):
         for pool, relayed in zip(pools[links], pools["relay"], strict=True):
@@ -168,25 +162,19 @@ def test_heads_hold_the_same_whichever_way_it_came(
             assert len(pool) > PER_NODE
 
 
-def test_a_member_whose_parcel_is_refused_is_left_out_and_the_others_go_on(
-    client_grid, initial_arrays, planted
-):
-    rehearsal, _, _ = run(client_grid(6, RUN_CONFIG), initial_arrays, "relay")
+def test_a_member_whose_parcel_is_refused_is_left_out_and_the_others_go_on(client_grid, planted):
+    rehearsal, _, _ = run(client_grid(6, RUN_CONFIG), "relay")
     members = set(rehearsal.topology.head_of)
     liar = min(members)
     grid = client_grid(6, RUN_CONFIG)
-    honest = dict(grid.nodes)
 
-    def changed(message):
-        content = honest[liar](message)
-        if is_of(message, DISTILL):
-            sealed = bytearray(content["parcel"]["payload"])
-            sealed[100] ^= 1
-            content["parcel"]["payload"] = bytes(sealed)
-        return content
+    def change(content):
+        sealed = bytearray(content["parcel"]["payload"])
+        sealed[100] ^= 1
+        content["parcel"]["payload"] = bytes(sealed)
 
-    grid.nodes[liar] = changed
-    strategy, said, _ = run(grid, initial_arrays, "relay")
+    spoil(grid, liar, change, DISTILL)
+    strategy, said, _ = run(grid, "relay")
     assert strategy.topology == rehearsal.topology
     rejected = [
         content["metrics"]["rejected"]
@@ -200,10 +188,28 @@ def test_a_member_whose_parcel_is_refused_is_left_out_and_the_others_go_on(
     )
 
 
-def test_nodes_that_cannot_introduce_themselves_take_no_part(client_grid, initial_arrays, planted):
+def test_nodes_that_cannot_introduce_themselves_take_no_part(client_grid, planted):
     grid = client_grid(
         6, RUN_CONFIG, lambda index, message: index == 1 and is_of(message, DESCRIBE)
     )
-    strategy, _, _ = run(grid, initial_arrays, "auto")
+    strategy, _, _ = run(grid, "auto")
     placed = {*strategy.topology.heads, *strategy.topology.head_of}
     assert placed == set(grid.nodes) - {min(grid.nodes) + 1}
+
+
+def test_a_parcel_is_decoded_once_by_its_head_and_never_by_its_member(client_grid, monkeypatch):
+    decoded, read = Counter(), VirtualData.from_safetensors
+
+    def counted(data):
+        decoded[data] += 1
+        return read(data)
+
+    monkeypatch.setattr(VirtualData, "from_safetensors", counted)
+    grid = client_grid(6, RUN_CONFIG)
+    how = {"rotate": False, "complete_clusters": False, "votes": True}
+    strategy = HFLDD(groups=3, distilled_size=4, distill_steps=1, distiller="dm", **how)
+    play(strategy, grid, 2, play(strategy, grid))
+    types = {message.metadata.message_type for message in grid.pushed}
+    assert {DISTILL, RECEIVE, TRAIN_POOL, VOTE} <= types
+    assert len(decoded) == len(strategy.topology.head_of)
+    assert set(decoded.values()) == {1}

@@ -181,13 +181,13 @@ def test_models_that_members_refine_with_count_in_the_formula(federation):
         num_clients=NODES,
         num_auxiliary=strategy.settings.auxiliary_size,
         num_classes=10,
-        distilled_values=strategy.distilled_values,
+        distilled_values=strategy._exchange.distilled_values,
         bits_per_value=4,
         num_heads=1,
         num_weights=weights,
         num_rounds=3,
     )
-    assert strategy.distilled_values == 2 * members * 4 * 64
+    assert strategy._exchange.distilled_values == 2 * members * 4 * 64
     assert bits - plain == members * weights * BITS_PER_FLOAT
     copy = HFLDD()
     copy.load_state_dict(strategy.state_dict())
@@ -220,7 +220,8 @@ def test_a_node_refuses_to_refine_without_the_privacy_that_is_asked_for(federati
     member = federation.members[0]
     before = federation.held(member)
     private = {"start": "noise", "dp_epsilon": 5.0}  # without the check: the node is on its own
-    federation.strategy.settings = federation.strategy.settings.model_copy(update=private)
+    exchange = federation.strategy._exchange
+    exchange.settings = exchange.settings.model_copy(update=private)
     federation.run(3)
     assert federation.asked
     assert federation.held(member) == before

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ConfigRecord, MetricRecord
 
 from benchmarks.hostile import Attack, Ring
 from flwr_distill.distill.virtual_data import VirtualData
@@ -13,12 +13,10 @@ from flwr_distill.strategies.hfldd import HFLDD
 from flwr_distill.strategies.hfldd.client import knows
 from flwr_distill.strategies.hfldd.clusters import LiveCluster
 from flwr_distill.strategies.hfldd.method import VOTE, VOTES
-from flwr_distill.strategies.hfldd.votes import contradicted, verdicts, voters
-from flwr_distill.strategies.hfldd.voting import note_verdicts
-from flwr_distill.task.datasets import load_dataset
-from flwr_distill.task.models import create_model
+from flwr_distill.strategies.hfldd.voting import contradicted, note_verdicts, verdicts, voters
 
-MODEL = create_model("auto", load_dataset("digits").spec, seed=0)
+from .rounds import spoil, start
+
 RUN_CONFIG = {
     "partition.classes": 5,
     "train.local-epochs": 5,
@@ -102,7 +100,7 @@ VOTING = {"votes": True, "rotate": False, "complete_clusters": False}
 def strategy_of(grid, **settings):
     """HFLDD with small virtual data, and its messages of the first round."""
     strategy = HFLDD(groups=2, distilled_size=20, distill_steps=20, **VOTING, **settings)
-    return strategy, configured(strategy, grid, 1, ArrayRecord(MODEL.state_dict()))
+    return strategy, configured(strategy, grid, 1, start())
 
 
 def configured(strategy, grid, server_round, arrays):
@@ -147,15 +145,11 @@ def test_a_head_that_sends_votes_in_another_number_is_replaced(client_grid, capl
     grid = client_grid(6, RUN_CONFIG)
     strategy, messages = strategy_of(grid)
     liar = strategy.topology.heads[0]
-    honest = grid.nodes[liar]
 
-    def answer(message):
-        content = honest(message)
-        if message.metadata.message_type == VOTE:
-            content["metrics"] = MetricRecord({VOTES: votes})
-        return content
+    def miscount(content):
+        content["metrics"] = MetricRecord({VOTES: votes})
 
-    grid.nodes[liar] = answer
+    spoil(grid, liar, miscount, VOTE)
     arrays, _ = strategy.aggregate_train(1, grid.send_and_receive(messages))
     assert f"Reply of node {liar} to {VOTE} rejected" in caplog.text
     assert "voted out" not in caplog.text

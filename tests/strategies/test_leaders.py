@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from flwr_distill.strategies.common.leaders import successor
+from flwr_distill.strategies.common.topology import successor
 
 
 @pytest.fixture

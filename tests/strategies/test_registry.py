@@ -85,7 +85,7 @@ def test_each_strategy_takes_from_the_run_what_is_its_own(a_run):
     assert made("fedprox", run).proximal_mu == 0.25
     hfldd = made("hfldd", run, HFLDDSettings(groups=4, distilled_size=9))
     assert hfldd.settings == HFLDDSettings(groups=4, distilled_size=9)
-    assert (hfldd.links, hfldd.phase_timeout) == ("relay", 5.0)
+    assert (hfldd._exchange.mode, hfldd.phase_timeout) == ("relay", 5.0)
     fedhead = made("fedhead", run, FedHEADSettings(sectors=3, distill_epochs=8))
     assert fedhead.settings == FedHEADSettings(sectors=3, distill_epochs=8)
     assert (fedhead.links, fedhead.seed, fedhead.fraction_evaluate) == ("relay", 7, 0.25)

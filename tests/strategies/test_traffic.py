@@ -1,7 +1,7 @@
 """The papers' traffic formulas, against their sums written out message by message."""
 
 from flwr_distill.strategies.common.traffic import fedavg_bits, fedseq_bits
-from flwr_distill.strategies.fedhead.traffic import fedhead_bits
+from flwr_distill.strategies.fedhead.strategy import fedhead_bits
 from flwr_distill.strategies.hfldd.traffic import hfldd_bits
 
 

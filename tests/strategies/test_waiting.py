@@ -7,6 +7,7 @@ import pytest
 
 from flwr_distill.strategies.common import waiting
 from flwr_distill.strategies.common.waiting import TooFewNodesError, connected_nodes
+from tests.errors import at
 
 
 def test_it_waits_for_the_last_node_says_so_and_returns_all(memory_grid, monkeypatch, caplog):
@@ -27,6 +28,6 @@ def test_it_waits_for_the_last_node_says_so_and_returns_all(memory_grid, monkeyp
 def test_it_ends_with_an_error_that_names_the_setting(memory_grid, monkeypatch):
     monkeypatch.setattr(waiting, "POLL", 0.05)
     begin = time.monotonic()
-    with pytest.raises(TooFewNodesError, match=r"min-nodes = 2, but 1 .*phase-timeout = 0 s"):
+    with pytest.raises(TooFewNodesError, check=at("min-nodes", value=2)):
         connected_nodes(memory_grid({1: None}), 2, 0.2)
     assert 0.2 < time.monotonic() - begin < 5

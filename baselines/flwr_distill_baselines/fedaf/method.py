@@ -139,7 +139,7 @@ METHOD = Method(
             "flwr_distill_baselines.fedaf.client:report_knowledge",
             request=Request({CONFIG: TrainRequest, CLASS_KNOWLEDGE: SoftLabelRequest}, (ARRAYS,)),
             leaves="what the model predicts on average on its samples of each class",
-            compared=True,
+            averaged="own",
         ),
         Phase(
             DISTILL_WITH_PEERS,

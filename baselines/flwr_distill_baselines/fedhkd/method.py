@@ -86,7 +86,7 @@ METHOD = Method(
             request=TRAIN_REQUEST.plus({KNOWLEDGE_LOSS: FedHKDSettings}, (HYPER_KNOWLEDGE,)),
             leaves="the model, and mean features and predictions of each class with counts",
             quorum=True,
-            compared=True,
+            averaged="own",
         ),
     ),
     terms={KNOWLEDGE_LOSS: "flwr_distill_baselines.fedhkd.client:Knowledge"},

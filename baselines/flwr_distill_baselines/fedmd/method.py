@@ -100,7 +100,7 @@ METHOD = Method(
             request=TRAIN_REQUEST.plus({DIGEST: FedMDSettings}, (LOGITS,)),
             leaves="logits of its own model on public samples",
             quorum=True,
-            compared=True,
+            averaged="own",
         ),
         Phase(
             EVALUATE_OWN,
@@ -109,12 +109,12 @@ METHOD = Method(
             "flwr_distill_baselines.fedmd.client:evaluate_own",
             request=EVALUATE_REQUEST,
             leaves="accuracy and loss of its own model on held-out samples",
-            compared=True,
+            averaged="own",
         ),
     ),
     needs="flwr_distill_baselines.fedmd.client:needs",
     unprotected=_unprotected,
-    personal=True,
+    outcome="personal",
     panels=("flwr_distill.strategies.common.panels:own_models",),
     disclosed=_disclosed,
 )

@@ -141,7 +141,7 @@ METHOD = Method(
             request=_IN_TURN,
             leaves="the model, trained on its samples after others'",
             quorum=True,
-            compared=True,
+            averaged="own",
         ),
     ),
     needs="flwr_distill_baselines.fedseq.client:needs",
