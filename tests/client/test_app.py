@@ -121,14 +121,14 @@ def test_a_node_that_lacks_the_package_of_a_run_says_what_to_install(ask):
 @pytest.mark.parametrize(
     ("run_config", "settings", "said"),
     [
-        ({"model": "no_such_nets:Net"}, {}, "model='no_such_nets:Net': module 'no_such_nets'"),
-        ({"dataset": "no_such_sets:load"}, {}, "dataset='no_such_sets:load': module"),
-        ({"dataset": "mnist", "data-root": "/nowhere"}, {}, "dataset='mnist' was not found"),
+        ({"model": "no_such_nets:Net"}, {}, "model = 'no_such_nets:Net': module 'no_such_nets'"),
+        ({"dataset": "no_such_sets:load"}, {}, "dataset = 'no_such_sets:load': module"),
+        ({"dataset": "mnist", "data-root": "/nowhere"}, {}, "dataset = 'mnist': was not found"),
         ({"dataset": "private"}, {}, "start the node with --data FOLDER"),
         ({"partition.classes": 40}, {}, "partition"),
         ({}, {"distiller": "no_such_distillers:kip"}, "distiller 'no_such_distillers:kip'"),
         ({}, {"distiller": "dm", "network": "no_such_nets:Net"}, "network 'no_such_nets:Net'"),
-        ({}, {"auxiliary": "/no/such/folder"}, "auxiliary='/no/such/folder' is unknown"),
+        ({}, {"auxiliary": "/no/such/folder"}, "auxiliary = '/no/such/folder': is unknown"),
     ],
 )
 def test_what_a_node_lacks_for_a_run_it_says_in_its_first_message(

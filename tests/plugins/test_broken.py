@@ -240,7 +240,7 @@ def test_two_packages_with_one_model_are_both_named(install):
 
     install("mine", source("mine"), mine="mine:METHOD")
     install("yours", source("yours"), name="others", version="2.0", yours="yours:METHOD")
-    with pytest.raises(ModelError, match=r"model='wide' comes with others==2\.0 and some"):
+    with pytest.raises(ModelError, match=r"model = 'wide': comes with others==2\.0 and some"):
         create_model("wide", load_dataset("digits").spec)
 
 
@@ -268,9 +268,9 @@ def load(root, download):
 @pytest.mark.parametrize(
     ("settings", "said", "line"),
     [
-        ({"model": "things:Unmade"}, "model='things:Unmade' cannot be made: KeyError", 7),
-        ({"model": "things:Unfit"}, "model='things:Unfit' cannot take images", 11),
-        ({"dataset": "things:load"}, "dataset='things:load' cannot be loaded: FileNotFound", 18),
+        ({"model": "things:Unmade"}, "model = 'things:Unmade': fails with KeyError", 7),
+        ({"model": "things:Unfit"}, "model = 'things:Unfit': cannot take images", 11),
+        ({"dataset": "things:load"}, "dataset = 'things:load': fails with FileNotFound", 18),
         ({"strategy": "things:Strict"}, "strategy = 'things:Strict', strategy-args = {}", 15),
     ],
 )

@@ -18,15 +18,15 @@ START = {"strategy": "fedavg", "start": "analytic", "model": "random-features"}
     [
         (
             {"partition.classes": 11},
-            "partition.classes must be 1 to 10, the number of classes in the data, got 11",
+            "partition.classes = 11: must be 1 to 10, the number of classes in the data",
         ),
         (
             {"partition.scheme": "pareto", "partition.classes": 11},
-            "partition.classes must be 1 to 10",
+            "partition.classes = 11: must be 1 to 10",
         ),
         (
             {"partition.scheme": "cluster-mc", "partition.clusters": ":".join("1" * 11)},
-            "partition.clusters='1:1:1:1:1:1:1:1:1:1:1' must be 1 to 10 sizes",
+            "partition.clusters = '1:1:1:1:1:1:1:1:1:1:1': must be 1 to 10 sizes",
         ),
         (
             {"partition.scheme": "index-file"},
@@ -82,7 +82,7 @@ START = {"strategy": "fedavg", "start": "analytic", "model": "random-features"}
             "strategy-args: min_available_nodes = 2.5: .*integer",
         ),
         ({"strategy-args": '{"nosuch": 1}'}, "strategy-args = .*nosuch"),
-        ({"model": "resnet9"}, "model='resnet9' is unknown here; choose auto, "),
+        ({"model": "resnet9"}, "model = 'resnet9': is unknown here .choose auto, "),
         ({"dataset": "digit"}, "digit.*digits"),
         (
             {"strategy": "fedavg", "train.dp-noise": 1.0, "model": "resnet8"},

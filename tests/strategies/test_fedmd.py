@@ -132,8 +132,8 @@ def run(client_grid, tmp_path, without_pictures):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"node_config": {"model": "resnet9"}}, "model='resnet9' is unknown here"),
-        ({"fedmd__auxiliary": "/nowhere.npz"}, "auxiliary='/nowhere.npz' is unknown"),
+        ({"node_config": {"model": "resnet9"}}, "model = 'resnet9': is unknown here"),
+        ({"fedmd__auxiliary": "/nowhere.npz"}, "auxiliary = '/nowhere.npz': is unknown"),
     ],
 )
 def test_nodes_without_the_model_or_public_samples_say_so_before_anyone_trains(run, settings, said):
