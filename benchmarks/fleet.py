@@ -46,7 +46,7 @@ from flwr_distill.fleet.authority import new_key
 from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.fleet.local_federation import free_ports
 from flwr_distill.fleet.submission import RunError, RunOutcome, submit
-from flwr_distill.flower.line_1_32.fleet.registration import SecureControl
+from flwr_distill.flower.line_1_32.fleet.superlink import SecureControl
 from flwr_distill.node.pace import LONGEST_WAIT
 from flwr_distill.node.processes import Process, kill_group, start_bound, stop
 

@@ -215,8 +215,10 @@ def revoke(
     The server introduces only registered nodes to each other. This also writes nodes-ca.crl. Nodes
     with this file as --peer-revocations reject the node's parcels, whatever the server says.
     """
-    from flwr_distill.flower.line_1_32.fleet.registration import SecureControl  # imports Flower
-    from flwr_distill.flower.line_1_32.fleet.superlink import SuperLinkError
+    from flwr_distill.flower.line_1_32.fleet.superlink import (
+        SecureControl,  # imports Flower
+        SuperLinkError,
+    )
 
     authority = CertificateFolder(folder)
     user = user_of(user_certificate, user_key, "certs")

@@ -68,8 +68,10 @@ def register(
     Waits for the SuperLink to answer. Registered nodes stay unchanged, revoked nodes are skipped.
     Writes their keys to nodes.json, with which a ServerApp checks the sender of a reply.
     """
-    from flwr_distill.flower.line_1_32.fleet.registration import SecureControl  # imports Flower
-    from flwr_distill.flower.line_1_32.fleet.superlink import SuperLinkError
+    from flwr_distill.flower.line_1_32.fleet.superlink import (
+        SecureControl,  # imports Flower
+        SuperLinkError,
+    )
 
     authority = CertificateFolder(folder)
     user = user_of(user_certificate, user_key, "register")

@@ -14,10 +14,11 @@ from typing import Any
 from flwr.supernode.cli import flower_supernode
 
 from flwr_distill.flower.lines import module_of_line
-from flwr_distill.flower.reports import Reports, patch_reports
-from flwr_distill.flower.timing import (
+from flwr_distill.flower.overrides import (
+    Reports,
     patch_nonce_cleanup,
     patch_pull_backoff,
+    patch_reports,
     patch_supernode_sleep,
 )
 from flwr_distill.node.log_lines import escape_records

@@ -37,7 +37,7 @@ from flwr.supercore.utils import get_flwr_home
 from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
 
 from flwr_distill.flower.lines import module_of_line
-from flwr_distill.flower.timing import patch_pull_backoff
+from flwr_distill.flower.overrides import patch_pull_backoff
 from flwr_distill.node.bundle import folder_of_bundles, prefer, unpack
 from flwr_distill.node.compiler import put_off_compiler
 from flwr_distill.node.device import UnfitError, take_device

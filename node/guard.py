@@ -1,6 +1,6 @@
 """The guard of a node judges what comes to it and what leaves it: events in, verdicts out.
 
-It knows no transport (`flower.line_1_32.node.guarding` is one). A reply leaves as the guard read
+It knows no transport (`flower.line_1_32.node.steps` is one). A reply leaves as the guard read
 it, without what else the app put beside it. Everything that leaves is in the outbox first.
 """
 

@@ -54,8 +54,9 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.servicer.serverappio import serverappio_grpc
 
-from flwr_distill.flower.line_1_32.fleet import callers, linkstate
-from flwr_distill.flower.line_1_32.together import Together
+from flwr_distill.flower.line_1_32.calls import Together
+from flwr_distill.flower.line_1_32.fleet import calls as callers
+from flwr_distill.flower.line_1_32.fleet import linkstate
 
 SOON = 10.0
 TOGETHER = {"PushMessages", "PushObject", "PullObject", "ConfirmMessageReceived"}

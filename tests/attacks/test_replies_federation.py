@@ -51,7 +51,7 @@ from flwr_distill.fleet.servers import (
 )
 from flwr_distill.fleet.submission import submit
 from flwr_distill.flower.line_1_32.fleet.superlink import Control
-from flwr_distill.flower.line_1_32.server.signatures import KEYS_VARIABLE
+from flwr_distill.flower.line_1_32.server.inbox import KEYS_VARIABLE
 from flwr_distill.node.processes import start_bound, stop
 from flwr_distill.node.secret import appio_secret
 from flwr_distill.protocol.signatures import sign

@@ -32,8 +32,7 @@ from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.flower.app_config import run_config_of
 from flwr_distill.flower.line_1_32.fleet.bundle import app_bundle
-from flwr_distill.flower.line_1_32.node.guarding import Guarding
-from flwr_distill.flower.line_1_32.node.run_ends import remove_links_of_ended_runs
+from flwr_distill.flower.line_1_32.node.steps import Guarding, remove_links_of_ended_runs
 from flwr_distill.links.errors import LinkError
 from flwr_distill.links.folder import LinkFolder, remove_expired
 from flwr_distill.node.bundle import BundleError, unpack
@@ -618,7 +617,7 @@ from flwr.app import Message, RecordDict
 from flwr.supercore.fab import Fab
 from flwr.supercore.run import Run
 from flwr_distill.flower.app_config import run_config_of
-from flwr_distill.flower.line_1_32.node.guarding import Guarding
+from flwr_distill.flower.line_1_32.node.steps import Guarding
 from flwr_distill.node.guard import Guard
 from flwr_distill.node.policy import OPEN
 

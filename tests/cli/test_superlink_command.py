@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import flwr_distill.cli.superlink as superlink
 from flwr_distill.cli.main import app
 from flwr_distill.flower.line_1_32.fleet import linkstate
-from flwr_distill.flower.line_1_32.fleet.callers import BoundServicer
+from flwr_distill.flower.line_1_32.fleet.calls import BoundServicer
 
 from .commands import assert_refused
 

@@ -10,8 +10,12 @@ import pytest
 
 from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.fleet.local_federation import free_ports
-from flwr_distill.flower.line_1_32.fleet.registration import SecureControl
-from flwr_distill.flower.line_1_32.fleet.superlink import Control, SuperLinkError, User
+from flwr_distill.flower.line_1_32.fleet.superlink import (
+    Control,
+    SecureControl,
+    SuperLinkError,
+    User,
+)
 
 CONF = Path(__file__).resolve().parents[2] / "docker/gate/nginx.conf"
 RUN = "the run was not accepted"

@@ -9,7 +9,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from flwr_distill.fleet.authority import new_key
-from flwr_distill.flower.line_1_32.fleet.registration import SecureControl
+from flwr_distill.flower.line_1_32.fleet.superlink import SecureControl
 
 
 @pytest.fixture

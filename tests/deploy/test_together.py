@@ -45,15 +45,15 @@ from flwr.superlink.servicer.serverappio.serverappio_servicer import ServerAppIo
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flwr_distill.flower.line_1_32 import together as protocol
-from flwr_distill.flower.line_1_32.fleet.callers import BoundServicer
+from flwr_distill.flower.line_1_32 import calls as protocol
+from flwr_distill.flower.line_1_32.calls import HEADER, MOST_CALLS, Together, packed, unpacked
+from flwr_distill.flower.line_1_32.fleet.calls import BoundServicer
 from flwr_distill.flower.line_1_32.fleet.linkstate import (
     _server,
     app_interceptors,
     fleet_interceptors,
 )
-from flwr_distill.flower.line_1_32.node.together import TogetherStub
-from flwr_distill.flower.line_1_32.together import HEADER, MOST_CALLS, Together, packed, unpacked
+from flwr_distill.flower.line_1_32.node.connection import TogetherStub
 
 from .superlinks import factories, message_to, new_node, new_run, opened
 
@@ -255,7 +255,7 @@ def test_what_is_too_much_for_one_call_comes_with_the_next(superlink, monkeypatc
     message = superlink.send(0, size=9)
     superlink.fill(message)
     superlink.fetch(0)
-    monkeypatch.setattr("flwr_distill.flower.line_1_32.fleet.together.MOST_BYTES", 20_000)
+    monkeypatch.setattr("flwr_distill.flower.line_1_32.fleet.calls.MOST_BYTES", 20_000)
     with together(superlink) as calls:
         requests = pulls(superlink, message)
         assert 1 <= len(calls.make(superlink.nodes[0], superlink.run, requests)) < len(requests)
@@ -457,7 +457,7 @@ def calls_of_node(link):
 
 @pytest.mark.parametrize("size", [2, 20_000, 300_000], ids=["small", "large", "very large"])
 def test_a_message_and_its_reply_arrive_whole(either, size, monkeypatch):
-    monkeypatch.setattr("flwr_distill.flower.line_1_32.node.together.MOST_BYTES", 400_000)
+    monkeypatch.setattr("flwr_distill.flower.line_1_32.node.connection.MOST_BYTES", 400_000)
     monkeypatch.setattr(protocol, "MOST_BYTES", 400_000)
     message = either.send(0)
     either.fill(message)

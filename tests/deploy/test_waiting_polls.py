@@ -18,17 +18,16 @@ from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.superlink.federation import NoOpFederationManager
 
-from flwr_distill.flower.line_1_32.fleet.callers import BoundServicer
+from flwr_distill.flower.line_1_32.calls import WAIT
+from flwr_distill.flower.line_1_32.fleet.calls import LONGEST, BoundServicer, Doorbell, _seconds
 from flwr_distill.flower.line_1_32.fleet.linkstate import (
     MemoryLinkState,
     _server,
     fleet_interceptors,
 )
-from flwr_distill.flower.line_1_32.fleet.waiting import LONGEST, Doorbell, _seconds
 from flwr_distill.flower.line_1_32.node import connection as of_node
 from flwr_distill.flower.line_1_32.node.connection import COUNTS, LATE, let_looks_wait
 from flwr_distill.flower.line_1_32.objects import MemoryObjectStore
-from flwr_distill.flower.line_1_32.retries import WAIT
 from flwr_distill.node import pace
 from flwr_distill.node.pace import LONGEST_WAIT, Pace
 

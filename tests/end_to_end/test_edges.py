@@ -17,7 +17,7 @@ from flwr_distill.fleet.servers import (
     superlink_command,
 )
 from flwr_distill.fleet.submission import submit
-from flwr_distill.flower.line_1_32.fleet.registration import SecureControl
+from flwr_distill.flower.line_1_32.fleet.superlink import SecureControl
 from flwr_distill.flower.own_app import APP_DIR
 from flwr_distill.node.nursery import NODE
 from flwr_distill.node.processes import kill_group, start_bound, stop

@@ -18,11 +18,12 @@ from flwr.supercore.run import Run, RunNotRunningException
 from flwr.supernode import start_client_internal as flower_supernode
 from flwr.supernode.nodestate import NodeStateFactory
 
-from flwr_distill.flower import timing
+from flwr_distill.flower import overrides as timing
 from flwr_distill.flower.line_1_32.node.connection import LONGEST_CALL, patch_connection
-from flwr_distill.flower.line_1_32.node.spacing import Spacing
-from flwr_distill.flower.loop import WholeMessages, patch_loop
-from flwr_distill.flower.timing import (
+from flwr_distill.flower.line_1_32.node.steps import Spacing
+from flwr_distill.flower.overrides import (
+    WholeMessages,
+    patch_loop,
     patch_pull_backoff,
     patch_supernode_sleep,
 )

@@ -51,8 +51,8 @@ from flwr_distill.distill.packing import packed, unpacked
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.distill.virtual_overview import Overview
 from flwr_distill.flower.app_config import run_config_of
-from flwr_distill.flower.line_1_32.node.guarding import Guarding
-from flwr_distill.flower.loop import WholeMessages, patch_loop
+from flwr_distill.flower.line_1_32.node.steps import Guarding
+from flwr_distill.flower.overrides import WholeMessages, patch_loop
 from flwr_distill.links.errors import LinkError
 from flwr_distill.links.records import VIRTUAL_DATA, Introduction
 from flwr_distill.links.routes import Links

@@ -14,8 +14,8 @@ from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate import NodeStateFactory
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
-from flwr_distill.flower.line_1_32.node.together import TogetherStub
-from flwr_distill.flower.reports import Reports, patch_reports
+from flwr_distill.flower.line_1_32.node.connection import TogetherStub
+from flwr_distill.flower.overrides import Reports, patch_reports
 from flwr_distill.node.notes import Notes
 
 UNKNOWN = "No SuperNode found with the given public key."

@@ -9,7 +9,7 @@ import grpc
 import pytest
 from flwr.supercore.retry import make_simple_grpc_retry_invoker, wrap_stub
 
-from flwr_distill.flower.line_1_32.retries import limit_absence, limit_calls, overloaded, retry_also
+from flwr_distill.flower.line_1_32.calls import limit_absence, limit_calls, overloaded, retry_also
 
 LOCKED = "Exception calling application: (sqlite3.OperationalError) database is locked\n[SQL: ..."
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flwr_distill.flower import supernode, timing
+from flwr_distill.flower import overrides as timing
+from flwr_distill.flower import supernode
 from flwr_distill.node.notes import Notes
 from flwr_distill.node.policy import HOSPITAL
 

@@ -26,8 +26,8 @@ from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid import GrpcGrid
 from flwr.superlink.servicer.serverappio import serverappio_servicer as serverappio
 
-from flwr_distill.flower.line_1_32.fleet.together import CallsTogether
-from flwr_distill.flower.line_1_32.together import MOST_CALLS, unpacked
+from flwr_distill.flower.line_1_32.calls import MOST_CALLS, unpacked
+from flwr_distill.flower.line_1_32.fleet.calls import CallsTogether
 from flwr_distill.server.app import main
 
 

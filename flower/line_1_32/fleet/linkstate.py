@@ -40,10 +40,14 @@ from flwr.supercore.utils import int64_to_uint64, uint64_to_int64
 from flwr.superlink.servicer.serverappio import serverappio_grpc
 
 from flwr_distill.flower.line_1_32.fleet.bundle import bound_bundles
-from flwr_distill.flower.line_1_32.fleet.callers import BoundServicer
+from flwr_distill.flower.line_1_32.fleet.calls import (
+    MOST,
+    BoundServicer,
+    CallsTogether,
+    Doorbell,
+    WaitingPolls,
+)
 from flwr_distill.flower.line_1_32.fleet.store import OneConnectionStore, PlainQueries
-from flwr_distill.flower.line_1_32.fleet.together import CallsTogether
-from flwr_distill.flower.line_1_32.fleet.waiting import MOST, Doorbell, WaitingPolls
 from flwr_distill.flower.line_1_32.objects import MemoryObjectStore
 
 FRESH = 1.0

@@ -9,11 +9,9 @@ from flwr.supercore.object_store import object_store_factory
 
 from flwr_distill.flower.app_config import run_config_of
 from flwr_distill.flower.line_1_32.node.connection import patch_connection
-from flwr_distill.flower.line_1_32.node.guarding import Guarding
-from flwr_distill.flower.line_1_32.node.run_ends import RunEnds, StoppedRuns
-from flwr_distill.flower.line_1_32.node.spacing import Spacing
+from flwr_distill.flower.line_1_32.node.steps import Guarding, RunEnds, Spacing, StoppedRuns
 from flwr_distill.flower.line_1_32.objects import MemoryObjectStore
-from flwr_distill.flower.loop import WholeMessages, patch_loop
+from flwr_distill.flower.overrides import WholeMessages, patch_loop
 from flwr_distill.node.guard import Guard
 from flwr_distill.node.pace import Pace
 from flwr_distill.node.policy import Policy

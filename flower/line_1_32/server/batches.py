@@ -21,7 +21,7 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object
 from flwr.supercore.inflatable.inflatable_utils import ObjectIdNotPreregisteredError, push_objects
 from flwr.superlink.grid import GrpcGrid
 
-from flwr_distill.flower.line_1_32.together import MOST_BYTES, Together
+from flwr_distill.flower.line_1_32.calls import MOST_BYTES, Together
 
 BATCH = 16
 """Messages that are announced before, or with, their objects."""

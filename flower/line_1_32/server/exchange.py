@@ -1,23 +1,41 @@
-"""Messages and replies through a SuperLink, in fewer and shorter waits than Flower's own."""
+"""Messages and replies through a SuperLink, in fewer and shorter waits than Flower's own.
+
+Nodes poll often once they have replied. A SuperLink answers a few hundred polls a second in all,
+and those of a hundred nodes would delay the replies for which the phase still waits.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from logging import WARNING
 
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.supercore.exit import add_exit_handler
 from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.superlink.grid import GrpcGrid
 
-from flwr_distill.flower.line_1_32.retries import limit_absence, limit_calls, overloaded, retry_also
+from flwr_distill.flower.line_1_32.calls import limit_absence, limit_calls, overloaded, retry_also
 from flwr_distill.flower.line_1_32.server.batches import Calls, push
-from flwr_distill.flower.line_1_32.server.inbox import SuperLinkInbox
-from flwr_distill.flower.line_1_32.server.polls import space_polls
-from flwr_distill.flower.line_1_32.server.signatures import NodeKeys
+from flwr_distill.flower.line_1_32.server.inbox import NodeKeys, SuperLinkInbox
+from flwr_distill.protocol.messages import PACE, POLL_EVERY
 from flwr_distill.server.grid.exchange import Exchange
 from flwr_distill.server.grid.inbox import Inbox, Most
+
+POLLS = 100
+"""Polls a second of all nodes of a phase: a small part of what a SuperLink answers."""
+FEW = 5
+"""Nodes whose polls need no spacing."""
+
+
+def space_polls(messages: Sequence[Message]) -> None:
+    """Write into a phase's messages how long nodes wait between polls, if they are many."""
+    if len(messages) <= FEW:
+        return
+    record = ConfigRecord({POLL_EVERY: len(messages) / POLLS})
+    for message in messages:
+        message.content[PACE] = record
+
 
 LONGEST_CALL = 600.0
 """Seconds in which the SuperLink must answer a call. A parcel of a GB needs 14 Mbit/s."""

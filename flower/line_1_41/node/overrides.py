@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from flwr_distill.flower.loop import WholeMessages, patch_loop
+from flwr_distill.flower.overrides import WholeMessages, patch_loop
 from flwr_distill.node.pace import Pace
 from flwr_distill.node.policy import Policy
 from flwr_distill.node.settings import NodeConfigValue

@@ -5,9 +5,9 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, iterate_object_tree
 
+from flwr_distill.flower.line_1_32.calls import Together
 from flwr_distill.flower.line_1_32.server import batches
 from flwr_distill.flower.line_1_32.server.batches import BATCH
-from flwr_distill.flower.line_1_32.together import Together
 from flwr_distill.server.grid.exchange import exchange_over
 from tests.grids import plain_grid, silent
 

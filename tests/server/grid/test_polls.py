@@ -5,7 +5,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from flwr_distill.client.app import app
 from flwr_distill.client.session import Session
-from flwr_distill.flower.line_1_32.server.polls import FEW, space_polls
+from flwr_distill.flower.line_1_32.server.exchange import FEW, space_polls
 from flwr_distill.protocol.messages import CLIPPING_NORM, PACE, POLL_EVERY
 from flwr_distill.server.grid.exchange import exchange_over
 from flwr_distill.task.models import create_model

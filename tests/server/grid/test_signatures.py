@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.proto.message_pb2 import Metadata
 
-from flwr_distill.flower.line_1_32.server import signatures
-from flwr_distill.flower.line_1_32.server.signatures import KEYS_VARIABLE, NodeKeys
+from flwr_distill.flower.line_1_32.server import inbox as signatures
+from flwr_distill.flower.line_1_32.server.inbox import KEYS_VARIABLE, NodeKeys
 from flwr_distill.protocol.signatures import is_signed, sign
 from tests.grids import plain_grid
 
