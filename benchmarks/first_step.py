@@ -28,7 +28,7 @@ def measure(way: str, started: float) -> dict[str, float]:
     from flwr_distill.flower import worker  # it counts, as the rest of the start does
     from flwr_distill.node.compiler import put_off_compiler
     from flwr_distill.node.device import take_device
-    from flwr_distill.node.memory import keep_freed
+    from flwr_distill.node.kernel import keep_freed
 
     worker._preload(["torch"])
     if way == "stand-in":

@@ -47,7 +47,7 @@ from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.fleet.local_federation import free_ports
 from flwr_distill.fleet.submission import RunError, RunOutcome, submit
 from flwr_distill.flower.line_1_32.fleet.superlink import SecureControl
-from flwr_distill.node.pace import LONGEST_WAIT
+from flwr_distill.node.pace import MAX_WAIT
 from flwr_distill.node.processes import Process, kill_group, start_bound, stop
 
 PER_PROCESS = 250
@@ -334,7 +334,7 @@ def measure(nodes: int, *, ours: bool, count: int, quick: bool, kill: bool) -> R
             print(json.dumps(figures), flush=True)
 
         time.sleep(REST if ours and not quick else 0.0)
-        add(idle(superlink, light, 10.0 if quick else LONGEST_WAIT))
+        add(idle(superlink, light, 10.0 if quick else MAX_WAIT))
         share = 0.1 if nodes >= MANY else 1.0
         add(phases(superlink, light, count, ours=ours, share=share))
         if kill:

@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.freed_memory [--repeats 3] [--json FILE]``
 
-Nodes' workers keep it (`node.memory`). Each row is a network and a batch size; 1,500 random images
+Nodes' workers keep it (`node.kernel`). Each row is a network and a batch size; 1,500 random images
 of CIFAR-10's shape, one epoch, one thread. Both ways take turns, each in a process of its own; a
 row has the medians of their CPU time, the system's included.
 """
@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flwr_distill.client.training import train_round
-from flwr_distill.node.memory import keep_freed
+from flwr_distill.node.kernel import keep_freed
 from flwr_distill.task.datasets import DataSpec, Samples
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import TrainSettings

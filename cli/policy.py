@@ -19,12 +19,12 @@ def check(
     Exits with 1 and the wrong key or value if the policy is invalid.
     """
     # Here: imports pydantic.
-    from flwr_distill.node.policy import cannot_hold, in_words, read_policy
+    from flwr_distill.node.policy import described, not_enforced, read_policy
     from flwr_distill.task.errors import SettingsError
 
     with exit_on(SettingsError, command="policy check"):
         policy = read_policy(file)
-        for sentence in [*in_words(policy), *cannot_hold(policy)]:
+        for sentence in [*described(policy), *not_enforced(policy)]:
             typer.echo(sentence)
 
 
@@ -40,7 +40,7 @@ def allow(
     The node takes part from the run's next request. A run that resumes it has another id, and needs
     its own permission.
     """
-    from flwr_distill.node.permissions import allow_raw_data
+    from flwr_distill.node.raw_data_permissions import allow_raw_data
 
     with exit_on(OSError, command="policy allow"):
         allow_raw_data(state_dir, run)

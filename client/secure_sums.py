@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from flwr_distill.links import LinkError
 from flwr_distill.links.credentials import Credentials
 from flwr_distill.links.masks import (
-    MOST_WEIGHT,
+    MAX_WEIGHT,
     Masked,
     digest,
     pair_mask,
@@ -300,9 +300,9 @@ def _numbers(
     own = content.metric_records[METRICS]
     samples = int(own[NUM_EXAMPLES])  # type: ignore[arg-type]
     weight = min(samples, most or samples)
-    if weight * num_nodes > MOST_WEIGHT:
+    if weight * num_nodes > MAX_WEIGHT:
         raise SumRefusedError(
-            f"{weight:,} samples are more than {MOST_WEIGHT // num_nodes:,}, the most of each of "
+            f"{weight:,} samples are more than {MAX_WEIGHT // num_nodes:,}, the most of each of "
             f"{num_nodes} nodes in a secure sum",
             remedy="set most-samples lower",
         )

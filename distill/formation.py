@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from flwr_distill.distill.errors import DistillError
 
-LARGEST = 4
+MAX_FORMATION = 4
 """Largest formation: images are trained on as 16 times as many."""
 MIN_SIDE = 16
 """Of images that distribution matching packs where it may choose; see docs/design.md."""
@@ -18,7 +18,7 @@ MIN_SIDE = 16
 
 def largest_formation(shape: Sequence[int]) -> int:
     """The largest formation of images of shape (..., H, W): tiles have a pixel at least."""
-    return min(LARGEST, *shape[-2:])
+    return min(MAX_FORMATION, *shape[-2:])
 
 
 def best_formation(shape: Sequence[int]) -> int:

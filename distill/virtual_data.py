@@ -15,7 +15,7 @@ from flwr_distill.distill.packing import packed, unpacked
 from flwr_distill.distill.privacy import PrivacyCard, privacy_card
 from flwr_distill.distill.virtual_header import (
     FORMAT,
-    LARGEST,
+    MAX_BYTES,
     MAX_LABEL,
     SAME_DATASET,
     Bounds,
@@ -25,7 +25,7 @@ from flwr_distill.distill.virtual_header import (
     require_shape,
 )
 
-LARGEST_VALUE = 20.0
+MAX_VALUE = 20.0
 """Largest pixel size accepted; normalised pixels lie within a few units of 0."""
 MAX_BITS = 8
 _CHUNK = 2**20
@@ -130,8 +130,8 @@ class VirtualData:
         )
         largest = max(abs(float(extreme)) for extreme in self.images.aminmax())
         require(
-            largest <= LARGEST_VALUE,
-            f"must be at most {LARGEST_VALUE:g}; normalised pixels lie near 0",
+            largest <= MAX_VALUE,
+            f"must be at most {MAX_VALUE:g}; normalised pixels lie near 0",
             where="largest value of virtual images",
             value=largest,
         )
@@ -219,7 +219,7 @@ class VirtualData:
         return virtual
 
     @classmethod
-    def from_bytes(cls, data: bytes, most: int = LARGEST) -> "VirtualData":
+    def from_bytes(cls, data: bytes, most: int = MAX_BYTES) -> "VirtualData":
         """Read the output of `to_bytes`; all of `data` is checked.
 
         It may have `most` bytes unpacked (default: 2**30); decoded, they take four times as many.

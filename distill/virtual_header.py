@@ -15,7 +15,7 @@ from flwr_distill.distill.packing import max_packed_size
 from flwr_distill.distill.privacy import PrivacyCard
 
 FORMAT = "flwr-distill/virtual-data/1"
-LARGEST = 2**30
+MAX_BYTES = 2**30
 """Most bytes of virtual data, unpacked, where nothing smaller is known."""
 MAX_HEADER = 2**16
 MAX_LABEL = 2**15 - 1

@@ -8,7 +8,7 @@ import numpy as np
 
 from flwr_distill.distill.errors import require
 from flwr_distill.distill.packing import unpacked_parts
-from flwr_distill.distill.virtual_header import LARGEST, MAX_HEADER, MAX_LABEL, Header
+from flwr_distill.distill.virtual_header import MAX_BYTES, MAX_HEADER, MAX_LABEL, Header
 
 _CHUNK = 2**20
 
@@ -27,7 +27,7 @@ class Overview:
     images_of_class: tuple[int, ...]
 
     @classmethod
-    def of(cls, data: bytes, most: int = LARGEST) -> Self:
+    def of(cls, data: bytes, most: int = MAX_BYTES) -> Self:
         """Read the output of `VirtualData.to_bytes` in a few MB of memory, however large it is.
 
         All of `data` is checked but the soft labels' numbers, which any reader checks. Raises

@@ -37,10 +37,10 @@ from flwr_distill.node.settings import NodeError, NodeSettings
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 SERVER_PORTS = {9091: "ServerAppIo API", 9092: "Fleet API", 9093: "Control API"}
 PEER_PORT = 9200
-LEAST_SPACE = 2**30
+MIN_SPACE = 2**30
 """Bytes that should be free for a node's state, and for what the server spools."""
 
-ANSWERS_WITHIN = 5.0
+ANSWER_TIMEOUT = 5.0
 """Seconds to wait for the SuperLink."""
 
 
@@ -162,7 +162,7 @@ def _space(check: str, folder: Path, setting: str) -> Finding:
         remedy = f"let this user write there, or name another folder with {setting}"
         return Finding(check, "failed", f"{there} cannot be written to", remedy, numbers)
     found = f"{free / 2**30:.1f} GiB free in {folder}"
-    if free < LEAST_SPACE:
+    if free < MIN_SPACE:
         remedy = f"make room for 1 GiB, or name another folder with {setting}"
         return Finding(check, "failed", found, remedy, numbers)
     return Finding(check, "ok", found, numbers=numbers)
@@ -221,7 +221,7 @@ def _superlink(settings: NodeSettings) -> Finding:
             settings.superlink,
             insecure=settings.insecure,
             root_certificates=settings.root_certificates,
-            timeout=ANSWERS_WITHIN,
+            timeout=ANSWER_TIMEOUT,
         )
     except NodeError as error:
         return Finding("SuperLink", "failed", str(error), "see Troubleshooting in docs/deploy.md")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 FIXED = ("edge", "resume", "runs-dir", "num-rounds", "phase-timeout", "patience-failed")
 """Settings of a run below that follow from the run above."""
-MOST_RUNS = 4
+MAX_RUNS = 4
 """Runs at a time, each a process. One more ends the one that was unused for longest."""
 MAX_KNOWN = 1000
 """Runs above whose runs below an edge records."""
@@ -129,9 +129,9 @@ class EdgeRuns:
     def _start(self, opening: Opening, end: float) -> RunBelow:
         """Start a run below, and wait until it listens."""
         present = {run: below for run, below in self._below.items() if _listens(below)}
-        while len(present) >= MOST_RUNS:
+        while len(present) >= MAX_RUNS:
             longest = min(present, key=lambda run: present[run].requested)
-            log(WARNING, "More than %d runs: the one for %s ends", MOST_RUNS, longest)
+            log(WARNING, "More than %d runs: the one for %s ends", MAX_RUNS, longest)
             self._end(longest)
             del present[longest]
         folder = self._folder(opening.run)

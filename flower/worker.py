@@ -42,7 +42,7 @@ from flwr_distill.node.bundle import folder_of_bundles, prefer, unpack
 from flwr_distill.node.compiler import put_off_compiler
 from flwr_distill.node.device import UnfitError, take_device
 from flwr_distill.node.gpus import give_memory_back, is_cuda_lost, is_out_of_memory, memory_remedy
-from flwr_distill.node.memory import give_freed_back, keep_freed
+from flwr_distill.node.kernel import keep_freed, trim_heap
 from flwr_distill.node.notes import TASK_LIMIT, Notes, shortened
 
 appio: Any = module_of_line("node", "appio")
@@ -74,7 +74,7 @@ class Worker:
             self._notes.send(*note)
             if note[0] == "lost":
                 return
-            give_freed_back()
+            trim_heap()
 
     def _serve_task(self, token: str, tree: ObjectTree) -> Note:
         """Serve a task; return the last note."""

@@ -20,7 +20,7 @@ from flwr_distill.links.masks import FRACTION_BITS
 
 NUM_DIGITS = 96
 """Digits of a number, the lowest first; the highest has the sign."""
-LARGEST_EXACT = 2.0**255
+MAX_EXACT = 2.0**255
 """Bound on numbers, exclusive."""
 _UNIT_BITS = 512
 _DIGIT_BITS = 8
@@ -29,8 +29,8 @@ _CARRY_BITS = 27
 
 def digits_of(number: Fraction) -> NDArray[np.float64]:
     """Digits of a number with random carries, (NUM_DIGITS,), for `links.masks.quantised`."""
-    if abs(number) >= LARGEST_EXACT:
-        raise ValueError(f"a number is not smaller than {LARGEST_EXACT:.2g}")
+    if abs(number) >= MAX_EXACT:
+        raise ValueError(f"a number is not smaller than {MAX_EXACT:.2g}")
     units = round(number * 2**_UNIT_BITS)
     digits = np.frombuffer(units.to_bytes(NUM_DIGITS, "little", signed=True), np.uint8)
     digits = digits.astype(np.int64)

@@ -25,13 +25,13 @@ from flwr_distill.links.shares import combine_shares
 Masked = NDArray[np.uint64]
 
 FRACTION_BITS = 20
-LARGEST_VALUE = 2.0**16
+MAX_VALUE = 2.0**16
 """Largest size of a number in a sum."""
-MOST_WEIGHT = 2**26
+MAX_WEIGHT = 2**26
 """Largest sum of weights: weighted sums stay below 2^62."""
-FEWEST = 3
+MIN_NODES = 3
 """Nodes in a sum: of two, each would know the other's part."""
-MOST = 100
+MAX_NODES = 100
 """Nodes in a sum: to put the shares together takes time with the cube of their number."""
 
 
@@ -41,7 +41,7 @@ def threshold(num_nodes: int) -> int:
     Each node gives one kind of share away. Two groups of so many nodes overlap by a third, so both
     secrets of a node are never opened, unless a third of the nodes break the rule.
     """
-    return max(FEWEST, math.ceil(2 * num_nodes / 3))
+    return max(MIN_NODES, math.ceil(2 * num_nodes / 3))
 
 
 def quantised(values: NDArray[np.float64], weight: int) -> Masked:
@@ -50,8 +50,8 @@ def quantised(values: NDArray[np.float64], weight: int) -> Masked:
     All weights of a sum, each from 1, add up to 2^26 at most. Raises ValueError if a value is
     larger than 65,536 or not finite.
     """
-    if not (np.abs(values) <= LARGEST_VALUE).all():  # NaN too
-        raise ValueError(f"a number is not finite, or larger than {LARGEST_VALUE:,.0f}")
+    if not (np.abs(values) <= MAX_VALUE).all():  # NaN too
+        raise ValueError(f"a number is not finite, or larger than {MAX_VALUE:,.0f}")
     return np.rint(values * (weight * 2.0**FRACTION_BITS)).astype(np.int64).view(np.uint64)
 
 
@@ -90,7 +90,7 @@ def digest(secret: bytes) -> bytes:
     return hashlib.sha256(secret).digest()
 
 
-def opened(shares: Iterable[bytes], num_needed: int) -> bytes:
+def open_secret(shares: Iterable[bytes], num_needed: int) -> bytes:
     """Combine shares of a secret; those beyond `num_needed` are ignored. ValueError if too few."""
     enough = list(shares)[:num_needed]
     if len(enough) < num_needed:

@@ -18,7 +18,7 @@ from flwr_distill.task.settings import Block
 VIRTUAL_DATA = "virtual-data"
 """Purpose of a parcel: a member's distilled data for its cluster head (HFLDD, step 4)."""
 
-LARGEST_PARCEL = 2**30
+MAX_PARCEL = 2**30
 """Bytes of a sealed payload that no route permits more than."""
 
 LinkMode = Literal["relay", "direct", "auto"]
@@ -59,7 +59,7 @@ class Waybill(Block):
     receiver: NodeId
     purpose: Annotated[str, Field(min_length=1, max_length=64)]
     token: Token
-    largest: Annotated[int, Field(ge=1, le=LARGEST_PARCEL)] = LARGEST_PARCEL
+    largest: Annotated[int, Field(ge=1, le=MAX_PARCEL)] = MAX_PARCEL
 
     def to_bytes(self) -> bytes:
         """Unambiguous bytes of the five fields."""

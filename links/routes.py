@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord
 
 from flwr_distill.links.credentials import name_of
 from flwr_distill.links.records import (
-    LARGEST_PARCEL,
+    MAX_PARCEL,
     Delivery,
     Introduction,
     LinkMode,
@@ -55,7 +55,7 @@ class Links:
             receiver=str(receiver),
             purpose=purpose,
             token=secrets.token_hex(16),
-            largest=min(LARGEST_PARCEL, sealed_size(largest or LARGEST_PARCEL, purpose)),
+            largest=min(MAX_PARCEL, sealed_size(largest or MAX_PARCEL, purpose)),
         )
         return _record(
             Route(

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
 
-from flwr_distill.node.asked import Asked, Refusal
 from flwr_distill.node.parcels import Payload, virtual_data_in
+from flwr_distill.node.requests import MessageRequest, Refusal
 from flwr_distill.protocol.meeting import one_line
 
 MAX_CHARACTERS = 10_000
@@ -47,7 +47,9 @@ class VirtualImages:
         self._real_per_virtual = real_per_virtual
         self._left: dict[str, Images] = {}
 
-    def with_reply(self, run: str, request: Asked, payloads: Mapping[str, Payload]) -> Images:
+    def with_reply(
+        self, run: str, request: MessageRequest, payloads: Mapping[str, Payload]
+    ) -> Images:
         """All that a run would have if a reply left; the same virtual data count once.
 
         VirtualDataError if the reply's are malformed.

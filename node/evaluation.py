@@ -12,8 +12,8 @@ from typing import cast
 
 from flwr.app import MetricRecord, RecordDict
 
-from flwr_distill.node.asked import Asked, Refusal
 from flwr_distill.node.policy import Policy
+from flwr_distill.node.requests import MessageRequest, Refusal
 from flwr_distill.protocol.messages import METRICS, NUM_EXAMPLES
 
 DECIMALS = 2
@@ -21,7 +21,7 @@ DECIMALS = 2
 
 
 def judge_evaluation(
-    policy: Policy, request: Asked, reply: RecordDict, samples: int | None
+    policy: Policy, request: MessageRequest, reply: RecordDict, samples: int | None
 ) -> Refusal | None:
     """Why a policy refuses an evaluation; None if it does not.
 
@@ -39,7 +39,7 @@ def judge_evaluation(
     return None
 
 
-def drop_details(policy: Policy, request: Asked, reply: RecordDict) -> None:
+def drop_details(policy: Policy, request: MessageRequest, reply: RecordDict) -> None:
     """Set metrics of an evaluation that do not leave to 0, in place, before the reply is judged.
 
     A loss that is no number would have it refused, an exact answer that costs nothing: crafted
@@ -52,14 +52,14 @@ def drop_details(policy: Policy, request: Asked, reply: RecordDict) -> None:
         metrics[name] = 0.0
 
 
-def cost_of(policy: Policy, request: Asked) -> float:
+def cost_of(policy: Policy, request: MessageRequest) -> float:
     """Epsilon that an evaluation costs each held-out sample; 0 where it leaves unchanged."""
     if policy.evaluation_epsilon is None or not request.evaluates or request.phase is None:
         return 0.0
     return policy.evaluation_epsilon * len(request.phase.rates)
 
 
-def blur(policy: Policy, request: Asked, reply: RecordDict) -> None:
+def blur(policy: Policy, request: MessageRequest, reply: RecordDict) -> None:
     """Put noise on the rates of an evaluation, in place, and drop its other metrics."""
     epsilon, phase = policy.evaluation_epsilon, request.phase
     if epsilon is None or not request.evaluates or phase is None:

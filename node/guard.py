@@ -21,7 +21,6 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr_distill.base.text import counted
 from flwr_distill.links.credentials import Credentials
 from flwr_distill.node.account import LifetimeAccount
-from flwr_distill.node.asked import Asked, Form, Refusal
 from flwr_distill.node.budgets import Images, VirtualImages, WordBudget
 from flwr_distill.node.bundle import BundleError, check_hash, folder_of_bundles, unpack
 from flwr_distill.node.evaluation import blur, cost_of, drop_details, judge_evaluation
@@ -29,9 +28,16 @@ from flwr_distill.node.events import Answer, Bundle, Header
 from flwr_distill.node.outbox import FOLDER, Outbox, OutboxError
 from flwr_distill.node.own_data import OwnData
 from flwr_distill.node.parcels import Opener, parcels_of, virtual_data_in
-from flwr_distill.node.permissions import raw_data_allowed
 from flwr_distill.node.policy import Policy
-from flwr_distill.node.replies import OwnWords, claimed_epsilon, judge_reply, purpose_of, releases
+from flwr_distill.node.raw_data_permissions import raw_data_allowed
+from flwr_distill.node.replies import (
+    NodeIdentity,
+    claimed_epsilon,
+    judge_reply,
+    purpose_of,
+    releases,
+)
+from flwr_distill.node.requests import Form, MessageRequest, Refusal
 from flwr_distill.node.rules import judge_bundle, judge_message, judge_request, judge_spending
 from flwr_distill.node.run_records import RunRecordError, RunRecords
 from flwr_distill.node.settings import FLOWER_HOME
@@ -51,7 +57,7 @@ class _Pending:
     """A message that waits for its reply."""
 
     header: Header
-    request: Asked | None
+    request: MessageRequest | None
     """None if it was unreadable."""
     data: str
     """The account of the data that it is about."""
@@ -135,7 +141,7 @@ class Guard:
         return answer
 
     def _open(
-        self, header: Header, request: Asked | None, data: str, refusal: Refusal | None
+        self, header: Header, request: MessageRequest | None, data: str, refusal: Refusal | None
     ) -> Answer | None:
         answer = self._answer(header, refusal) if refusal is not None else None
         # One at a time: the SuperNode waits for a reply before it polls for the next message.
@@ -223,8 +229,8 @@ class Guard:
             return self._policy.model_copy(update={"raw_data": "allowed"})
         return self._policy
 
-    def _request(self, header: Header, content: RecordDict, bundle: Bundle) -> Asked:
-        request = Asked.by(
+    def _request(self, header: Header, content: RecordDict, bundle: Bundle) -> MessageRequest:
+        request = MessageRequest.read(
             content,
             message_type=header.message_type,
             bundle=bundle.name,  # it has been checked
@@ -246,7 +252,7 @@ class Guard:
             self._run_configs = {(run_id, bundle.name): config}
         return self._run_configs[run_id, bundle.name]
 
-    def _note_run(self, header: Header, request: Asked) -> Refusal | None:
+    def _note_run(self, header: Header, request: MessageRequest) -> Refusal | None:
         """Note the run's bundle and what it resumes: its app sees these runs' files."""
         if self._policy.sandbox == "none":
             return None
@@ -344,19 +350,19 @@ class Guard:
             return len(set(self._policy.classes))
         return sum(count >= self._policy.fewest_of_a_class for count in self._data.counts())
 
-    def _num_samples(self, request: Asked) -> int | None:
+    def _num_samples(self, request: MessageRequest) -> int | None:
         """Samples of the node's data, where an evaluation may not claim more; None if unknown."""
         bounded = request.evaluates and self._policy.evaluation_epsilon is not None
         return sum(self._data.counts()) if bounded and self._data.is_there else None
 
-    def _own_words(self, header: Header, request: Asked) -> OwnWords:
+    def _own_words(self, header: Header, request: MessageRequest) -> NodeIdentity:
         metrics, config = identity(self._node_config)
         credentials = Credentials.of(self._node_config)
         secrets = {}
         if request.message_type == DESCRIBE:  # with these a node shows its places
             resumes = str(request.records.get(CONFIG, {}).get("resumes", ""))
             secrets = place_secrets(self._store(header), resumes)
-        return OwnWords(
+        return NodeIdentity(
             identity={**metrics, **config},
             class_names=self._data.class_names(),
             certificate=credentials.certificate if credentials else b"",

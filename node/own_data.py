@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flwr_distill.node.account import DataSet
-from flwr_distill.node.asked import Asked, table_of
+from flwr_distill.node.requests import MessageRequest, table_of
 from flwr_distill.task.errors import DatasetError, SettingsError
 from flwr_distill.task.file_state import read_once
 from flwr_distill.task.image_files import class_names
@@ -48,7 +48,7 @@ class OwnData:
         except DatasetError:
             return []
 
-    def class_names_in(self, request: Asked) -> list[str]:
+    def class_names_in(self, request: MessageRequest) -> list[str]:
         """Names of a run's first classes, as far as the node knows them."""
         if request.run_config.get("dataset") != "private":
             return []

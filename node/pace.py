@@ -16,7 +16,7 @@ SHARE = 0.05
 KEEN = 3.0
 LONG_SHARE = 0.02
 """Of the time idle, for a node to which nothing has come for over two and a half minutes."""
-LONGEST_WAIT = 50.0
+MAX_WAIT = 50.0
 """Seconds for which a poll waits at a SuperLink that lets it; proxies end calls after a minute."""
 JITTER = 0.25
 """Share of the pause that is drawn, so that nodes do not stay in step."""
@@ -61,7 +61,7 @@ class Pace:
 
     def draw_wait(self) -> float:
         """Draw the seconds for which the next poll may wait at the SuperLink."""
-        return LONGEST_WAIT * self._generator.uniform(1 - JITTER, 1)
+        return MAX_WAIT * self._generator.uniform(1 - JITTER, 1)
 
     def polled(self, seconds: float) -> None:
         """Record how long a poll took."""
@@ -70,7 +70,7 @@ class Pace:
     @property
     def has_waited(self) -> bool:
         """Whether the last poll has waited as long as any may: the SuperLink lets polls wait."""
-        return self._polled_for >= (1 - JITTER) * LONGEST_WAIT
+        return self._polled_for >= (1 - JITTER) * MAX_WAIT
 
     def draw(self) -> float:
         """Draw the seconds to wait until the next poll; none after one that has waited."""

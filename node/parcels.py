@@ -15,10 +15,10 @@ from safetensors.numpy import load, save
 from flwr_distill.links.credentials import Credentials
 from flwr_distill.links.errors import LinkError
 from flwr_distill.links.folder import LinkFolder
-from flwr_distill.links.records import LARGEST_PARCEL, VIRTUAL_DATA, Delivery, Parcel, Route
+from flwr_distill.links.records import MAX_PARCEL, VIRTUAL_DATA, Delivery, Parcel, Route
 from flwr_distill.links.seal import unseal
 from flwr_distill.links.store import NodeStore
-from flwr_distill.node.asked import Asked, Form
+from flwr_distill.node.requests import Form, MessageRequest
 from flwr_distill.protocol.arrays import Arrays
 from flwr_distill.protocol.messages import DELIVERY, PARCEL
 from flwr_distill.task.errors import SettingsError
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class Payload:
     """What a parcel or a record for the server holds; each reading of it is cached."""
 
-    def __init__(self, content: bytes, purpose: str, max_bytes: int = LARGEST_PARCEL) -> None:
+    def __init__(self, content: bytes, purpose: str, max_bytes: int = MAX_PARCEL) -> None:
         self.content = content
         self.purpose = purpose
         self._max_bytes = max_bytes
@@ -66,7 +66,7 @@ class Opener:
         self._run_id = run_id
         self._key = LinkFolder(NodeStore.open(state_dir, run_id, node_id)).private_key
 
-    def payloads(self, request: Asked, reply: RecordDict) -> dict[str, Payload]:
+    def payloads(self, request: MessageRequest, reply: RecordDict) -> dict[str, Payload]:
         """What a reply's relayed parcels hold that open, and virtual data for the server."""
         payloads = virtual_data_for_server(reply)
         credentials = Credentials.of(self._node_config)

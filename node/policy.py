@@ -112,7 +112,7 @@ class Policy(Block):
     ranges, and the other bounds there hold. Needs ``replies: declared`` and ``paths: named``."""
     raw_data: Literal["never", "ask", "allowed"] = "never"
     """Whether its samples may leave it unchanged: ``never``, ``allowed``, or ``ask``: in runs
-    that its owner has allowed by id (`node.permissions`)."""
+    that its owner has allowed by id (`node.raw_data_permissions`)."""
     starts: Annotated[list[Name] | None, _OrAny] = Field(default_factory=lambda: [*_NOT_REAL])
     """What its virtual data may start from: ``noise``, ``class-stats``, ``pixel-stats``,
     ``real``."""
@@ -244,7 +244,7 @@ def read_policy(source: object) -> Policy:
     return Policy.checked({**inherited, **{str(k): v for k, v in values.items()}}, where)
 
 
-def in_words(policy: Policy) -> list[str]:
+def described(policy: Policy) -> list[str]:
     """What a policy allows and refuses, a sentence a rule."""
     p = policy
     private = (
@@ -336,7 +336,7 @@ def _evaluation_in_words(p: Policy) -> str:
     return f"Evaluates on {which}; {what}{often}."
 
 
-def cannot_hold(policy: Policy) -> list[str]:
+def not_enforced(policy: Policy) -> list[str]:
     """What a policy does not prevent, a sentence each."""
     if policy.bundles is not None or policy.publishers is not None:
         return []

@@ -13,11 +13,11 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flwr_distill.links.records import VIRTUAL_DATA, Parcel
-from flwr_distill.node.asked import Asked, Form, Refusal, forms_of
 from flwr_distill.node.listed import EXACT
 from flwr_distill.node.listed import METRICS as METRIC_ROWS
 from flwr_distill.node.parcels import Payload, array_forms, parcels_of, virtual_data_in
 from flwr_distill.node.policy import Policy
+from flwr_distill.node.requests import Form, MessageRequest, Refusal, forms_of
 from flwr_distill.node.rules import EPSILON, fits_labels
 from flwr_distill.protocol.arrays import Arrays, check_arrays
 from flwr_distill.protocol.messages import (
@@ -36,7 +36,7 @@ from flwr_distill.task.labels import positions
 
 
 @dataclass(frozen=True)
-class OwnWords:
+class NodeIdentity:
     """What a node knows of itself; empty where it has none."""
 
     identity: Mapping[str, object]
@@ -53,10 +53,10 @@ class OwnWords:
 
 def judge_reply(
     policy: Policy,
-    request: Asked,
+    request: MessageRequest,
     reply: RecordDict,
     payloads: Mapping[str, Payload],
-    own: OwnWords,
+    own: NodeIdentity,
     max_classes: Callable[[], int] | None = None,
 ) -> Refusal | None:
     """Why a policy refuses to let a reply leave; None if it does not.
@@ -87,7 +87,7 @@ def judge_reply(
     return next((refusal for refusal in refusals if refusal), None)
 
 
-def purpose_of(request: Asked, parcel: str) -> object:
+def purpose_of(request: MessageRequest, parcel: str) -> object:
     """What the server says that a parcel holds; None if the message has no route for it."""
     return request.route_of(parcel).get("purpose")
 
@@ -98,7 +98,7 @@ def claimed_epsilon(reply: RecordDict) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def releases(request: Asked, reply: RecordDict) -> bool:
+def releases(request: MessageRequest, reply: RecordDict) -> bool:
     """Whether a reply holds something that was made from samples: arrays, a parcel, or bytes.
 
     At meetings and in steps of secure sums bytes are keys and shares.
@@ -120,7 +120,7 @@ def _metrics(reply: RecordDict) -> MetricRecord:
     return reply.metric_records.get(METRICS, MetricRecord())
 
 
-def _check_declared(request: Asked, reply: RecordDict) -> None:
+def _check_declared(request: MessageRequest, reply: RecordDict) -> None:
     phase = request.phase
     if phase is None:
         raise ValueError("the strategy does not declare it")
@@ -134,7 +134,7 @@ def _check_declared(request: Asked, reply: RecordDict) -> None:
     raise ValueError(reasons[0])
 
 
-def _check_metrics(policy: Policy, request: Asked, reply: RecordDict) -> None:
+def _check_metrics(policy: Policy, request: MessageRequest, reply: RecordDict) -> None:
     """Check that no exact number of samples leaves where differential privacy is asked for.
 
     With ``settings: listed`` any metric is exact that is neither on the list nor `Phase.covered`,
@@ -154,7 +154,7 @@ def _check_metrics(policy: Policy, request: Asked, reply: RecordDict) -> None:
         raise ValueError(f"{min(exact)!r} does not leave with differential privacy")
 
 
-def _check_own_words(reply: RecordDict, own: OwnWords) -> None:
+def _check_own_words(reply: RecordDict, own: NodeIdentity) -> None:
     """Check what a reply says of the node itself: the node knows that as well as the app."""
     config = _config(reply)
     known = {key: own.identity.get(key) for key in (NAME, DATASET, PARTITION_ID, SECTOR)}
@@ -176,7 +176,7 @@ def _check_own_words(reply: RecordDict, own: OwnWords) -> None:
 
 def _check_parcel(
     policy: Policy,
-    request: Asked,
+    request: MessageRequest,
     name: str,
     record: ConfigRecord,
     payloads: Mapping[str, Payload],

@@ -13,9 +13,9 @@ from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
 
-from flwr_distill.node.asked import Asked, Refusal, Setting, json_table, table_of
 from flwr_distill.node.listed import LINKS, OFF, OWNER, PATHS, RANGE, SERVER, SETTINGS, bound_of
 from flwr_distill.node.policy import Policy
+from flwr_distill.node.requests import MessageRequest, Refusal, Setting, json_table, table_of
 from flwr_distill.protocol.arguments import method_settings
 from flwr_distill.protocol.meeting import DESCRIBE_COLUMNS
 from flwr_distill.protocol.messages import PACE
@@ -36,7 +36,9 @@ MAX_NOISY_EPSILON = 10.0
 """Largest epsilon at which noise on virtual data counts, where the policy has no `most_epsilon`."""
 
 
-def judge_message(policy: Policy, request: Asked, now: datetime.datetime) -> Refusal | None:
+def judge_message(
+    policy: Policy, request: MessageRequest, now: datetime.datetime
+) -> Refusal | None:
     """Why a policy refuses a message; None if it does not. `now` is by the node's clock."""
     if not policy.works_at(now.time()):
         return Refusal("hours", f"it is {now:%H:%M}, the node works at {policy.hours} (wait)")
@@ -44,7 +46,7 @@ def judge_message(policy: Policy, request: Asked, now: datetime.datetime) -> Ref
     return next((refusal for refusal in refusals if refusal), None)
 
 
-def judge_request(policy: Policy, request: Asked, content: RecordDict) -> Refusal | None:
+def judge_request(policy: Policy, request: MessageRequest, content: RecordDict) -> Refusal | None:
     """Why a policy refuses a message for the records and keys in it; None if it does not."""
     if policy.settings == "any":
         return None
@@ -95,7 +97,7 @@ def judge_bundle(policy: Policy, bundle: str) -> Refusal | None:
     return Refusal("bundles", f"the app bundle {bundle} is not among them")
 
 
-def _named_code(policy: Policy, request: Asked) -> Refusal | None:
+def _named_code(policy: Policy, request: MessageRequest) -> Refusal | None:
     if policy.bundles is None and policy.publishers is None and policy.settings == "any":
         return None
     named = [s for s in (*request.all_settings, *request.settings) if _code_in(s.value)]
@@ -105,7 +107,7 @@ def _named_code(policy: Policy, request: Asked) -> Refusal | None:
     return _first(rule, "runs no other code", odd, "name what the bundle has itself")
 
 
-def _listed(policy: Policy, request: Asked) -> Refusal | None:
+def _listed(policy: Policy, request: MessageRequest) -> Refusal | None:
     if policy.settings == "any":
         return None
     for setting in request.all_settings:
@@ -123,7 +125,7 @@ def _listed(policy: Policy, request: Asked) -> Refusal | None:
     return None
 
 
-def _paths(policy: Policy, request: Asked) -> Refusal | None:
+def _paths(policy: Policy, request: MessageRequest) -> Refusal | None:
     if policy.paths == "any":
         return None
     odd = (
@@ -135,7 +137,7 @@ def _paths(policy: Policy, request: Asked) -> Refusal | None:
     return _first("paths", "named", odd, remedy)
 
 
-def _evaluations(policy: Policy, request: Asked) -> Refusal | None:
+def _evaluations(policy: Policy, request: MessageRequest) -> Refusal | None:
     if policy.evaluation_epsilon is None or not request.evaluates:
         return None
     if request.phase is None or not request.phase.rates:
@@ -144,7 +146,7 @@ def _evaluations(policy: Policy, request: Asked) -> Refusal | None:
     return None
 
 
-def _strategies(policy: Policy, request: Asked) -> Refusal | None:
+def _strategies(policy: Policy, request: MessageRequest) -> Refusal | None:
     allowed = policy.strategies
     names = (request.start, request.strategy) if request.start else (request.strategy,)
     odd = [name for name in names if allowed is not None and name not in allowed]
@@ -154,7 +156,7 @@ def _strategies(policy: Policy, request: Asked) -> Refusal | None:
     return Refusal("strategies", reason)
 
 
-def _message_types(policy: Policy, request: Asked) -> Refusal | None:
+def _message_types(policy: Policy, request: MessageRequest) -> Refusal | None:
     allowed = policy.message_types
     if allowed is not None and request.message_type not in allowed:
         return Refusal("message-types", f"{request.message_type!r:.60} is not among them")
@@ -166,7 +168,7 @@ def _message_types(policy: Policy, request: Asked) -> Refusal | None:
     return None
 
 
-def _raw_data(policy: Policy, request: Asked) -> Refusal | None:
+def _raw_data(policy: Policy, request: MessageRequest) -> Refusal | None:
     if policy.raw_data == "allowed":
         return None
     odd = (s for s in request.values("share-raw-data") if s.value is not False)
@@ -177,7 +179,7 @@ def _raw_data(policy: Policy, request: Asked) -> Refusal | None:
     return _first("raw-data", policy.raw_data, odd, remedies[policy.raw_data])
 
 
-def _starts(policy: Policy, request: Asked) -> Refusal | None:
+def _starts(policy: Policy, request: MessageRequest) -> Refusal | None:
     if policy.starts is None:
         return None
     odd = (s for s in request.values("start") if s.value not in policy.starts)
@@ -185,7 +187,7 @@ def _starts(policy: Policy, request: Asked) -> Refusal | None:
     return _first("starts", allowed, odd, "take one of these")
 
 
-def _noise(policy: Policy, request: Asked) -> Refusal | None:
+def _noise(policy: Policy, request: MessageRequest) -> Refusal | None:
     least = policy.least_noise
     if not least:
         return None
@@ -215,7 +217,7 @@ def _noise(policy: Policy, request: Asked) -> Refusal | None:
     return _first("least-noise", f"{least:g}", odd, f"set it above 0, and to {most:g} at most")
 
 
-def _virtual_data(policy: Policy, request: Asked) -> Refusal | None:
+def _virtual_data(policy: Policy, request: MessageRequest) -> Refusal | None:
     """Refuse what the number of real images does not bound, and noise that protects nothing."""
     most = max_noisy_epsilon(policy)
     if policy.real_per_virtual == 1:
@@ -243,7 +245,7 @@ def max_noisy_epsilon(policy: Policy) -> float:
     return MAX_NOISY_EPSILON if policy.most_epsilon is None else policy.most_epsilon
 
 
-def _own_epsilons(request: Asked) -> list[float]:
+def _own_epsilons(request: MessageRequest) -> list[float]:
     """Epsilon by the method's own settings, and that of the message; empty without one."""
     method = request.method
     if method is None or request.start or not any(phase.epsilon for phase in method.phases):
@@ -262,7 +264,7 @@ def _own_epsilons(request: Asked) -> list[float]:
     return epsilons
 
 
-def _own_privacy(policy: Policy, request: Asked, epsilons: list[float]) -> Refusal | None:
+def _own_privacy(policy: Policy, request: MessageRequest, epsilons: list[float]) -> Refusal | None:
     """Judge a run whose method has privacy of its own, in place of noise in training."""
     most, name = policy.most_epsilon, f"strategy = {request.strategy!r:.60}"
     rule = "least-noise"
@@ -278,14 +280,14 @@ def _own_privacy(policy: Policy, request: Asked, epsilons: list[float]) -> Refus
     return Refusal(rule, reason)
 
 
-def _delta(policy: Policy, request: Asked) -> Refusal | None:
+def _delta(policy: Policy, request: MessageRequest) -> Refusal | None:
     if policy.most_delta >= 1 or not policy.least_noise:
         return None
     odd = (s for s in request.values("dp-delta") if not _number(s.value) <= policy.most_delta)
     return _first("most-delta", f"{policy.most_delta:g}", odd, "lower it")
 
 
-def _epochs(policy: Policy, request: Asked) -> Refusal | None:
+def _epochs(policy: Policy, request: MessageRequest) -> Refusal | None:
     if policy.most_epochs is None:
         return None
     odd = (
@@ -298,7 +300,7 @@ def _epochs(policy: Policy, request: Asked) -> Refusal | None:
     return _first("most-epochs", str(policy.most_epochs), odd, "lower it")
 
 
-def _links(policy: Policy, request: Asked) -> Refusal | None:
+def _links(policy: Policy, request: MessageRequest) -> Refusal | None:
     if policy.direct_links:
         return None
     for route in request.routes.values():
@@ -308,7 +310,7 @@ def _links(policy: Policy, request: Asked) -> Refusal | None:
     return None
 
 
-def _single_updates(policy: Policy, request: Asked) -> Refusal | None:
+def _single_updates(policy: Policy, request: MessageRequest) -> Refusal | None:
     if policy.single_updates == "allowed":
         return None
     strategy, method = f"strategy = {request.strategy!r:.60}", request.method
@@ -325,7 +327,7 @@ def _single_updates(policy: Policy, request: Asked) -> Refusal | None:
     return Refusal("single-updates", f"never, and {reason}")
 
 
-_RULES: tuple[Callable[[Policy, Asked], Refusal | None], ...] = (
+_RULES: tuple[Callable[[Policy, MessageRequest], Refusal | None], ...] = (
     _named_code,
     _strategies,
     _single_updates,
@@ -343,7 +345,7 @@ _RULES: tuple[Callable[[Policy, Asked], Refusal | None], ...] = (
 )
 
 
-def _bound_of(request: Asked, setting: Setting) -> str | None:
+def _bound_of(request: MessageRequest, setting: Setting) -> str | None:
     table, _, inner = setting.where.rstrip(".").partition(".")
     name = setting.name
     if table == "aggregator-args":
@@ -392,7 +394,7 @@ def _first(rule: str, allowed: str, odd: Iterable[Setting], remedy: str) -> Refu
     return Refusal(rule, f"{allowed}, and the run asks for {setting} ({remedy})")
 
 
-def _uncovered(request: Asked) -> str:
+def _uncovered(request: MessageRequest) -> str:
     """What differential privacy would not cover in the run, with the remedy; '' if nothing."""
     arguments = str(request.run_config.get("strategy-args", ""))
     of_start = _uncovered_of(request.method_of_start, request.run_config, "")

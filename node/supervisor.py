@@ -30,7 +30,7 @@ from flwr_distill.node.notes import Notes, NotesError
 from flwr_distill.node.nursery import EXECUTOR, MAILBOX, NURSERY, PARTS, SUPERNODE
 from flwr_distill.node.packages import installed_packages
 from flwr_distill.node.peers import check_peers
-from flwr_distill.node.policy import OPEN, Policy, cannot_hold, in_words
+from flwr_distill.node.policy import OPEN, Policy, described, not_enforced
 from flwr_distill.node.processes import Process, start_bound, start_nursery, stop
 from flwr_distill.node.reachability import check_superlink
 from flwr_distill.node.run_records import RunRecords
@@ -353,7 +353,7 @@ def _log_policy(policy: Policy) -> None:
     if policy == OPEN:
         lines = ["open, runs may ask for anything (--policy hospital, or a file, refuses)"]
     else:
-        lines = [*in_words(policy), *cannot_hold(policy)]
+        lines = [*described(policy), *not_enforced(policy)]
     for line in lines:
         _print(f"Policy: {line}")
 

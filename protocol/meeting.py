@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
-from flwr_distill.links.digits import LARGEST_EXACT, NUM_DIGITS, digits_of, number_of
+from flwr_distill.links.digits import MAX_EXACT, NUM_DIGITS, digits_of, number_of
 from flwr_distill.links.records import Introduction, NodeId, NodeName, NotAnId, Printable
 from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record, finite_arrays
 from flwr_distill.protocol.messages import (
@@ -25,9 +25,9 @@ from flwr_distill.protocol.messages import (
 from flwr_distill.protocol.method import Method, Phase
 from flwr_distill.protocol.schema import LARGEST_NUMBER, Count, Reply, Request
 from flwr_distill.storage.store import SECRET_BYTES, NodeStore
-from flwr_distill.task.columns import FINEST, LARGEST, Moments, Scale, scale_of_sums
+from flwr_distill.task.columns import MAX_VALUE, MIN_VARIANCE, Moments, Scale, scale_of_sums
 from flwr_distill.task.errors import SettingsError
-from flwr_distill.task.labels import LONGEST_NAME, MOST_NAMES, LabelError, LabelMap, names_problem
+from flwr_distill.task.labels import MAX_NAME_LENGTH, MAX_NAMES, LabelError, LabelMap, names_problem
 from flwr_distill.task.settings import Block
 
 DESCRIBE = "query.describe"
@@ -47,7 +47,7 @@ CONTINUE = "query.continue_run"
 
 MOST_REASONS = 8
 LONGEST_REASON = 300
-Name = Annotated[Printable, Field(min_length=1, max_length=LONGEST_NAME)]
+Name = Annotated[Printable, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
 
 
 def _distinct(names: list[str]) -> list[str]:
@@ -56,11 +56,11 @@ def _distinct(names: list[str]) -> list[str]:
     return names
 
 
-Names = Annotated[list[Name], Field(max_length=MOST_NAMES), AfterValidator(_distinct)]
+Names = Annotated[list[Name], Field(max_length=MAX_NAMES), AfterValidator(_distinct)]
 """Of classes or columns, as a label map can have them."""
-Label = Annotated[int, Field(ge=0, lt=MOST_NAMES)]
-Value = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
-Deviation = Annotated[float, Field(gt=0, le=LARGEST)]
+Label = Annotated[int, Field(ge=0, lt=MAX_NAMES)]
+Value = Annotated[float, Field(ge=-MAX_VALUE, le=MAX_VALUE)]
+Deviation = Annotated[float, Field(gt=0, le=MAX_VALUE)]
 Secret = Annotated[bytes, Field(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
 Reason = Annotated[Printable, Field(min_length=1, max_length=LONGEST_REASON)]
 
@@ -83,9 +83,9 @@ class Requirement(Block):
     """The run's label map; empty where its data have no names, or nodes say them first."""
     columns: Names = Field(default_factory=list)
     """Its columns; empty likewise."""
-    column_means: list[Value] = Field(default_factory=list, max_length=MOST_NAMES)
+    column_means: list[Value] = Field(default_factory=list, max_length=MAX_NAMES)
     """What nodes standardise the columns of their own tables by; empty where the run states all."""
-    column_deviations: list[Deviation] = Field(default_factory=list, max_length=MOST_NAMES)
+    column_deviations: list[Deviation] = Field(default_factory=list, max_length=MAX_NAMES)
     """Deviations to these means."""
 
     @property
@@ -132,7 +132,7 @@ class DescribeConfig(Block):
     class_names: Names = Field(default_factory=list)
     """Names of all classes by its class folders, in order; if these are numbers, ``0`` and so on.
     Empty if the run has named the classes, or the node's data do not."""
-    classes: Annotated[list[Label], Field(max_length=MOST_NAMES)] | None = None
+    classes: Annotated[list[Label], Field(max_length=MAX_NAMES)] | None = None
     """Labels among its training samples; None with differential privacy."""
     missing: list[Reason] = Field(default_factory=list, max_length=MOST_REASONS)
     """Why it cannot take part, each with a remedy."""
@@ -155,7 +155,7 @@ class ColumnsMetrics(Block):
 class ColumnsRequest(Block):
     """How many columns a secure sum is of: those that the run states no scale of."""
 
-    columns: Annotated[int, Field(ge=1, le=MOST_NAMES)]
+    columns: Annotated[int, Field(ge=1, le=MAX_NAMES)]
 
 
 class Continuation(Block):
@@ -217,7 +217,7 @@ def record_of_sums(moments: Moments, names: Sequence[str]) -> ArrayRecord:
     """
     numbers = [Fraction(moments.rows)]
     for name, variance, sums in zip(names, moments.variance, moments.sums, strict=True):
-        if 0 < variance < FINEST or max(map(abs, sums)) >= LARGEST_EXACT:
+        if 0 < variance < MIN_VARIANCE or max(map(abs, sums)) >= MAX_EXACT:
             stated = f"private.columns={name}:MEAN+-DEVIATION"
             raise SettingsError(
                 "too large, or varies too little, for secure sums",
@@ -252,10 +252,10 @@ def _check_columns(record: ArrayRecord, model: Arrays) -> None:
     for array in (mean, variance):
         if array.dtype != np.float64 or array.shape != (mean.size,):
             raise ValueError(f"its columns are {array.dtype} {array.shape}, need float64 (n,)")
-    if np.abs(mean).max(initial=0) > LARGEST:
-        raise ValueError(f"a mean is beyond {LARGEST:g}")
-    if variance.min(initial=0) < 0 or variance.max(initial=0) > LARGEST**2:
-        raise ValueError(f"a variance is below 0, or beyond {LARGEST**2:g}")
+    if np.abs(mean).max(initial=0) > MAX_VALUE:
+        raise ValueError(f"a mean is beyond {MAX_VALUE:g}")
+    if variance.min(initial=0) < 0 or variance.max(initial=0) > MAX_VALUE**2:
+        raise ValueError(f"a variance is below 0, or beyond {MAX_VALUE**2:g}")
 
 
 def identity(node_config: Mapping[str, Any]) -> tuple[MetricRecord, dict[str, Any]]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from flwr_distill.protocol.arrays import Arrays
 
-FEWEST = 4
+MIN_NODES = 4
 """Fewest values among which one can be absurd."""
 SMALLEST_SCALE = 1.0
 """Spread of logarithms, a factor e, below which values count as equal."""
@@ -46,7 +46,7 @@ def absurdly_large(values: Mapping[K, float], threshold: float) -> list[K]:
     and fewer than 4 values are not judged. A `threshold` of 0 turns the check off.
     """
     keys = [key for key, value in values.items() if value > 0]
-    if threshold == 0 or len(keys) < FEWEST:
+    if threshold == 0 or len(keys) < MIN_NODES:
         return []
     logs = np.log([values[key] for key in keys])
     above = logs - np.median(logs)

@@ -18,7 +18,7 @@ from flwr.app import ArrayRecord, RecordDict
 from numpy.typing import NDArray
 from pydantic import Field, create_model, model_validator
 
-from flwr_distill.links.masks import FEWEST, MOST
+from flwr_distill.links.masks import MAX_NODES, MIN_NODES
 from flwr_distill.links.records import NodeId, Peered, Printable, PublicKey
 from flwr_distill.protocol.arrays import Arrays, as_arrays
 from flwr_distill.protocol.messages import (
@@ -51,15 +51,15 @@ LARGEST_SHARE = 64
 LARGEST_SEALED = 256
 
 Number = Annotated[int, Field(ge=1, le=2**53)]
-Place = Annotated[int, Field(ge=0, lt=MOST)]
-Places = Annotated[list[Place], Field(max_length=MOST)]
+Place = Annotated[int, Field(ge=0, lt=MAX_NODES)]
+Places = Annotated[list[Place], Field(max_length=MAX_NODES)]
 Sealed = Annotated[bytes, Field(max_length=LARGEST_SEALED)]
 Digest = Annotated[bytes, Field(min_length=32, max_length=32)]
 Share = Annotated[bytes, Field(max_length=LARGEST_SHARE)]
 
 
 def _per_node(item: Any, least: int = 1) -> Any:
-    return Annotated[list[item], Field(min_length=least, max_length=MOST)]
+    return Annotated[list[item], Field(min_length=least, max_length=MAX_NODES)]
 
 
 class Announcement(Block):
@@ -88,7 +88,7 @@ class Peers(Block):
     """All nodes of a sum with their keys, in the order of their places."""
 
     number: Number
-    nodes: _per_node(NodeId, FEWEST)  # type: ignore[valid-type]
+    nodes: _per_node(NodeId, MIN_NODES)  # type: ignore[valid-type]
     names: _per_node(Annotated[Printable, Field(max_length=64)])  # type: ignore[valid-type]
     seal_keys: _per_node(PublicKey)  # type: ignore[valid-type]
     mask_keys: _per_node(PublicKey)  # type: ignore[valid-type]
@@ -141,7 +141,7 @@ class Shares(Block):
 class RefusedKeys(Block):
     """Places of nodes whose keys this node does not take; it says why in its own log."""
 
-    places: Annotated[list[Place], Field(min_length=1, max_length=MOST)]
+    places: Annotated[list[Place], Field(min_length=1, max_length=MAX_NODES)]
 
 
 class SumRequest(Block):
@@ -151,7 +151,7 @@ class SumRequest(Block):
     """The sum's."""
     members: Places
     """Places of the nodes that have shared their secrets."""
-    sealed: Annotated[list[Sealed], Field(max_length=MOST)]
+    sealed: Annotated[list[Sealed], Field(max_length=MAX_NODES)]
     """Their shares for this node, in the same order."""
     longest: Annotated[float, Field(gt=0)]
     """L2 norm to which a longer update is shortened; the same for all nodes."""

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from flwr_distill.base.text import counted
 from flwr_distill.links.digits import NUM_DIGITS
-from flwr_distill.links.masks import MOST
+from flwr_distill.links.masks import MAX_NODES
 from flwr_distill.protocol.arrays import as_arrays, sent_arrays
 from flwr_distill.protocol.meeting import (
     COLUMNS,
@@ -62,7 +62,7 @@ def _ask_for_sums(grid: Grid, num_columns: int, timeout: float) -> Scale | None:
     request = ColumnsRequest(columns=num_columns).model_dump(by_alias=True)
     content = RecordDict({CONFIG: ConfigRecord(request)})
     nodes = sorted(grid.get_node_ids())
-    num_sums = math.ceil(len(nodes) / MOST)
+    num_sums = math.ceil(len(nodes) / MAX_NODES)
     num_summed, sums = 0, np.zeros((1 + 2 * num_columns, NUM_DIGITS))
     for place in range(num_sums):
         messages = [Message(content, node, DESCRIBE_COLUMNS) for node in nodes[place::num_sums]]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from flwr.common import log
 from pydantic import ConfigDict, Field, create_model
 
-from flwr_distill.links.masks import LARGEST_VALUE
+from flwr_distill.links.masks import MAX_VALUE
 from flwr_distill.links.records import LinkMode
 from flwr_distill.protocol.arguments import method_settings, read_arguments
 from flwr_distill.protocol.method import Method
@@ -45,7 +45,7 @@ class RunSettings(TaskSettings):
     """Whether the server sees only the sum of the models that nodes train, and no single one; so
     with means of their tables' columns. For strategies that need no more, with 3 to 100 nodes in a
     round. A third of them may be lost."""
-    secure_sums_norm: Annotated[float, Field(gt=0, le=LARGEST_VALUE)] = 1000.0
+    secure_sums_norm: Annotated[float, Field(gt=0, le=MAX_VALUE)] = 1000.0
     """L2 norm to which nodes shorten a longer update in secure sums, where the server cannot judge
     it (``norm-threshold``)."""
     num_rounds: Annotated[int, Field(ge=1)] = 10

@@ -14,11 +14,11 @@ from typing import Self
 from flwr_distill.task.labels import names_problem
 from flwr_distill.task.text_files import composed
 
-LARGEST = 1e150
+MAX_VALUE = 1e150
 """Absolute value in a column; the squares of larger ones do not fit into float64."""
 FAR = 100.0
 """Deviations between a node's values and others' that only another unit, or a lie, explains."""
-FINEST = 2.0**-400
+MIN_VARIANCE = 2.0**-400
 """Smallest variance above 0 that a node adds to exact sums, which end at 2^-512."""
 _NO_VARIANCE = 2.0**-450
 _STATED = re.compile(r"(?P<mean>[^+]+)\+-(?P<deviation>[^+]+)")
@@ -222,7 +222,7 @@ def _scale(name: str, mean: str, deviation: str) -> tuple[float, float]:
         scale = float(mean), float(deviation)
     except ValueError:
         scale = math.nan, math.nan
-    if not (abs(scale[0]) <= LARGEST and 0 < scale[1] <= LARGEST):
+    if not (abs(scale[0]) <= MAX_VALUE and 0 < scale[1] <= MAX_VALUE):
         raise ValueError(
             f"column {name!r}: mean+-deviation must be two numbers, the second above 0, as in "
             f"54+-9, got {mean}+-{deviation}"

@@ -13,9 +13,9 @@ from decimal import Decimal
 from flwr_distill.base.text import listed
 from flwr_distill.task.errors import DatasetError
 
-LONGEST_NAME = 60
+MAX_NAME_LENGTH = 60
 """Characters of a class's or a column's name."""
-MOST_NAMES = 10_000
+MAX_NAMES = 10_000
 """Classes, and columns."""
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 
@@ -82,7 +82,7 @@ def is_number(name: str) -> bool:
 
 def is_position(name: str) -> bool:
     """Whether a name may be the position of a class: a whole number without leading zeros."""
-    short = len(name) <= LONGEST_NAME
+    short = len(name) <= MAX_NAME_LENGTH
     return short and name.isascii() and name.isdecimal() and str(int(name)) == name
 
 
@@ -93,12 +93,12 @@ def positions(number: int) -> tuple[str, ...]:
 
 def names_problem(names: Sequence[str]) -> str:
     """Why names cannot serve in a label map, or nothing if they can."""
-    if len(names) > MOST_NAMES:
-        return f"there are {len(names):,}, need at most {MOST_NAMES:,}"
+    if len(names) > MAX_NAMES:
+        return f"there are {len(names):,}, need at most {MAX_NAMES:,}"
     for name in names:
-        if not name or not name.isprintable() or len(name) > LONGEST_NAME:
-            shown = f"{name!a:.{LONGEST_NAME}}"
-            return f"{shown} needs another name: printable, of 1 to {LONGEST_NAME} characters"
+        if not name or not name.isprintable() or len(name) > MAX_NAME_LENGTH:
+            shown = f"{name!a:.{MAX_NAME_LENGTH}}"
+            return f"{shown} needs another name: printable, of 1 to {MAX_NAME_LENGTH} characters"
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         return f"{twice!r} is there twice; give each another name"

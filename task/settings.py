@@ -20,7 +20,7 @@ from pydantic import (
 
 from flwr_distill.task.columns import Columns
 from flwr_distill.task.errors import MAX_SHOWN, SettingsError
-from flwr_distill.task.labels import MOST_NAMES, names_problem
+from flwr_distill.task.labels import MAX_NAMES, names_problem
 from flwr_distill.task.text_files import composed
 
 RunConfigValue = bool | int | float | str
@@ -114,7 +114,7 @@ class PrivateSettings(Block):
 
     shape: str = "3x32x32"
     """Channels (1 or 3) x height x width that all images are converted to."""
-    num_classes: Annotated[int, Field(ge=2, le=MOST_NAMES)] = 10
+    num_classes: Annotated[int, Field(ge=2, le=MAX_NAMES)] = 10
     """Number of classes over all nodes; not used if ``classes`` is set."""
     classes: str = ""
     """Names of the classes over all nodes, in the order of the model's outputs: ``cat,dog,fish`` or

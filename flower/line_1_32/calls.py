@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 HEADER = ("flwr-distill-together", "1")
 """Header of a batch, and of the question whether a SuperLink accepts batches."""
-MOST_CALLS = 500
+MAX_CALLS = 500
 """Calls in a batch."""
-MOST_BYTES = 2**22
+MAX_BYTES = 2**22
 """Bytes in a batch of several calls; a single call may have more."""
 _LENGTH = 8
 """Bytes of the length before each part."""
@@ -51,7 +51,7 @@ _KINDS: dict[type[Any], tuple[str, Any]] = {
 NAMES = {name for name, _ in _KINDS.values()}
 
 
-class Together:
+class Batches:
     """Makes calls in batches where the SuperLink accepts them.
 
     `stub` is Flower's, for the `service` ``Fleet`` or ``ServerAppIo``. `invoke` calls a function
@@ -121,10 +121,10 @@ class Together:
 
 
 def _first_batch(requests: Sequence[Any]) -> Iterator[Any]:
-    left = MOST_BYTES
-    for request in requests[:MOST_CALLS]:
+    left = MAX_BYTES
+    for request in requests[:MAX_CALLS]:
         size = request.ByteSize()
-        if size > left and left < MOST_BYTES:
+        if size > left and left < MAX_BYTES:
             return
         left -= size
         yield request

@@ -26,7 +26,7 @@ from flwr_distill.protocol.messages import (
     ROUTE,
 )
 from flwr_distill.protocol.method import Phase
-from flwr_distill.protocol.outliers import FEWEST, absurdly_large, capped, idle, update_norm
+from flwr_distill.protocol.outliers import MIN_NODES, absurdly_large, capped, idle, update_norm
 from flwr_distill.protocol.schema import check_numbers
 from flwr_distill.strategies.common.directory import Directory
 
@@ -146,7 +146,7 @@ class Screening:
         weighted_threshold = self.norm_threshold + math.log(max(most, 1)) if most else 0
         for name, by_node in norms.items():
             earlier = self._earlier[phase.message_type, name]
-            known = {-1 - i: n for i, n in enumerate(earlier)} if len(by_node) < FEWEST else {}
+            known = {-1 - i: n for i, n in enumerate(earlier)} if len(by_node) < MIN_NODES else {}
             for node in absurdly_large({**known, **by_node}, self.norm_threshold):
                 if node in by_node:
                     reasons.setdefault(node, f"the norm of its {name} exceeds norm-threshold")

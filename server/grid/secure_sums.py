@@ -19,7 +19,7 @@ from flwr.common import log
 
 from flwr_distill.base.text import counted, listed
 from flwr_distill.links.credentials import name_of
-from flwr_distill.links.masks import FEWEST, MOST, Masked, opened, threshold
+from flwr_distill.links.masks import MAX_NODES, MIN_NODES, Masked, open_secret, threshold
 from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record
 from flwr_distill.protocol.meeting import one_line
 from flwr_distill.protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES
@@ -90,7 +90,7 @@ class SecureSums:
         """
         phase, num_asked = messages[0].metadata.message_type, len(messages)
         nodes = [message.metadata.dst_node_id for message in messages]
-        excluded = self._blame.excluded(nodes, pipeline.round, FEWEST)
+        excluded = self._blame.excluded(nodes, pipeline.round, MIN_NODES)
         replies = [
             _error(pipeline, message, f"secure sums exclude it: {excluded[node]}")
             for message, node in zip(messages, nodes, strict=True)
@@ -114,9 +114,9 @@ class SecureSums:
         Raises QuorumError if too few of `num_asked` nodes sent masked answers, and SumError if the
         sum fails before there are any.
         """
-        if not FEWEST <= len(messages) <= MOST:
+        if not MIN_NODES <= len(messages) <= MAX_NODES:
             raise SumError(
-                f"{counted(len(messages), 'node')} asked, and it takes {FEWEST} to {MOST} "
+                f"{counted(len(messages), 'node')} asked, and it takes {MIN_NODES} to {MAX_NODES} "
                 "(start more nodes, lower fraction-train, or set secure-sums to false)"
             )
         records = self._common_records(messages)
@@ -300,7 +300,7 @@ class SecureSums:
                 closed.add(place)
                 continue
             try:
-                secret = opened(shares[place].values(), needed)
+                secret = open_secret(shares[place].values(), needed)
                 total -= mask_of(the_sum, place, survivors, secret, total.size)
             except ValueError:
                 lies[the_sum.node(place)] = "it shared something else than it published"

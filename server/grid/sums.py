@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from flwr_distill.base.text import counted
 from flwr_distill.links.masks import (
-    LARGEST_VALUE,
-    MOST_WEIGHT,
+    MAX_VALUE,
+    MAX_WEIGHT,
     Masked,
     dequantised,
     digest,
@@ -218,8 +218,8 @@ def mean_of(
     sums = dequantised(total)
     size = sums.size - 1 - 2 * len(SUMMED_METRICS)
     changes, weight, metrics = sums[:size], sums[size], sums[size + 1 :].reshape(-1, 2)
-    is_weight = num_nodes <= weight <= MOST_WEIGHT and not weight % 1
-    if not (is_weight and (np.abs(changes := changes / weight) <= LARGEST_VALUE).all()):
+    is_weight = num_nodes <= weight <= MAX_WEIGHT and not weight % 1
+    if not (is_weight and (np.abs(changes := changes / weight) <= MAX_VALUE).all()):
         raise SumError("the masks do not cancel: a node added wrong ones")
     means: dict[str, Arrays] = {}
     for record, arrays in records.items():

@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from flwr_distill.distill.formation import LARGEST
+from flwr_distill.distill.formation import MAX_FORMATION
 from flwr_distill.distill.virtual_header import Bounds
 from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.strategies.common.images import chosen_formation
@@ -81,5 +81,5 @@ class Limits:
         if self.distillation.share_raw_data:
             return 1
         if self.image_shape is None:
-            return formation or LARGEST
+            return formation or MAX_FORMATION
         return chosen_formation("hfldd.formation", formation, self.image_shape)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_distill.base.text import listed
-from flwr_distill.task.columns import FAR, LARGEST, Column, Columns, Moments
+from flwr_distill.task.columns import FAR, MAX_VALUE, Column, Columns, Moments
 from flwr_distill.task.datasets.tables import open_csv, parsed_number
 from flwr_distill.task.datasets.types import PRIVATE, DatasetError, DataSpec, RawSamples
 from flwr_distill.task.labels import names_problem
@@ -113,8 +113,8 @@ def inputs_of(column: Column, text: str) -> list[float]:
         value = parsed_number(text)
     except ValueError:
         raise ValueError(f"{column.name} is no number") from None
-    if not abs(value) <= LARGEST:
-        raise ValueError(f"{column.name} is not finite, or beyond {LARGEST:g}")
+    if not abs(value) <= MAX_VALUE:
+        raise ValueError(f"{column.name} is not finite, or beyond {MAX_VALUE:g}")
     return [value]
 
 

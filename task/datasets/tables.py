@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_distill.task.columns import LARGEST
+from flwr_distill.task.columns import MAX_VALUE
 from flwr_distill.task.datasets.types import Dataset, DatasetError, DataSpec, RawSamples, not_found
 from flwr_distill.task.image_files import printable
 from flwr_distill.task.labels import LabelError, LabelMap, in_order, names_problem
@@ -67,9 +67,9 @@ def _samples(features: NDArray[np.float64], names: list[str], classes: Sequence[
 
 def column_problem(lowest: float, highest: float) -> str:
     """Describe why a column of values in this range cannot be standardised, or nothing."""
-    if max(abs(lowest), abs(highest)) <= LARGEST or lowest > highest:  # no rows
+    if max(abs(lowest), abs(highest)) <= MAX_VALUE or lowest > highest:  # no rows
         return ""
-    return f"runs from {lowest:g} to {highest:g}, need at most {LARGEST:g}; use another unit"
+    return f"runs from {lowest:g} to {highest:g}, need at most {MAX_VALUE:g}; use another unit"
 
 
 def _scale(

@@ -9,13 +9,13 @@ from pathlib import Path
 from flwr_distill.task.errors import DatasetError
 from flwr_distill.task.file_state import read_once
 from flwr_distill.task.image_files import MAX_BYTES, Encoded, Finding, printable, visible
-from flwr_distill.task.labels import LONGEST_NAME
+from flwr_distill.task.labels import MAX_NAME_LENGTH
 from flwr_distill.task.readers import DataReader, StoredImage
 
 LABEL = "cls"
 DESCRIPTIONS = {"json", "txt", "__key__"}
 """Endings of what stands beside an image and is not read."""
-MAX_LABEL = 4 * LONGEST_NAME
+MAX_LABEL = 4 * MAX_NAME_LENGTH
 """Bytes of a label in UTF-8, with blanks around it."""
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from flwr_distill.node.asked import Asked
 from flwr_distill.node.policy import OPEN, STANDARD, Policy
+from flwr_distill.node.requests import MessageRequest
 from flwr_distill.storage.store import NodeStore
 from flwr_distill.strategies.feddm.method import DISTILL_AROUND
 from flwr_distill.strategies.hfldd.client import REFINED
@@ -57,7 +57,7 @@ def test_an_epsilon_counts_only_where_the_app_adds_noise_for_it(
     strategy: str, message_type: str, record: str, value: dict[str, Any], counts: bool
 ) -> None:
     content = RecordDict({record: ConfigRecord(value)})
-    request = Asked.by(
+    request = MessageRequest.by(
         content, message_type=message_type, bundle="", run_config={"strategy": strategy}
     )
     assert request.virtual_epsilon == (2.0 if counts else 0.0)

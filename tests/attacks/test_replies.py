@@ -54,7 +54,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.servicer.serverappio import serverappio_grpc
 
-from flwr_distill.flower.line_1_32.calls import Together
+from flwr_distill.flower.line_1_32.calls import Batches
 from flwr_distill.flower.line_1_32.fleet import calls as callers
 from flwr_distill.flower.line_1_32.fleet import linkstate
 
@@ -70,7 +70,7 @@ class Party:
     public_key: bytes
     node: Node
     stub: FleetStub
-    together: Together
+    together: Batches
 
     @property
     def id(self):
@@ -177,7 +177,7 @@ def party(channel, key, node_id):
     signing = grpc.intercept_channel(channel, NodeAuthClientInterceptor(key, key.public_key()))
     stub = FleetStub(signing)
     public_key = public_key_to_bytes(key.public_key())
-    return Party(key, public_key, Node(node_id=node_id), stub, Together(stub, signing, "Fleet"))
+    return Party(key, public_key, Node(node_id=node_id), stub, Batches(stub, signing, "Fleet"))
 
 
 @pytest.fixture(params=["SQLite", "memory"])

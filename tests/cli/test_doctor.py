@@ -134,7 +134,7 @@ def test_a_gpu_that_cuda_cannot_use_fails_with_the_reason_even_where_auto_takes_
 
 
 def test_a_folder_without_room_or_leave_to_write_fails(monkeypatch, tmp_path):
-    monkeypatch.setattr(flwr_distill.fleet.checkup, "LEAST_SPACE", 2**70)
+    monkeypatch.setattr(flwr_distill.fleet.checkup, "MIN_SPACE", 2**70)
     results = findings(state_dir=tmp_path / "not" / "yet")
     assert (
         "make room for 1 GiB, or name another folder with --state-dir"

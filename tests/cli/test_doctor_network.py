@@ -88,7 +88,7 @@ def test_a_server_that_answers_otherwise_is_not_taken_for_a_clock():
 
 
 def test_a_superlink_that_does_not_answer_fails_and_its_clock_is_not_checked(monkeypatch):
-    monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWERS_WITHIN", 0)
+    monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWER_TIMEOUT", 0)
     (port,) = free_ports(1)
     results = findings(superlink=f"127.0.0.1:{port}", insecure=True)
     assert "no SuperLink answers at" in results["SuperLink"].found
@@ -103,7 +103,7 @@ def test_the_proxy_to_a_superlink_is_named_and_why_one_is_not_used(superlink, mo
         local = findings(superlink=superlink, insecure=True)
         assert (local["proxy"].state, local["SuperLink"].state) == ("ok", "ok")
         assert "loopback" in local["proxy"].found
-        monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWERS_WITHIN", 0)
+        monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWER_TIMEOUT", 0)
         remote = findings(superlink="superlink.example:9092", insecure=True)
     assert refusing.url.removeprefix("http://") in remote["proxy"].found
     assert "https_proxy" in remote["proxy"].found
@@ -153,7 +153,7 @@ def node_files(folder, **changes):
 
 
 def test_a_nodes_own_files_are_found_good(issued, monkeypatch):
-    monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWERS_WITHIN", 0)
+    monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWER_TIMEOUT", 0)
     results = findings(**node_files(issued))
     for check in (
         "root-certificates",
@@ -175,7 +175,7 @@ def test_a_nodes_own_files_are_found_good(issued, monkeypatch):
     ids=["key", "no key", "no TLS"],
 )
 def test_who_else_could_reply_for_this_node_is_said(issued, monkeypatch, without, state, reason):
-    monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWERS_WITHIN", 0)
+    monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWER_TIMEOUT", 0)
     files = {name: file for name, file in node_files(issued).items() if name not in without}
     results = findings(**files, insecure="root_certificates" in without)["sender of replies"]
     assert results.state == state
@@ -184,7 +184,7 @@ def test_who_else_could_reply_for_this_node_is_said(issued, monkeypatch, without
 
 
 def test_with_another_flower_any_node_could_reply_for_this_one(issued, monkeypatch):
-    monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWERS_WITHIN", 0)
+    monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWER_TIMEOUT", 0)
     monkeypatch.setattr(
         flwr_distill.fleet.checkup, "why_another", lambda: "flwr 1.42.0 is installed"
     )
@@ -206,7 +206,7 @@ def test_with_another_flower_any_node_could_reply_for_this_one(issued, monkeypat
     ],
 )
 def test_files_that_do_not_belong_together_are_found(issued, monkeypatch, changes, check, reason):
-    monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWERS_WITHIN", 0)
+    monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWER_TIMEOUT", 0)
     paths = {name: issued / path for name, path in changes.items()}
     results = findings(**node_files(issued, **paths))[check]
     assert results.state == "failed"
@@ -214,7 +214,7 @@ def test_files_that_do_not_belong_together_are_found(issued, monkeypatch, change
 
 
 def test_a_certificate_that_does_not_name_the_peer_address_fails(issued, monkeypatch):
-    monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWERS_WITHIN", 0)
+    monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWER_TIMEOUT", 0)
     results = findings(**node_files(issued, peer_address="ward-3.example.org:9200"))
     reason = "names localhost, not peer-address's ward-3.example.org"
     assert reason in results["peer-certificate"].found
@@ -226,14 +226,14 @@ def test_certificates_of_another_time_fail(tmp_path, monkeypatch, days, reason):
     with monkeypatch.context() as patch:
         patch.setattr(flwr_distill.fleet.authority, "now", lambda: then)
         CertificateFolder(tmp_path).create(30)
-    monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWERS_WITHIN", 0)
+    monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWER_TIMEOUT", 0)
     results = findings(superlink="127.0.0.1:1", root_certificates=tmp_path / "ca.crt")
     assert results["root-certificates"].state == "failed"
     assert reason in results["root-certificates"].found
 
 
 def test_a_peer_address_in_use_may_be_the_nodes_own_and_one_elsewhere_cannot(issued, monkeypatch):
-    monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWERS_WITHIN", 0)
+    monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWER_TIMEOUT", 0)
     with socket.create_server(("localhost", 0)) as taken:
         address = f"localhost:{taken.getsockname()[1]}"
         assert findings(**node_files(issued, peer_address=address))["peer-address"].state == (

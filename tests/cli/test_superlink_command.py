@@ -85,7 +85,7 @@ def test_both_apis_are_served_with_ours(monkeypatch):
         assert module.generic_create_grpc_server.func is linkstate._server
     assert app_of_flower.FleetServicer is BoundServicer
     assert linkstate_factory.InMemoryLinkState is linkstate.MemoryLinkState
-    assert linkstate_factory.SqlLinkState is linkstate.RememberingLinkState
+    assert linkstate_factory.SqlLinkState is linkstate.CachingLinkState
 
 
 def test_a_line_for_each_call_is_not_written_and_others_are(monkeypatch, caplog):

@@ -10,11 +10,11 @@ from flwr.common.constant import NOOP_FLWR_AID, SUPERLINK_NODE_ID
 from flwr.supercore.constant import NOOP_FEDERATION
 from flwr.superlink.federation import NoOpFederationManager
 
-from flwr_distill.flower.line_1_32.fleet.linkstate import RememberingLinkState
+from flwr_distill.flower.line_1_32.fleet.linkstate import CachingLinkState
 from flwr_distill.flower.line_1_32.fleet.store import OneConnectionStore
 
 
-def opened(database, state=RememberingLinkState, store=OneConnectionStore):
+def opened(database, state=CachingLinkState, store=OneConnectionStore):
     objects = store(str(database))
     objects.initialize()
     opened = state(str(database), NoOpFederationManager(), objects)

@@ -221,7 +221,7 @@ def test_what_a_node_had_fetched_is_lost_once_it_starts_again_and_nothing_else(s
 
 def test_lost_messages_that_nobody_asks_for_take_bounded_memory(states, monkeypatch):
     ours = Party(states[1])
-    monkeypatch.setattr(linkstate, "MOST_LOST", 2)
+    monkeypatch.setattr(linkstate, "MAX_LOST", 2)
     ours.start(0)
     for _ in range(4):
         ours.send(2)
@@ -235,7 +235,7 @@ def test_lost_messages_that_nobody_asks_for_take_bounded_memory(states, monkeypa
 
 def test_what_replies_were_asked_for_takes_bounded_memory(states, monkeypatch):
     ours = Party(states[1])
-    monkeypatch.setattr(linkstate, "MOST_LOOKED", 100)
+    monkeypatch.setattr(linkstate, "MAX_POLLED", 100)
     for start in range(10):
         ours.state.get_message_res({f"{start} {number}" for number in range(60)})
     assert len(ours.state._looked) <= 160

@@ -255,7 +255,7 @@ def test_threads_take_turns_at_a_transaction(store):
 
 def test_a_thread_whose_turn_does_not_come_retries_later(store, monkeypatch):
     errors = []
-    monkeypatch.setattr(of_store, "LONGEST_TURNS", 0.1)
+    monkeypatch.setattr(of_store, "TURN_TIMEOUT", 0.1)
 
     def look():
         try:

@@ -46,14 +46,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flwr_distill.flower.line_1_32 import calls as protocol
-from flwr_distill.flower.line_1_32.calls import HEADER, MOST_CALLS, Together, packed, unpacked
+from flwr_distill.flower.line_1_32.calls import HEADER, MAX_CALLS, Batches, packed, unpacked
 from flwr_distill.flower.line_1_32.fleet.calls import BoundServicer
 from flwr_distill.flower.line_1_32.fleet.linkstate import (
     _server,
     app_interceptors,
     fleet_interceptors,
 )
-from flwr_distill.flower.line_1_32.node.connection import TogetherStub
+from flwr_distill.flower.line_1_32.node.connection import BatchingStub
 
 from .superlinks import factories, message_to, new_node, new_run, opened
 
@@ -177,7 +177,7 @@ def either(request, superlink, stock):
 @contextmanager
 def together(link, place=0):
     with link.channel(link.keys[place]) as channel:
-        yield Together(FleetStub(channel), channel, "Fleet")
+        yield Batches(FleetStub(channel), channel, "Fleet")
 
 
 def pulls(link, message, place=0):
@@ -265,7 +265,7 @@ def test_what_is_too_much_for_one_call_comes_with_the_next(superlink, monkeypatc
 
 def test_a_call_sends_no_more_bytes_than_go_together(superlink, monkeypatch):
     message = superlink.send(0, size=9)
-    monkeypatch.setattr(protocol, "MOST_BYTES", 20_000)
+    monkeypatch.setattr(protocol, "MAX_BYTES", 20_000)
     sizes = []
     with together(superlink) as calls:
         sent = calls._post
@@ -347,7 +347,7 @@ def test_no_node_calls_in_the_name_of_another(superlink):
         packed([b"ActivateNode", b""]),
         packed([b"\xff", b""]),
         packed([b"PushMessages", b""]),
-        packed([b"PullObject", b""] * (MOST_CALLS + 1)),
+        packed([b"PullObject", b""] * (MAX_CALLS + 1)),
     ],
     ids=[
         "none",
@@ -391,7 +391,7 @@ def test_a_serverapp_makes_calls_together_with_its_token(superlink):
         for name, part in get_all_nested_objects(message).items()
     ]
     with superlink.channel(token=superlink.token) as channel:
-        calls = Together(ServerAppIoStub(channel), channel, "ServerAppIo")
+        calls = Batches(ServerAppIoStub(channel), channel, "ServerAppIo")
         superlink.calls.clear()
         answers = calls.make_all(node, superlink.run, requests)
     assert all(answer.stored for answer in answers)
@@ -403,7 +403,7 @@ class NodeCalls:
 
     def __init__(self, link, channel, place=0):
         self.link, self.place, self.node = link, place, link.nodes[place]
-        self.stub = TogetherStub(channel)
+        self.stub = BatchingStub(channel)
 
     def pull(self, message):
         findings = self.stub.PullMessages(PullMessagesRequest(node=self.node))
@@ -458,7 +458,7 @@ def calls_of_node(link):
 @pytest.mark.parametrize("size", [2, 20_000, 300_000], ids=["small", "large", "very large"])
 def test_a_message_and_its_reply_arrive_whole(either, size, monkeypatch):
     monkeypatch.setattr("flwr_distill.flower.line_1_32.node.connection.MOST_BYTES", 400_000)
-    monkeypatch.setattr(protocol, "MOST_BYTES", 400_000)
+    monkeypatch.setattr(protocol, "MAX_BYTES", 400_000)
     message = either.send(0)
     either.fill(message)
     reply = reply_to(message, size, seed=size)

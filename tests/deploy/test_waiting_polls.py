@@ -26,10 +26,10 @@ from flwr_distill.flower.line_1_32.fleet.linkstate import (
     fleet_interceptors,
 )
 from flwr_distill.flower.line_1_32.node import connection as of_node
-from flwr_distill.flower.line_1_32.node.connection import COUNTS, LATE, let_looks_wait
+from flwr_distill.flower.line_1_32.node.connection import COUNTS, LATE, let_polls_wait
 from flwr_distill.flower.line_1_32.objects import MemoryObjectStore
 from flwr_distill.node import pace
-from flwr_distill.node.pace import LONGEST_WAIT, Pace
+from flwr_distill.node.pace import MAX_WAIT, Pace
 
 from .superlinks import factories, message_to, new_node, new_run, opened
 
@@ -181,14 +181,14 @@ class Polls:
         invoker = RetryInvoker(
             lambda: exponential(0.01, 1, 0.01), grpc.RpcError, max_tries=2, max_time=None
         )
-        let_looks_wait(invoker, self.pace)
+        let_polls_wait(invoker, self.pace)
         self.invoker = invoker
         self.poll = lambda: invoker.invoke(call, request=PullMessagesRequest())
         self.beat = lambda send: invoker.invoke(send, SendNodeHeartbeatRequest(), timeout=SOON)
 
 
 def test_a_node_looks_again_at_once_after_a_look_that_waited(superlink, monkeypatch):
-    monkeypatch.setattr(pace, "LONGEST_WAIT", 0.4)
+    monkeypatch.setattr(pace, "MAX_WAIT", 0.4)
     ours = PullMessagesRequest(node=Node(node_id=superlink.node))
     with superlink.stub() as stub:
         polls = Polls(lambda request, **named: stub.PullMessages(ours, **named), 0.4)
@@ -204,7 +204,7 @@ def test_a_node_keeps_its_pace_at_a_superlink_that_does_not_let_it_wait():
     (named,) = arguments
     (header,) = named["metadata"]
     assert header[0] == WAIT
-    assert 37.5 <= float(header[1]) <= LONGEST_WAIT
+    assert 37.5 <= float(header[1]) <= MAX_WAIT
     assert named["timeout"] == pytest.approx(float(header[1]) + LATE, abs=0.01)
 
 
@@ -238,8 +238,8 @@ def test_heartbeats_are_left_out_while_a_look_stands_for_them(monkeypatch):
         polls.poll()
         return sent
 
-    assert sent_during_a_poll(0, LONGEST_WAIT) == [True, True]  # whether polls wait is not known
-    assert sent_during_a_poll(0, COUNTS - 1, COUNTS, LONGEST_WAIT) == [False, False, True, True]
+    assert sent_during_a_poll(0, MAX_WAIT) == [True, True]  # whether polls wait is not known
+    assert sent_during_a_poll(0, COUNTS - 1, COUNTS, MAX_WAIT) == [False, False, True, True]
     assert sent_during_a_poll(0, 1) == [False, False]
     assert sent_during_a_poll(0, 1) == [True, True]  # the last poll did not wait
 
@@ -256,7 +256,7 @@ def test_a_look_that_failed_stands_for_no_heartbeat(monkeypatch):
         answer = answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        now[0] += LONGEST_WAIT
+        now[0] += MAX_WAIT
         return answer
 
     def beat(_seconds):

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from flwr_distill.distill import DistillError, VirtualData
 from flwr_distill.distill.contact_sheet import contact_sheet
-from flwr_distill.distill.formation import LARGEST, Formation, best_formation
+from flwr_distill.distill.formation import MAX_FORMATION, Formation, best_formation
 from flwr_distill.distill.gradient_matching import match_gradient
 from flwr_distill.distill.kip import VARIANTS
 from flwr_distill.distill.ntk import ntk
@@ -21,7 +21,7 @@ from tests.distill.builders import distilled, labelled, normal, seeded
 from tests.errors import at
 
 SIDES = st.integers(4, 13)
-FACTORS = st.integers(2, LARGEST)
+FACTORS = st.integers(2, MAX_FORMATION)
 
 
 def tile(image, factor, row, column):
@@ -108,9 +108,9 @@ def test_settings_have_the_bound_of_the_format():
         (Distillation, {}),
         (ParcelBounds, {"images": 1, "of-a-class": 1, "server-round": 1}),
     ):
-        assert block.checked({"formation": LARGEST, **others}, "message")
+        assert block.checked({"formation": MAX_FORMATION, **others}, "message")
         with pytest.raises(SettingsError, match="formation"):
-            block.checked({"formation": LARGEST + 1, **others}, "message")
+            block.checked({"formation": MAX_FORMATION + 1, **others}, "message")
 
 
 def example(formation=2):

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from flwr_distill.distill import VirtualData, VirtualDataError
-from flwr_distill.distill.formation import LARGEST
+from flwr_distill.distill.formation import MAX_FORMATION
 from flwr_distill.distill.packing import packed
 from flwr_distill.distill.privacy import privacy_card
-from flwr_distill.distill.virtual_data import LARGEST_VALUE
+from flwr_distill.distill.virtual_data import MAX_VALUE
 from flwr_distill.distill.virtual_header import FORMAT, Bounds
 from flwr_distill.distill.virtual_overview import Overview
 
@@ -34,7 +34,7 @@ ABOUT |= {"init": "noise", "card": None, "formation": 2}
 TYPES = [torch.uint8, torch.int16, torch.int64, torch.float32, torch.float64, torch.bool]
 
 
-BOUNDS = Bounds(SHAPE, CLASSES, images=5, of_a_class=5, formation=LARGEST)
+BOUNDS = Bounds(SHAPE, CLASSES, images=5, of_a_class=5, formation=MAX_FORMATION)
 
 
 def check(data):
@@ -51,11 +51,11 @@ def check(data):
         assert found.labels == tuple(virtual.labels.unique().tolist())
         assert (found.method, found.init) == (virtual.method, virtual.init)
     assert virtual.images.shape == (len(virtual), *SHAPE)
-    assert float(virtual.images.abs().max()) <= LARGEST_VALUE
+    assert float(virtual.images.abs().max()) <= MAX_VALUE
     assert 0 <= int(virtual.labels.min()) <= int(virtual.labels.max()) < CLASSES
     decoded = virtual.decoded()
-    assert len(decoded) == len(virtual) * virtual.formation**2 <= len(virtual) * LARGEST**2
-    assert float(decoded.images.abs().max()) <= 1.001 * LARGEST_VALUE
+    assert len(decoded) == len(virtual) * virtual.formation**2 <= len(virtual) * MAX_FORMATION**2
+    assert float(decoded.images.abs().max()) <= 1.001 * MAX_VALUE
     return True
 
 

@@ -5,8 +5,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from flwr_distill.links.digits import LARGEST_EXACT, digits_of, number_of
-from flwr_distill.links.masks import LARGEST_VALUE, MOST, dequantised, quantised
+from flwr_distill.links.digits import MAX_EXACT, digits_of, number_of
+from flwr_distill.links.masks import MAX_NODES, MAX_VALUE, dequantised, quantised
 
 NUMBERS = [
     *(0, 1, -1, 255, 256, -256, 0.1, -1e-6, 1.75e12, 3e24, 2.0**-512, -(2.0**-512)),
@@ -30,8 +30,10 @@ def test_digits_of_any_number_are_within_the_bound_of_a_sum_and_give_it_exactly(
 
 def test_sums_of_digits_give_the_sum_of_as_many_numbers_as_a_sum_has_nodes():
     draws = np.random.default_rng(0)
-    numbers = [float(x) * 10.0 ** int(e) for x, e in draws.normal(0, [1, 20], (MOST, 2))]
-    assert number_of(MOST * mean_of_digits(numbers)) == pytest.approx(sum(map(Fraction, numbers)))
+    numbers = [float(x) * 10.0 ** int(e) for x, e in draws.normal(0, [1, 20], (MAX_NODES, 2))]
+    assert number_of(MAX_NODES * mean_of_digits(numbers)) == pytest.approx(
+        sum(map(Fraction, numbers))
+    )
     assert number_of(3 * mean_of_digits(NUMBERS[:3])) == 0
 
 
@@ -39,7 +41,7 @@ def test_sums_of_digits_give_the_sum_of_as_many_numbers_as_a_sum_has_nodes():
 def test_the_largest_carries_leave_digits_within_the_bound(monkeypatch, drawn):
     monkeypatch.setattr("secrets.token_bytes", lambda count: drawn * count)
     for number in NUMBERS:
-        assert np.abs(digits_of(Fraction(number))).max() <= LARGEST_VALUE
+        assert np.abs(digits_of(Fraction(number))).max() <= MAX_VALUE
 
 
 def test_sums_of_digits_do_not_say_how_they_carried():
@@ -50,7 +52,7 @@ def test_sums_of_digits_do_not_say_how_they_carried():
     assert spread * 2**20 > 2**30  # beside carries of 2^8
 
 
-@pytest.mark.parametrize("number", [LARGEST_EXACT, -LARGEST_EXACT, 1e80])
+@pytest.mark.parametrize("number", [MAX_EXACT, -MAX_EXACT, 1e80])
 def test_a_larger_number_is_an_error(number):
     with pytest.raises(ValueError, match="number"):
         digits_of(Fraction(number))

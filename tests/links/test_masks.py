@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flwr_distill.links.masks import (
-    LARGEST_VALUE,
-    MOST_WEIGHT,
+    MAX_VALUE,
+    MAX_WEIGHT,
     dequantised,
-    opened,
+    open_secret,
     pair_mask,
     public_bytes,
     quantised,
@@ -39,12 +39,12 @@ def test_the_sum_of_quantised_numbers_is_the_weighted_sum(weights, size, seed):
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_largest_sum_does_not_wrap_around(sign):
-    half = MOST_WEIGHT // 2
-    total = 2 * quantised(np.full(3, sign * LARGEST_VALUE), half)
-    assert (dequantised(total) == sign * LARGEST_VALUE * MOST_WEIGHT).all()
+    half = MAX_WEIGHT // 2
+    total = 2 * quantised(np.full(3, sign * MAX_VALUE), half)
+    assert (dequantised(total) == sign * MAX_VALUE * MAX_WEIGHT).all()
 
 
-@pytest.mark.parametrize("odd", [np.nan, np.inf, LARGEST_VALUE * 1.01, -LARGEST_VALUE * 1.01])
+@pytest.mark.parametrize("odd", [np.nan, np.inf, MAX_VALUE * 1.01, -MAX_VALUE * 1.01])
 def test_a_number_that_has_no_room_is_refused(odd):
     with pytest.raises(ValueError, match="not finite, or larger than 65,536"):
         quantised(np.array([0.0, odd]), 1)
@@ -76,6 +76,6 @@ def test_the_threshold_leaves_no_room_for_two_groups():
 
 def test_a_secret_opens_with_enough_shares_and_with_no_fewer():
     shares = create_shares(SEED, 3, 5)
-    assert opened(shares[2:], 3) == SEED
+    assert open_secret(shares[2:], 3) == SEED
     with pytest.raises(ValueError, match="2 of the 3 shares"):
-        opened(shares[:2], 3)
+        open_secret(shares[:2], 3)

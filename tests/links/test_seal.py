@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flwr_distill.links.errors import LinkError
-from flwr_distill.links.records import LARGEST_PARCEL, VIRTUAL_DATA, Peered
+from flwr_distill.links.records import MAX_PARCEL, VIRTUAL_DATA, Peered
 from flwr_distill.links.seal import seal, sealed_size, unseal
 
 ALICE, BOB, EVE = (X25519PrivateKey.generate() for _ in range(3))
@@ -55,7 +55,7 @@ def test_virtual_data_arrive_as_they_were_and_show_of_their_size_one_of_few(payl
 
 
 @settings(deadline=None)
-@given(st.integers(min_value=8, max_value=LARGEST_PARCEL))
+@given(st.integers(min_value=8, max_value=MAX_PARCEL))
 def test_padding_takes_a_quarter_of_the_size_at_most(size):
     padded = sealed_size(size, VIRTUAL_DATA) - 28
     assert padded in SIZES

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flwr_distill.fleet.edge_runs import MOST_RUNS, EdgeRuns
+from flwr_distill.fleet.edge_runs import MAX_RUNS, EdgeRuns
 from flwr_distill.flower.line_1_32.fleet.superlink import RunStatus, SuperLinkError
 from flwr_distill.protocol.edge import DOOR, END, GREET, OPEN, Opened, Opening
 from flwr_distill.protocol.edge_calls import EdgeError, call, listen
@@ -134,13 +134,13 @@ def test_a_run_that_the_edge_never_knew_is_new_to_it(edge):
 
 def test_only_so_many_runs_are_there_at_a_time(edge, control):
     runs = edge()
-    for run in range(MOST_RUNS):
+    for run in range(MAX_RUNS):
         opened(runs, str(run))
     opened(runs, "0")  # now the second one was wanted longest ago
-    opened(runs, str(MOST_RUNS))
+    opened(runs, str(MAX_RUNS))
     assert len(control.ended) == 1
     opened(runs, "0")
-    assert len(control.configs) == MOST_RUNS + 1
+    assert len(control.configs) == MAX_RUNS + 1
     assert opened(runs, "1").resumed
 
 

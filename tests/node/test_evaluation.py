@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
-from flwr_distill.node.asked import Asked
 from flwr_distill.node.evaluation import blur, cost_of, judge_evaluation, noisy_rate
 from flwr_distill.node.policy import HOSPITAL, OPEN, Policy
+from flwr_distill.node.requests import MessageRequest
 
-EVALUATION = Asked.by(
+EVALUATION = MessageRequest.read(
     RecordDict({"arrays": ArrayRecord()}),
     message_type="evaluate",
     bundle="0" * 64,

@@ -19,7 +19,7 @@ from flwr.supernode import start_client_internal as flower_supernode
 from flwr.supernode.nodestate import NodeStateFactory
 
 from flwr_distill.flower import overrides as timing
-from flwr_distill.flower.line_1_32.node.connection import LONGEST_CALL, patch_connection
+from flwr_distill.flower.line_1_32.node.connection import CALL_TIMEOUT, patch_connection
 from flwr_distill.flower.line_1_32.node.steps import Spacing
 from flwr_distill.flower.overrides import (
     WholeMessages,
@@ -263,7 +263,7 @@ def test_a_full_superlink_is_waited_for_as_one_that_is_away(
     invoker.wait_function = waits.append
 
     def poll(timeout: float) -> str:
-        assert timeout == LONGEST_CALL
+        assert timeout == CALL_TIMEOUT
         if errors:
             raise errors.pop()
         return "message"

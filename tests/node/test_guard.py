@@ -951,7 +951,7 @@ def test_a_run_is_read_once_and_its_method_looked_up_once_a_message(
         looked_up.append(name)
         return find_method(name)
 
-    monkeypatch.setattr("flwr_distill.node.asked.find_method", find)
+    monkeypatch.setattr("flwr_distill.node.requests.find_method", find)
     node = make_node(SEALED, **PRIVATE)
     for run_id in (7, 7, 8):
         if run_id != node.run_id:

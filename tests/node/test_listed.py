@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
-from flwr_distill.node.asked import Asked, Refusal
 from flwr_distill.node.list_page import PAGE, page
 from flwr_distill.node.listed import (
     BOUNDS,
@@ -22,7 +21,8 @@ from flwr_distill.node.listed import (
     bound_of,
 )
 from flwr_distill.node.policy import HOSPITAL, Policy
-from flwr_distill.node.replies import OwnWords, judge_reply
+from flwr_distill.node.replies import NodeIdentity, judge_reply
+from flwr_distill.node.requests import MessageRequest, Refusal
 from flwr_distill.node.rules import judge_message, judge_request
 from flwr_distill.protocol.method import Method, Phase
 from flwr_distill.protocol.registry import all_methods, built_in_methods, phases_of
@@ -50,7 +50,9 @@ def keys_of(block: type[Block]) -> set[str]:
 def judged(
     content: RecordDict, message_type: str, config: dict[str, Any], policy: Policy = LISTED
 ) -> Refusal | None:
-    message = Asked.by(content, message_type=message_type, bundle="0" * 64, run_config=config)
+    message = MessageRequest.read(
+        content, message_type=message_type, bundle="0" * 64, run_config=config
+    )
     return judge_message(policy, message, NOON) or judge_request(policy, message, content)
 
 
@@ -116,7 +118,7 @@ WRONG: dict[str, Any] = {
     "most-delta": 0.1,
     "most-epochs": 11,
 }
-NOBODY = OwnWords({}, [], b"", "")
+NOBODY = NodeIdentity({}, [], b"", "")
 IN_USE = {"strategy": "hfldd", "hfldd.start": "noise", "hfldd.dp-epsilon": 2.0}
 """Settings of a method that a run does not have are not judged by their values, but for paths."""
 
@@ -193,7 +195,7 @@ def test_a_message_with_a_record_or_a_key_that_is_not_on_the_list_is_refused(
 def test_a_message_without_a_request_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     phase = Phase("query.ask", "nodes answer", ())
     monkeypatch.setattr(
-        "flwr_distill.node.asked.find_method", lambda name: Method("fedavg", phases=(phase,))
+        "flwr_distill.node.requests.find_method", lambda name: Method("fedavg", phases=(phase,))
     )
     refusal = judged(RecordDict(), "query.ask", {**DEFAULTS, **PRIVATE})
     assert refusal is not None
@@ -221,8 +223,8 @@ def test_metrics_of_a_plug_in_do_not_leave_with_differential_privacy_unless_it_c
 ) -> None:
     phase = Phase("query.acme", "nodes answer", (Reply(metrics=Depths),), covered=covered)
     method = Method("acme", "acme:Acme", phases=(phase,), package="acme==1.0")
-    monkeypatch.setattr("flwr_distill.node.asked.find_method", lambda name: method)
-    message = Asked.by(
+    monkeypatch.setattr("flwr_distill.node.requests.find_method", lambda name: method)
+    message = MessageRequest.read(
         RecordDict(), message_type="query.acme", bundle="0" * 64, run_config={"strategy": "acme"}
     )
     reply = RecordDict({"metrics": MetricRecord({"samples-seen": 3, "depth": 0.5})})
@@ -245,7 +247,7 @@ def test_exact_numbers_of_samples_do_not_leave_with_differential_privacy(name: s
         (method,) = [m for (m, t), p in PHASES.items() if p is phase and t == phase.message_type][
             :1
         ]
-        message = Asked.by(
+        message = MessageRequest.read(
             RecordDict(),
             message_type=phase.message_type,
             bundle="0" * 64,

@@ -14,7 +14,7 @@ from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate import NodeStateFactory
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
-from flwr_distill.flower.line_1_32.node.connection import TogetherStub
+from flwr_distill.flower.line_1_32.node.connection import BatchingStub
 from flwr_distill.flower.overrides import Reports, patch_reports
 from flwr_distill.node.notes import Notes
 
@@ -125,7 +125,7 @@ class Channel:
 @pytest.mark.parametrize("call", ["RegisterNode", "ActivateNode"])
 def test_what_the_superlink_says_to_a_node_that_it_refuses_is_handed_on(call: str) -> None:
     reasons = list[str]()
-    stub = TogetherStub(Channel(), refused=reasons.append)
+    stub = BatchingStub(Channel(), refused=reasons.append)
     with pytest.raises(Refused):
         getattr(stub, call)(object())
     assert reasons == [UNKNOWN]

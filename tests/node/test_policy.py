@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from flwr_distill.node.asked import Asked
-from flwr_distill.node.policy import HOSPITAL, OPEN, PRESETS, Policy, in_words, read_policy
-from flwr_distill.node.replies import OwnWords, judge_reply
+from flwr_distill.node.policy import HOSPITAL, OPEN, PRESETS, Policy, described, read_policy
+from flwr_distill.node.replies import NodeIdentity, judge_reply
+from flwr_distill.node.requests import MessageRequest
 from flwr_distill.node.rules import judge_message, judge_spending
 from flwr_distill.node.settings import NodeError, NodeSettings, load_settings
 from flwr_distill.node.supervisor import _log_data
@@ -28,7 +28,7 @@ from flwr_distill.task.errors import SettingsError
 from tests.errors import at
 
 HUB = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDtqJ7zOtqQtYqOo0CpvDXNlMhV3HeJDpjrASKGLWdop"
-NOBODY = OwnWords({}, [], b"", "")
+NOBODY = NodeIdentity({}, [], b"", "")
 NOON = datetime.datetime(2026, 1, 5, 12)
 SETTINGS = ["dp-noise", "dp-delta", "dp-epsilon", "local-epochs", "start", "share-raw-data", "lr"]
 VALUES = st.one_of(
@@ -59,9 +59,11 @@ def request(
     run_config: dict[str, Any],
     message_type: str = "train",
     records: Mapping[str, Mapping[str, Any]] | None = None,
-) -> Asked:
+) -> MessageRequest:
     content = RecordDict({k: ConfigRecord(dict(v)) for k, v in (records or {}).items()})
-    return Asked.by(content, message_type=message_type, bundle="0" * 64, run_config=run_config)
+    return MessageRequest.read(
+        content, message_type=message_type, bundle="0" * 64, run_config=run_config
+    )
 
 
 def refusal(policy: Policy, run_config: dict[str, Any], *message: Any) -> str:
@@ -218,9 +220,9 @@ def test_words_tell_all_policies_apart() -> None:
     changes |= {"publishers": {"hub": HUB}, "readable": ["/weights"], "most_disk": 5}
     changes |= {"classes": ["cat"]}
     assert changes.keys() == Policy.model_fields.keys()
-    words = {" ".join(in_words(OPEN.model_copy(update={k: v}))) for k, v in changes.items()}
+    words = {" ".join(described(OPEN.model_copy(update={k: v}))) for k, v in changes.items()}
     # A delta without noise, and what may be read or kept without a sandbox, say nothing.
-    assert len(words - {" ".join(in_words(OPEN))}) == len(changes) - 3
+    assert len(words - {" ".join(described(OPEN))}) == len(changes) - 3
 
 
 @pytest.mark.parametrize(
@@ -441,5 +443,5 @@ def test_what_leaves_in_a_secure_sum_is_masked_numbers_as_many_as_the_model_need
     name = "masked" if size else "arrays"
     reply = RecordDict({name: masked, "metrics": MetricRecord(metrics)})
     content = RecordDict({"arrays": as_record(MODEL), "config": ConfigRecord()})
-    message = Asked.by(content, message_type="train", bundle="0" * 64, run_config=SUMS)
+    message = MessageRequest.read(content, message_type="train", bundle="0" * 64, run_config=SUMS)
     assert (judge_reply(IN_SUMS, message, reply, {}, NOBODY) is None) == leaves

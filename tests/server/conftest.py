@@ -26,8 +26,8 @@ from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid import GrpcGrid
 from flwr.superlink.servicer.serverappio import serverappio_servicer as serverappio
 
-from flwr_distill.flower.line_1_32.calls import MOST_CALLS, unpacked
-from flwr_distill.flower.line_1_32.fleet.calls import CallsTogether
+from flwr_distill.flower.line_1_32.calls import MAX_CALLS, unpacked
+from flwr_distill.flower.line_1_32.fleet.calls import BatchedCalls
 from flwr_distill.server.app import main
 
 
@@ -151,7 +151,7 @@ class Channel:
     def __init__(self, servicer, together):
         self.calls = []
         self._servicer = servicer
-        self._ours = CallsTogether(servicer, add_ServerAppIoServicer_to_server, nullcontext)
+        self._ours = BatchedCalls(servicer, add_ServerAppIoServicer_to_server, nullcontext)
         self._together = together
 
     def unary_unary(self, path, request_serializer, response_deserializer):
@@ -162,7 +162,7 @@ class Channel:
                 answer = getattr(self._servicer, path.rpartition("/")[2])(request, None)
                 return response_deserializer(answer.SerializeToString())
             if path.endswith("PushObject"):
-                self.calls.append(len(unpacked(request.object_content, 2 * MOST_CALLS)) // 2)
+                self.calls.append(len(unpacked(request.object_content, 2 * MAX_CALLS)) // 2)
             sent = handler.request_deserializer(request_serializer(request))
             return response_deserializer(
                 handler.response_serializer(handler.unary_unary(sent, None))

@@ -18,9 +18,9 @@ from flwr_distill.distill.distribution_matching import distill_dm
 from flwr_distill.distill.gradient_matching import match_gradient
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.node.account import LifetimeAccount
-from flwr_distill.node.asked import Asked
 from flwr_distill.node.policy import HOSPITAL
-from flwr_distill.node.replies import OwnWords, claimed_epsilon, judge_reply
+from flwr_distill.node.replies import NodeIdentity, claimed_epsilon, judge_reply
+from flwr_distill.node.requests import MessageRequest
 from flwr_distill.node.rules import judge_message, judge_spending
 from flwr_distill.storage.store import NodeStore
 from flwr_distill.strategies.agreement.strategy import Agreement
@@ -353,7 +353,7 @@ def test_a_private_run_passes_a_hospitals_guard_from_message_to_reply(client_gri
 
     def guarded(node, answer):
         def judged(message):
-            asked = Asked.by(
+            asked = MessageRequest.by(
                 message.content,
                 message_type=message.metadata.message_type,
                 bundle="",
@@ -361,7 +361,7 @@ def test_a_private_run_passes_a_hospitals_guard_from_message_to_reply(client_gri
             )
             assert judge_message(HOSPITAL, asked, datetime(2026, 1, 5)) is None
             reply = answer(message)
-            assert judge_reply(HOSPITAL, asked, reply, {}, OwnWords({}, [], b"", "")) is None
+            assert judge_reply(HOSPITAL, asked, reply, {}, NodeIdentity({}, [], b"", "")) is None
             claim = claimed_epsilon(reply)
             account.book(str(node), "run", claim)
             spent = account.left(str(node))

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from flwr_distill.distill.formation import LARGEST
+from flwr_distill.distill.formation import MAX_FORMATION
 from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.strategies.common.images import chosen_formation
 from flwr_distill.strategies.fedlgd.strategy import FedLGD
@@ -33,7 +33,7 @@ def limits(formation, shape, **rest):
         (0, (1, 16, 16), 2),
         (0, (1, 8, 8), 1),
         (2, None, 2),
-        (0, None, LARGEST),
+        (0, None, MAX_FORMATION),
     ],
 )
 def test_members_have_the_formation_that_was_asked_for_and_heads_count_their_tiles(

@@ -39,8 +39,8 @@ from google.protobuf.message import DecodeError
 
 from flwr_distill.flower.line_1_32.calls import (
     HEADER,
-    MOST_BYTES,
-    MOST_CALLS,
+    MAX_BYTES,
+    MAX_CALLS,
     NAMES,
     WAIT,
     packed,
@@ -284,7 +284,7 @@ def _seconds(text: str | bytes) -> float:
     return min(max(seconds, 0.0), LONGEST) if math.isfinite(seconds) else 0.0
 
 
-class CallsTogether(grpc.ServerInterceptor):
+class BatchedCalls(grpc.ServerInterceptor):
     """Serves batches of calls; comes after the interceptors that admit the caller.
 
     Each call goes through Flower's own handler, with all its checks, in the name of the node that
@@ -321,14 +321,14 @@ class CallsTogether(grpc.ServerInterceptor):
 
     def _make(self, request: Any, context: grpc.ServicerContext) -> PullObjectResponse:
         try:
-            parts = unpacked(request.object_content, 2 * MOST_CALLS)
+            parts = unpacked(request.object_content, 2 * MAX_CALLS)
         except ValueError as error:
             _reject(context, str(error))
         if len(parts) % 2:
             _reject(context, "a call in the batch has no content")
         calls = zip(parts[::2], parts[1::2], strict=True)
         answers: list[bytes] = []
-        left = MOST_BYTES
+        left = MAX_BYTES
         with self._transaction():
             for name, content in calls:
                 answers.append(self._answer(name, content, request.node.node_id, context))

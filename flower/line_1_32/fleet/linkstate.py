@@ -42,8 +42,8 @@ from flwr.superlink.servicer.serverappio import serverappio_grpc
 from flwr_distill.flower.line_1_32.fleet.bundle import bound_bundles
 from flwr_distill.flower.line_1_32.fleet.calls import (
     MOST,
+    BatchedCalls,
     BoundServicer,
-    CallsTogether,
     Doorbell,
     WaitingPolls,
 )
@@ -54,9 +54,9 @@ FRESH = 1.0
 """Seconds for which a running run's status is cached, and between searches for expired tasks."""
 BOOKED = 1.0
 """Seconds between bookings of traffic."""
-MOST_LOOKED = 100_000
+MAX_POLLED = 100_000
 """Messages of which it is cached when their replies were last polled."""
-MOST_LOST = 10_000
+MAX_LOST = 10_000
 """Messages of which it is cached that their nodes have lost them."""
 CALLS = 1000
 """Threads besides those of waiting polls: as many as Flower has."""
@@ -100,7 +100,7 @@ class WatchingLinkState(LinkState):
             lost = {each.message_id: each for each in self.fetched(node_id)}
             with self._lock:
                 self._lost |= lost
-                while len(self._lost) > MOST_LOST:  # the oldest may be of runs that have ended
+                while len(self._lost) > MAX_LOST:  # the oldest may be of runs that have ended
                     del self._lost[next(iter(self._lost))]
         return activated
 
@@ -150,7 +150,7 @@ class MemoryLinkState(WatchingLinkState, InMemoryLinkState):
         return message.metadata.dst_node_id, message.metadata.run_id
 
 
-class RememberingLinkState(WatchingLinkState, PlainQueries, SqlLinkState):
+class CachingLinkState(WatchingLinkState, PlainQueries, SqlLinkState):
     """Flower's state of a SuperLink, which caches what it has read.
 
     It caches nodes' ids until a node is removed; that a node has no message until one is stored;
@@ -250,7 +250,7 @@ class RememberingLinkState(WatchingLinkState, PlainQueries, SqlLinkState):
     def get_message_res(self, message_ids: set[str]) -> list[Message]:
         now = time.monotonic()
         with self._lock:
-            if len(self._looked) > MOST_LOOKED:
+            if len(self._looked) > MAX_POLLED:
                 self._looked.clear()
             due = {name for name in message_ids if now - self._looked.get(name, -FRESH) >= FRESH}
             self._looked |= dict.fromkeys(due, now)
@@ -347,7 +347,7 @@ def main() -> None:
     """Run `flower-superlink` with the states above, and calls bound to the nodes that make them."""
     object_store_factory.SqlObjectStore = OneConnectionStore  # type: ignore[attr-defined]
     object_store_factory.InMemoryObjectStore = MemoryObjectStore  # type: ignore[attr-defined]
-    linkstate_factory.SqlLinkState = RememberingLinkState  # type: ignore[attr-defined]
+    linkstate_factory.SqlLinkState = CachingLinkState  # type: ignore[attr-defined]
     linkstate_factory.InMemoryLinkState = MemoryLinkState  # type: ignore[attr-defined]
     app.FleetServicer = BoundServicer  # type: ignore[attr-defined]
     for module, interceptors in ((app, fleet_interceptors), (serverappio_grpc, app_interceptors)):
@@ -368,12 +368,12 @@ def _is_no_call(record: logging.LogRecord) -> bool:
 def fleet_interceptors(state: WatchingLinkState, servicer: Any, add: Any) -> list[Any]:
     """Interceptors for the Fleet API besides Flower's: polls wait, and calls go in batches."""
     polls = WaitingPolls(state.doorbell, state.acknowledge_node_heartbeat)
-    return [polls, CallsTogether(servicer, add, state.transaction)]
+    return [polls, BatchedCalls(servicer, add, state.transaction)]
 
 
 def app_interceptors(state: WatchingLinkState, servicer: Any, add: Any) -> list[Any]:
     """Interceptors for the ServerAppIo API besides Flower's: calls go in batches."""
-    return [CallsTogether(servicer, add, state.transaction)]
+    return [BatchedCalls(servicer, add, state.transaction)]
 
 
 def _server(

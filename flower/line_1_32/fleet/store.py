@@ -27,7 +27,7 @@ IN_MEMORY = 2**26
 """Bytes of objects that are cached in memory."""
 SMALL = 2**20
 """Bytes of the largest object that is cached."""
-LONGEST_TURNS = 30.0
+TURN_TIMEOUT = 30.0
 """Seconds that a thread waits for the database: as long as SQLAlchemy's pool would."""
 _ANNOUNCED = "flwr_distill_announced"
 """Table of messages' trees, which Flower's own SuperLink does not read."""
@@ -50,8 +50,8 @@ class PlainQueries(SqlMixin):
 
         Raises `sqlite3.OperationalError` if other threads' turns take too long.
         """
-        if not self._turn.acquire(timeout=LONGEST_TURNS):
-            raise sqlite3.OperationalError(f"database is locked for {LONGEST_TURNS:.0f} s: others")
+        if not self._turn.acquire(timeout=TURN_TIMEOUT):
+            raise sqlite3.OperationalError(f"database is locked for {TURN_TIMEOUT:.0f} s: others")
         try:
             with super().session() as session:
                 yield session

@@ -28,9 +28,9 @@ from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.retry import RetryInvoker
 
 from flwr_distill.flower.line_1_32.calls import (
-    MOST_BYTES,
+    MAX_BYTES,
     WAIT,
-    Together,
+    Batches,
     answered,
     limit_calls,
     overloaded,
@@ -41,7 +41,7 @@ from flwr_distill.node.pace import Pace
 from flwr_distill.protocol.signatures import sign
 
 
-class TogetherStub(FleetStub):
+class BatchingStub(FleetStub):
     """Flower's stub of the Fleet API, for one message after the other.
 
     The pull of a message's first object pulls the others too, and a retry those that have arrived
@@ -65,7 +65,7 @@ class TogetherStub(FleetStub):
             self.RegisterNode = _reporting(self.RegisterNode, refused)
             self.ActivateNode = _reporting(self.ActivateNode, refused)
         self._flower: Any = FleetStub(channel)
-        self._together = Together(self._flower, channel, "Fleet")
+        self._together = Batches(self._flower, channel, "Fleet")
         self._lock = threading.Lock()  # Flower pulls and pushes objects from several threads
         self._to_pull: list[str] = []
         self._pulled: dict[str, Any] = {}
@@ -143,7 +143,7 @@ class TogetherStub(FleetStub):
             self._to_come.discard(request.object_id)
             self._waiting[request.object_id] = request
             if self._to_come:
-                if sum(len(each.object_content) for each in self._waiting.values()) <= MOST_BYTES:
+                if sum(len(each.object_content) for each in self._waiting.values()) <= MAX_BYTES:
                     return PushObjectResponse(stored=True)
                 if self._missing is None:  # the SuperLink may have much of a large reply
                     self._missing = set(make(self._first())[0].objects_to_push)
@@ -175,7 +175,7 @@ def _reporting(call: Callable[..., Any], refused: Callable[[str], None]) -> Call
     return make
 
 
-LONGEST_CALL = 3600.0
+CALL_TIMEOUT = 3600.0
 """Seconds in which the SuperLink must answer a call: nodes may send large models over slow lines.
 
 Heartbeats notice a lost SuperLink sooner.
@@ -213,13 +213,13 @@ def patch_connection(pace: Callable[[], Pace], refused: Callable[[str], None]) -
     def make_invoker(**arguments: Any) -> RetryInvoker:
         invoker = make(**arguments)
         retry_also(invoker, _is_busy)
-        limit_calls(invoker, LONGEST_CALL)
-        let_looks_wait(invoker, pace())
+        limit_calls(invoker, CALL_TIMEOUT)
+        let_polls_wait(invoker, pace())
         return invoker
 
     def connect_together(*arguments: Any, **named: Any) -> Any:
         keys = parameters.bind(*arguments, **named).arguments.get("authentication_keys")
-        stub = partial(TogetherStub, key=keys[0] if keys else None, refused=refused)
+        stub = partial(BatchingStub, key=keys[0] if keys else None, refused=refused)
         return connect(*arguments, adapter_cls=stub, **named)
 
     setattr(loop, make_name, make_invoker)
@@ -231,7 +231,7 @@ def _is_busy(error: grpc.RpcError) -> bool:
     return error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED or overloaded(error)
 
 
-def let_looks_wait(invoker: RetryInvoker, pace: Pace) -> None:
+def let_polls_wait(invoker: RetryInvoker, pace: Pace) -> None:
     """Have an invoker's polls wait as long as the pace draws; report to it how long each took.
 
     Heartbeats are skipped where polls replace them: at a SuperLink that lets polls wait.

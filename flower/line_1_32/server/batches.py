@@ -21,11 +21,11 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object
 from flwr.supercore.inflatable.inflatable_utils import ObjectIdNotPreregisteredError, push_objects
 from flwr.superlink.grid import GrpcGrid
 
-from flwr_distill.flower.line_1_32.calls import MOST_BYTES, Together
+from flwr_distill.flower.line_1_32.calls import MAX_BYTES, Batches
 
 BATCH = 16
 """Messages that are announced before, or with, their objects."""
-SMALL = MOST_BYTES // 2
+SMALL = MAX_BYTES // 2
 """Bytes of objects that are sent with their messages."""
 
 
@@ -36,21 +36,21 @@ class Calls:
         self.grid = grid
 
     @cached_property
-    def _batches(self) -> Together:
+    def _batches(self) -> Batches:
         stub = self.grid._stub  # connects
         invoke = self.grid._retry_invoker.invoke
-        return Together(stub, self.grid._channel, "ServerAppIo", invoke)
+        return Batches(stub, self.grid._channel, "ServerAppIo", invoke)
 
     def are_taken_together(self) -> bool:
         """Whether the SuperLink accepts batches."""
         return self._batches.taken(self.grid.node, self.grid.run.run_id)
 
     def make(self, requests: Sequence[Any]) -> list[Any]:
-        """Make calls as `Together.make`."""
+        """Make calls as `Batches.make`."""
         return self._batches.make(self.grid.node, self.grid.run.run_id, requests)
 
     def make_all(self, requests: Sequence[Any]) -> list[Any]:
-        """Make calls as `Together.make_all`."""
+        """Make calls as `Batches.make_all`."""
         return self._batches.make_all(self.grid.node, self.grid.run.run_id, requests)
 
 

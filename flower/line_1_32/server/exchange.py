@@ -37,7 +37,7 @@ def space_polls(messages: Sequence[Message]) -> None:
         message.content[PACE] = record
 
 
-LONGEST_CALL = 600.0
+CALL_TIMEOUT = 600.0
 """Seconds in which the SuperLink must answer a call. A parcel of a GB needs 14 Mbit/s."""
 LONGEST_AWAY = 3600.0
 """Seconds for which a run waits for a SuperLink that is away; then it ends."""
@@ -53,7 +53,7 @@ class SuperLinkExchange(Exchange):
     def __init__(self, grid: GrpcGrid) -> None:
         super().__init__(grid)
         retry_also(grid._retry_invoker, overloaded)
-        limit_calls(grid._retry_invoker, LONGEST_CALL)
+        limit_calls(grid._retry_invoker, CALL_TIMEOUT)
         limit_absence(grid._retry_invoker, LONGEST_AWAY)
         wait_apart(grid._retry_invoker)
         self._calls = Calls(grid)

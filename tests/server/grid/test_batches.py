@@ -5,7 +5,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, iterate_object_tree
 
-from flwr_distill.flower.line_1_32.calls import Together
+from flwr_distill.flower.line_1_32.calls import Batches
 from flwr_distill.flower.line_1_32.server import batches
 from flwr_distill.flower.line_1_32.server.batches import BATCH
 from flwr_distill.server.grid.exchange import exchange_over
@@ -124,7 +124,7 @@ def test_objects_that_the_superlink_has_lost_are_sent_again(superlink, monkeypat
     """As when the first nodes are done with them before the last messages go out."""
     got = []
     link = superlink(*[lambda message: got.append(message)] * NODES, together=True)
-    make_all = Together.make_all
+    make_all = Batches.make_all
 
     def receiving_the_first(self, *arguments, **named):
         answers = make_all(self, *arguments, **named)
@@ -133,7 +133,7 @@ def test_objects_that_the_superlink_has_lost_are_sent_again(superlink, monkeypat
             assert len(link.store) == 0
         return answers
 
-    monkeypatch.setattr(Together, "make_all", receiving_the_first)
+    monkeypatch.setattr(Batches, "make_all", receiving_the_first)
     ids = exchange_over(link.grid).push(models_to(link.ids))
     link.work()
     assert len(got) == len(ids) == NODES

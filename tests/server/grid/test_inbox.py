@@ -13,7 +13,7 @@ from flwr.supercore.inflatable import inflatable_utils
 from flwr.superlink.grid import GrpcGrid
 
 from flwr_distill.flower.line_1_32.server import inbox as inbox_module
-from flwr_distill.flower.line_1_32.server.exchange import LONGEST_CALL
+from flwr_distill.flower.line_1_32.server.exchange import CALL_TIMEOUT
 from flwr_distill.flower.line_1_32.server.inbox import PULLS
 from flwr_distill.server.grid import transport
 from flwr_distill.server.grid.exchange import exchange_over
@@ -304,7 +304,7 @@ def test_a_superlink_that_is_back_is_noticed_within_two_seconds():
             raise TimeoutError
 
     def call(timeout):
-        assert timeout == LONGEST_CALL
+        assert timeout == CALL_TIMEOUT
         raise Away
 
     grid._retry_invoker.wait_function = wait

@@ -54,7 +54,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Asked:
+class MessageRequest:
     """What a message asks of this node."""
 
     message_type: str
@@ -70,7 +70,7 @@ class Asked:
     """Forms of the arrays of the model that the run has sent, by name."""
 
     @classmethod
-    def by(
+    def read(
         cls,
         content: RecordDict,
         *,
@@ -78,7 +78,7 @@ class Asked:
         bundle: str,
         run_config: Mapping[str, Any],
         model: Mapping[str, Form] | None = None,
-    ) -> Asked:
+    ) -> MessageRequest:
         """Read a message; `model` counts if the message has none, as of the run's last message."""
         configs = content.config_records
         sent = content.array_records.get(ARRAYS) or next(iter(content.array_records.values()), None)
