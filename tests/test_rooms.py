@@ -25,7 +25,7 @@ FLOORS = [
 """From top to bottom. Rooms on one floor do not know each other.
 
 `flower` stands above server and node, whose interfaces its transports implement. They find it by
-name (`server.line`, `node.line`). The fleet composes it: its tools speak to a SuperLink.
+name (`server.line`, `node.stock`). The fleet composes it: its tools speak to a SuperLink.
 """
 ROOMS = set().union(*FLOORS)
 PRIVATE = re.compile(r"\bflwr[./](supercore|supernode|superlink|proto)\b")
