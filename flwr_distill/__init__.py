@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOMS = (
     *("cli", "fleet", "flower", "node", "client", "server", "strategies", "links", "protocol"),
-    *("distill", "task"),
+    *("distill", "task", "simulation"),
 )
 """Folders of this package."""
 
