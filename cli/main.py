@@ -27,6 +27,7 @@ from flwr_distill.cli.report import report
 from flwr_distill.cli.run import run
 from flwr_distill.cli.runs import runs
 from flwr_distill.cli.settings import settings
+from flwr_distill.cli.simulate import simulate
 from flwr_distill.cli.status import status
 from flwr_distill.cli.stop import stop
 from flwr_distill.cli.superlink import superlink
@@ -66,7 +67,7 @@ _TRY, _FEDERATION, _NODE = "Try", "Federations and runs", "Nodes and their owner
 _DATA, _RESULTS = "Data", "Results"
 _COMMANDS: dict[str, list[Callable[..., Any]]] = {
     _TRY: [demo, settings],
-    _FEDERATION: [up, run, status, stop, register],
+    _FEDERATION: [up, run, simulate, status, stop, register],
     _NODE: [node, edge, doctor, outbox],
     _DATA: [partition, distill, audit],
     _RESULTS: [report, predict],

@@ -144,9 +144,11 @@ def encode_content(
 
 def decode_content(encoded: Any, read: Any, blobs: bytearray) -> RecordDict:
     """The content of `encode_content`."""
-    return RecordDict(
-        {
-            name: decode_values(record, blobs) if "kind" in record else ArrayRecord(read(record))
-            for name, record in encoded
-        }
-    )
+    content = RecordDict()
+    for name, record in encoded:
+        if "kind" in record:
+            content[name] = decode_values(record, blobs)
+        else:
+            content[name] = arrays = ArrayRecord()
+            arrays.update(read(record))  # its constructor would encode them again
+    return content

@@ -12,12 +12,11 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-import torch
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message
 
-from flwr_distill.client.app import app
 from flwr_distill.protocol.arrays import DecodedArray
 from flwr_distill.simulation.frames import Frame, SharedArrays, decode_content, encode_content
+from flwr_distill.task.plugin import import_object
 
 MAX_MODELS = 4
 """Models of the server that a worker keeps mapped."""
@@ -29,11 +28,12 @@ class Worker:
     Parameters
     ----------
     start : dict
-        ``folder`` of shared arrays, ``name`` of the worker, ``run_id``, ``run_config``, and the
-        config of each node in ``nodes``, by its place.
+        ``app``, the ClientApp as ``module:name``; ``folder`` of shared arrays, ``name`` of the
+        worker, ``run_id``, ``run_config``, and the config of each node in ``nodes``, by its place.
     """
 
     def __init__(self, start: dict[str, Any]) -> None:
+        self._app: Any = import_object(start["app"])
         self._shared = SharedArrays(Path(start["folder"]), start["name"])
         self._run_id, self._run_config = start["run_id"], start["run_config"]
         self._nodes: list[dict[str, Any]] = start["nodes"]
@@ -46,7 +46,11 @@ class Worker:
         try:
             state = decode_content(request["state"], self._read, frame.blobs)
             context = Context(
-                self._run_id, request["node"], self._nodes[request["place"]], state, self._run_config
+                self._run_id,
+                request["node"],
+                self._nodes[request["place"]],
+                state,
+                self._run_config,
             )
             message = Message(
                 decode_content(request["content"], self._read, frame.blobs),
@@ -58,7 +62,7 @@ class Worker:
             message.metadata.__dict__.update(
                 _message_id=request["id"], _run_id=self._run_id, _created_at=request["created"]
             )
-            answer = app(message, context)
+            answer = self._app(message, context)
             reply["content"] = encode_content(answer.content, self._shared.write, blobs)
             reply["state"] = encode_content(context.state, self._shared.write, blobs)
         except Exception as error:  # whatever the app raises is its answer
@@ -79,7 +83,6 @@ class Worker:
 def main() -> None:
     """Answer until the server closes the socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends its workers
-    torch.set_num_threads(1)  # so that results do not depend on the number of workers
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         start = Frame.receive(connection).header
         logging.getLogger("flwr").setLevel(start["log_level"])

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from flwr.app import ArrayRecord, Error, Message, RecordDict
 from flwr.common import log
@@ -31,6 +31,11 @@ AHEAD = 2
 MAX_DEATHS = 3
 """Deaths of workers in a row, without an answer between them, after which the run fails."""
 Config = Mapping[str, bool | int | float | str]
+
+
+CLIENT_APP = "flwr_distill.client.app:app"
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""So that results do not depend on the number of workers, which share the cores."""
 
 
 class WorkerError(RuntimeError):
@@ -70,10 +75,17 @@ class Workers:
         Of the run.
     count : int
         Processes.
+    app : str (default: CLIENT_APP)
+        The ClientApp, as ``module:name``.
     """
 
     def __init__(
-        self, nodes: Mapping[int, Config], run_id: int, run_config: Config, count: int
+        self,
+        nodes: Mapping[int, Config],
+        run_id: int,
+        run_config: Config,
+        count: int,
+        app: str = CLIENT_APP,
     ) -> None:
         self._places = {node: place for place, node in enumerate(nodes)}
         self._memory = tempfile.TemporaryDirectory(
@@ -82,11 +94,12 @@ class Workers:
         folder = Path(self._memory.name)
         self._shared = SharedArrays(folder, "server")
         self._start = {
+            "app": app,
             "folder": str(folder),
             "run_id": run_id,
             "run_config": dict(run_config),
             "nodes": [dict(config) for config in nodes.values()],
-            "log_level": logging.getLogger("flwr").level,
+            "log_level": max(logging.getLogger("flwr").level, WARNING),
         }
         self._pending: list[_Task] = []
         self._written: dict[int, tuple[ArrayRecord, dict[str, Any]]] = {}
@@ -97,6 +110,12 @@ class Workers:
         self._deaths = 0
         self._selector = selectors.DefaultSelector()
         self._processes = [self._spawn(number) for number in range(count)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def submit(self, messages: Sequence[Message]) -> None:
         """Queue messages; their ids are in their metadata."""
@@ -145,6 +164,7 @@ class Workers:
             popen = subprocess.Popen(
                 [sys.executable, "-m", "flwr_distill.simulation.worker", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
+                env={**os.environ, **ONE_THREAD},
             )
         process = _Process(popen, ours)
         name = f"worker-{number}-{popen.pid}"
