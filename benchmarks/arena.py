@@ -42,7 +42,8 @@ from rich.progress import track
 
 from benchmarks import domains
 from benchmarks.arena_tables import GOAL, Cell, print_tables, write_tables
-from benchmarks.in_process import Node, Settings, run_in_process
+from benchmarks.in_process import Settings, run_in_process
+from flwr_distill.simulation.grid import Node
 
 NODES = 10
 ROUNDS = 20

@@ -37,8 +37,9 @@ from rich.table import Table
 from safetensors.torch import load_file
 
 from benchmarks.hostile import TARGET, Attack, Ring, is_possible, with_trigger
-from benchmarks.in_process import Node, Settings, run_in_process
+from benchmarks.in_process import Settings, run_in_process
 from benchmarks.remembering import distilling_once
+from flwr_distill.simulation.grid import Node
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.evaluation import predict
 from flwr_distill.task.models import create_model

@@ -22,8 +22,9 @@ from flwr.app import Message, RecordDict
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.in_process import Node, Settings, run_in_process
+from benchmarks.in_process import Settings, run_in_process
 from flwr_distill.protocol.messages import CONFIG, SERVER_ROUND
+from flwr_distill.simulation.grid import Node
 
 LATE = 4
 TRAINING = ("train", "train.pool", "train.virtual")

@@ -10,11 +10,12 @@ from typing import Any, Self
 
 from flwr.app import Context, RecordDict
 
-from benchmarks.in_process import FIRST_NODE, InProcessGrid, Node, Settings
+from benchmarks.in_process import FIRST_NODE, InProcessGrid, Settings
 from flwr_distill.client.app import app as client_app
 from flwr_distill.fleet.edge_runs import EdgeRuns
 from flwr_distill.flower.line_1_32.fleet.superlink import RunStatus
 from flwr_distill.server.app import main as server_app
+from flwr_distill.simulation.grid import Node
 
 RUN_IDS = count(1000)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchmarks import distill_steps
 from benchmarks.distill_steps import CLASSES, Comparison, Setting
-from benchmarks.in_process import Node, Settings, run_in_process
+from benchmarks.in_process import Settings, run_in_process
 from flwr_distill.client.dp_sgd import PrivacyAccount, PrivateTraining
 from flwr_distill.client.training import fit
 from flwr_distill.distill import VirtualData, distill_dm
@@ -23,6 +23,7 @@ from flwr_distill.distill.ensemble import HELD_OUT, distil_ensemble
 from flwr_distill.distill.gradient_matching import match_gradient
 from flwr_distill.distill.kip import distill_kip, distill_kip_many
 from flwr_distill.distill.registry import _DISTILLERS
+from flwr_distill.simulation.grid import Node
 from flwr_distill.storage.store import NodeStore
 from flwr_distill.task.compute import cuda_graph
 from flwr_distill.task.compute.precision import products_in

@@ -13,13 +13,13 @@ from safetensors.numpy import load, save
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from benchmarks.in_process import Node
 from flwr_distill.client.session import Session
 from flwr_distill.client.training import Trained, train_round
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.links import send
 from flwr_distill.protocol.arrays import as_arrays, as_record
 from flwr_distill.protocol.messages import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, SERVER_ROUND
+from flwr_distill.simulation.grid import Node
 from flwr_distill.strategies.fedhead.method import AGGREGATE_SECTOR, DISTILL_SECTOR
 from flwr_distill.strategies.hfldd.distillation import Encoded, distilled
 from flwr_distill.strategies.hfldd.method import Distillation

@@ -3,86 +3,28 @@
 import json
 import logging
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Error, Message, RecordDict
-from flwr.serverapp import Grid
+from flwr.app import Context, RecordDict
 
 from flwr_distill.client.app import app as client_app
 from flwr_distill.server.app import main as server_app
+from flwr_distill.simulation.grid import Functions, Node, SimulationGrid
 
 FIRST_NODE = 2**64 - 1000
 """As large as Flower's node ids, which fit neither a float nor a signed 64-bit integer."""
 Settings = Mapping[str, bool | int | float | str]
-Node = Callable[[Message], RecordDict | None]
-"""Returns a reply's content, or None to send none; an exception becomes an error reply."""
 
 
-class InProcessGrid(Grid):
-    """Runs a node's function for each message, one after the other.
-
-    `replies` has those not yet pulled, by message id.
-    """
+class InProcessGrid(SimulationGrid):
+    """Runs a node's function for each message, one after the other."""
 
     def __init__(self, nodes: Mapping[int, Node]) -> None:
+        super().__init__(nodes, Functions(nodes))
         self.nodes = nodes
-        self._ids = count()
-        self.replies: dict[str, Message] = {}
-        self._run: Any
-
-    def set_run(self, run: Any) -> None:
-        """Set the run of this grid."""
-        self._run = run
-
-    @property
-    def run(self) -> Any:
-        """Run information."""
-        return self._run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Deprecated in Flower, but part of its interface."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
-
-    def get_node_ids(self) -> list[int]:
-        """Ids of all nodes."""
-        return list(self.nodes)
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Run the nodes and store their replies."""
-        ids = []
-        for message in messages:
-            message_id = str(next(self._ids))
-            message.metadata.__dict__["_message_id"] = message_id
-            try:
-                content = self.nodes[message.metadata.dst_node_id](message)
-                reply = None if content is None else Message(content, reply_to=message)
-            except Exception as error:
-                reply = Message(Error(0, str(error)), reply_to=message)
-            if reply is not None:
-                self.replies[message_id] = reply
-            ids.append(message_id)
-        return ids
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return stored replies."""
-        return [self.replies.pop(i) for i in list(message_ids) if i in self.replies]
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> list[Message]:
-        """Run the nodes and return their replies."""
-        return self.pull_messages(self.push_messages(messages))
 
 
 @contextmanager

@@ -47,11 +47,12 @@ from rich.progress import (
 )
 from rich.table import Table as Printed
 
-from benchmarks.in_process import Node, Settings, run_in_process
+from benchmarks.in_process import Settings, run_in_process
 from flwr_distill.client.simulation import SIMULATED
 from flwr_distill.flower.own_app import PRESETS
 from flwr_distill.protocol.registry import all_methods, find_method
 from flwr_distill.server.record.checkpoint import checkpoints
+from flwr_distill.simulation.grid import Node
 from flwr_distill.task.datasets import DatasetError, load_dataset
 
 TABLES = Path(__file__).with_name("paper_tables")

@@ -22,6 +22,7 @@ from flwr_distill.cli.predict import predict
 from flwr_distill.cli.run import run
 from flwr_distill.cli.runs import report, runs
 from flwr_distill.cli.settings import settings
+from flwr_distill.cli.simulate import simulate
 from flwr_distill.cli.superlink import register, superlink
 from flwr_distill.flower.own_app import APP_DIR
 
@@ -68,7 +69,7 @@ _TRY, _FEDERATION, _NODE = "Try", "Federations and runs", "Nodes and their owner
 _DATA, _RESULTS = "Data", "Results"
 _COMMANDS: dict[str, list[Callable[..., Any]]] = {
     _TRY: [demo, settings],
-    _FEDERATION: [up, run, status, stop, register],
+    _FEDERATION: [up, run, simulate, status, stop, register],
     _NODE: [node, edge, doctor, outbox],
     _DATA: [partition, distill, audit],
     _RESULTS: [report, predict],

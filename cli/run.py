@@ -37,6 +37,11 @@ from flwr_distill.task.settings import RunConfigValue
 if TYPE_CHECKING:
     from flwr_distill.server.settings import RunSettings
 
+Preset = Annotated[
+    str | None,
+    typer.Option(help="Settings of a paper, by name, as in hfldd-mnist-c1.", metavar="NAME"),
+]
+
 
 def run(
     run_config: Annotated[
@@ -46,10 +51,7 @@ def run(
             'strategy="fedavg"\'; or a TOML file. Can be repeated: the last one counts.'
         ),
     ] = None,
-    preset: Annotated[
-        str | None,
-        typer.Option(help="Settings of a paper, by name, as in hfldd-mnist-c1.", metavar="NAME"),
-    ] = None,
+    preset: Preset = None,
     superlink: Address = None,
     root_certificates: Authority = None,
     user_certificate: UserCertificate = None,
@@ -73,9 +75,7 @@ def run(
     from flwr_distill.server.settings import RunSettings  # here: imports Flower
 
     with exit_on(RunConfigError, SettingsError, command="run"):
-        overrides = read_run_config(str(_preset(preset))) if preset else {}
-        for text in run_config or ():
-            overrides |= read_run_config(text)
+        overrides = read_settings(preset, run_config)
         settings = RunSettings.from_run_config(overrides)
     user = user_of(user_certificate, user_key, "run")
     link = find_superlink(superlink, root_certificates, insecure, user, state_dir, "run")
@@ -94,7 +94,7 @@ def run(
         reason = log.reason(outcome.details) or "the log above says why"
         fail(f"run {outcome.run_id} failed: {reason}", "run")
     if log.folder:
-        _show_results(console, log.folder if runs_dir is None else runs_dir / log.folder.name)
+        show_results(console, log.folder if runs_dir is None else runs_dir / log.folder.name)
 
 
 def _check_data_set(overrides: Mapping[str, RunConfigValue], node_dirs: list[str]) -> None:
@@ -103,6 +103,14 @@ def _check_data_set(overrides: Mapping[str, RunConfigValue], node_dirs: list[str
     configs = [tomllib.loads(file.read_text("utf-8")) for file in files if file.exists()]
     if "dataset" not in overrides and any("data" in config for config in configs):
         fail("these nodes have their own data: give -c 'dataset=\"private\"'", "run")
+
+
+def read_settings(preset: str | None, run_config: list[str] | None) -> dict[str, RunConfigValue]:
+    """Read a run's settings from the two options; the last of several values counts."""
+    settings = read_run_config(str(_preset(preset))) if preset else {}
+    for text in run_config or ():
+        settings |= read_run_config(text)
+    return settings
 
 
 def _preset(name: str) -> Path:
@@ -151,7 +159,8 @@ def _follow(
         raise typer.Exit(130) from None
 
 
-def _show_results(console: Console, folder: Path) -> None:
+def show_results(console: Console, folder: Path) -> None:
+    """Print the results in a run's folder, or where they are."""
     summary = folder / "summary.json"
     if not summary.exists():
         typer.echo(f"The results are with the server, in {folder} (here: --runs-dir)")

@@ -12,7 +12,7 @@ from flwr_distill.client.features import as_seen
 from flwr_distill.client.session import Session, Source, check_unchanged
 from flwr_distill.client.terms import loss_terms
 from flwr_distill.client.training import train_round
-from flwr_distill.protocol.arrays import Arrays, as_arrays, as_tensors
+from flwr_distill.protocol.arrays import Arrays, as_arrays, as_tensors, record_of
 from flwr_distill.protocol.messages import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, SERVER_ROUND
 from flwr_distill.task.augmentation import chosen_changes
 from flwr_distill.task.backbones import copy_to_train
@@ -111,7 +111,7 @@ class LocalRound:
 
     def trained_model(self) -> ArrayRecord:
         """The current model, for the reply."""
-        return ArrayRecord(self.model.state_dict())
+        return record_of(self.model)
 
 
 def received_arrays(content: RecordDict) -> Arrays:

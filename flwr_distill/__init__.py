@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOMS = (
     *("cli", "fleet", "flower", "node", "client", "server", "strategies", "links", "protocol"),
-    *("storage", "distill", "task", "base"),
+    *("simulation", "storage", "distill", "task", "base"),
 )
 """Folders of this package."""
 

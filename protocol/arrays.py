@@ -180,6 +180,14 @@ def as_record(arrays: Arrays) -> ArrayRecord:
     return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
 
 
+def record_of(model: nn.Module) -> ArrayRecord:
+    """A model's state as a record; its arrays are encoded where they are sent, if at all."""
+    record = ArrayRecord()
+    for name, values in arrays_of(model).items():
+        record[name] = DecodedArray(values.copy())  # the model may train on
+    return record
+
+
 def arrays_of(model: nn.Module) -> dict[str, NDArray[np.generic]]:
     """A model's state as arrays on the CPU."""
     return {name: value.detach().cpu().numpy() for name, value in model.state_dict().items()}

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 FLOORS = [
     {"cli"},
-    {"fleet"},
+    {"fleet", "simulation"},
     {"flower"},
     {"server", "node"},
     {"strategies"},

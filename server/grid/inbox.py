@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from time import monotonic
+from time import monotonic, sleep
 
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
@@ -56,6 +56,10 @@ class Inbox:
     def coming(self) -> bool:
         """Whether part of a reply has arrived, so that it pays to poll again soon."""
         return False
+
+    def wait(self, seconds: float) -> None:
+        """Wait so long for further replies; a grid that knows when one arrives ends it then."""
+        getattr(self._grid, "wait", sleep)(seconds)
 
     def close(self) -> None:
         """Stop waiting for the remaining replies."""

@@ -127,7 +127,7 @@ class Transport:
             inbox.rejected.clear()
             progress.show(messages[waiting].metadata.dst_node_id for waiting in inbox.waiting)
             if inbox.waiting:
-                time.sleep(poll)
+                inbox.wait(poll)
         inbox.close()
 
     def _most(self, message: Message) -> Most:

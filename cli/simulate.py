@@ -1,0 +1,112 @@
+"""`flwr-distill simulate`: a federation of virtual nodes on this machine."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from flwr_distill.base.text import counted
+from flwr_distill.cli.errors import exit_on, fail
+from flwr_distill.cli.options import DataRoot, NodesDevice, run_config_option
+from flwr_distill.cli.run import Preset, read_settings, show_results
+from flwr_distill.cli.run_log import RunLog
+from flwr_distill.fleet.run_config import RunConfigError
+from flwr_distill.protocol.replies import NothingUsableError
+from flwr_distill.task.errors import ReportedError
+
+DEFAULT_NODES = 10
+
+
+class _Lines(logging.Handler):
+    """Gives the lines of Flower's log to the one that shows them."""
+
+    def __init__(self, log: RunLog) -> None:
+        super().__init__()
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._log.show(f"{record.levelname} :      {record.getMessage()}")
+
+
+@contextmanager
+def _logged(log: RunLog) -> Iterator[None]:
+    logger = logging.getLogger("flwr")
+    handlers, logger.handlers = logger.handlers, [_Lines(log)]
+    try:
+        yield
+    finally:
+        logger.handlers = handlers
+
+
+def simulate(
+    run_config: Annotated[
+        list[str] | None,
+        run_config_option("Settings of the run, as for flwr-distill run. Can be repeated."),
+    ] = None,
+    preset: Preset = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Virtual nodes.", show_default=f"{DEFAULT_NODES}, or by --data"),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Folder with the data of each node: a folder or file for each."),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes that train.", show_default="one a core or GPU"),
+    ] = None,
+    device: NodesDevice = "auto",
+    data_root: DataRoot = None,
+    runs_dir: Annotated[Path, typer.Option(help="Folder for results.")] = Path("runs"),
+) -> None:
+    """Run this app on virtual nodes: no SuperLink, no Ray, the same results as with real nodes.
+
+    Worker processes stay for the whole run. A run that ended early is resumed by
+    -c 'resume="latest"'.
+    """
+    from flwr_distill.server.settings import RunSettings  # here: imports Flower
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends it like Ctrl-C
+    with exit_on(RunConfigError, ReportedError, command="simulate"):
+        settings = read_settings(preset, run_config)
+        if data:
+            settings = {"dataset": "private", **settings}
+        RunSettings.from_run_config(settings)
+    own = sorted(path for path in data.iterdir() if path.name[0] != ".") if data else []
+    if data and nodes not in (None, len(own)):
+        problem = f"{data} has data of {counted(len(own), 'node')}"
+        fail(problem, "simulate", where="nodes", value=nodes, remedy="drop --nodes")
+
+    from flwr_distill.simulation.run import simulate as run  # here: imports torch
+    from flwr_distill.simulation.run import spread
+    from flwr_distill.simulation.workers import Config
+
+    count = len(own) or nodes or DEFAULT_NODES
+    configs: list[Config] = [
+        {
+            "num-partitions": count,
+            "device": spread(str(device), place),
+            **({"data": str(own[place])} if own else {}),
+            **({"data-root": str(data_root)} if data_root else {}),
+        }
+        for place in range(count)
+    ]
+    console = Console()
+    with RunLog(console) as log, _logged(log):
+        try:
+            run(settings, configs, runs_dir.resolve(), workers=workers)
+        except KeyboardInterrupt:
+            typer.echo("the simulation has ended", err=True)
+            raise typer.Exit(130) from None
+        except (ReportedError, NothingUsableError) as error:
+            fail(error, "simulate")
+    if log.folder:
+        show_results(console, log.folder)

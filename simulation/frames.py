@@ -1,0 +1,154 @@
+"""What server and workers send each other: frames on a socket, and arrays in shared memory.
+
+A frame is JSON with bytes behind it. Arrays lie in files of a folder in memory, which the reader
+maps: a model for many nodes is written once. Nothing is unpickled.
+"""
+
+import json
+import mmap
+import os
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from flwr_distill.protocol.arrays import DecodedArray, as_arrays
+
+_LENGTHS = struct.Struct("<II")
+_ALIGNMENT = 64
+_KINDS: dict[str, type[MetricRecord] | type[ConfigRecord]] = {
+    "metrics": MetricRecord,
+    "config": ConfigRecord,
+}
+
+
+@dataclass
+class Frame:
+    """JSON, and the bytes that it points to."""
+
+    header: dict[str, Any]
+    blobs: bytearray = field(default_factory=bytearray)
+
+    def send(self, connection: socket.socket) -> None:
+        """Send the frame."""
+        header = json.dumps(self.header).encode()
+        lengths = _LENGTHS.pack(len(header), len(self.blobs))
+        connection.sendall(b"".join((lengths, header, self.blobs)))
+
+    @classmethod
+    def receive(cls, connection: socket.socket) -> "Frame":
+        """Wait for a frame.
+
+        Raises
+        ------
+        EOFError
+            If the other side has ended.
+        """
+        header, blobs = _LENGTHS.unpack(_read(connection, _LENGTHS.size))
+        return cls(json.loads(_read(connection, header)), _read(connection, blobs))
+
+
+def _read(connection: socket.socket, size: int) -> bytearray:
+    content = bytearray(size)
+    view = memoryview(content)
+    while view:
+        if not (received := connection.recv_into(view)):
+            raise EOFError("the other side has ended")
+        view = view[received:]
+    return content
+
+
+class SharedArrays:
+    """Array records in files of a folder in memory.
+
+    Parameters
+    ----------
+    folder : Path
+        Shared by server and workers.
+    name : str
+        Begins the names of this process's files.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder = folder
+        self._names = (f"{name}-{number}" for number in count())
+
+    def write(self, record: ArrayRecord) -> dict[str, Any]:
+        """Write a record's arrays into a file; return its name, and where they are in it."""
+        name, end, places = next(self._names), 0, []
+        with (self._folder / name).open("wb") as file:
+            for key, array in as_arrays(record).items():
+                file.write(bytes(-end % _ALIGNMENT))
+                start = file.tell()
+                file.write(np.ascontiguousarray(array).tobytes())
+                end = file.tell()
+                places.append([key, array.dtype.str, array.shape, start])
+        return {"file": name, "arrays": places}
+
+    def read(self, written: Mapping[str, Any]) -> dict[str, DecodedArray]:
+        """Map a file that another process has written."""
+        with (self._folder / written["file"]).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if size else b""
+        arrays = {}
+        for key, kind, shape, start in written["arrays"]:
+            number = int(np.prod(shape, dtype=np.int64))
+            values = np.frombuffer(memory, kind, number, start) if number else np.empty(0, kind)
+            arrays[key] = DecodedArray(values.reshape(shape))
+        return arrays
+
+    def delete(self, name: str) -> None:
+        """Delete a file; who has mapped it keeps its arrays."""
+        (self._folder / name).unlink(missing_ok=True)
+
+
+def encode_values(record: MetricRecord | ConfigRecord, blobs: bytearray) -> dict[str, Any]:
+    """A record of values as JSON; bytes go behind it."""
+
+    def encoded(value: Any) -> Any:
+        if isinstance(value, bytes):
+            blobs.extend(value)
+            return {"end": len(blobs), "size": len(value)}
+        return [encoded(item) for item in value] if isinstance(value, list) else value
+
+    kind = "metrics" if isinstance(record, MetricRecord) else "config"
+    return {"kind": kind, "values": {key: encoded(value) for key, value in record.items()}}
+
+
+def decode_values(encoded: Mapping[str, Any], blobs: bytearray) -> MetricRecord | ConfigRecord:
+    """The record of `encode_values`."""
+
+    def decoded(value: Any) -> Any:
+        if isinstance(value, dict):
+            return bytes(blobs[value["end"] - value["size"] : value["end"]])
+        return [decoded(item) for item in value] if isinstance(value, list) else value
+
+    return _KINDS[encoded["kind"]]({key: decoded(v) for key, v in encoded["values"].items()})
+
+
+def encode_content(
+    content: RecordDict, write: Any, blobs: bytearray
+) -> list[tuple[str, dict[str, Any]]]:
+    """A message's content as JSON; `write` puts array records into shared memory."""
+    return [
+        (name, write(record) if isinstance(record, ArrayRecord) else encode_values(record, blobs))
+        for name, record in content.items()
+    ]
+
+
+def decode_content(encoded: Any, read: Any, blobs: bytearray) -> RecordDict:
+    """The content of `encode_content`."""
+    content = RecordDict()
+    for name, record in encoded:
+        if "kind" in record:
+            content[name] = decode_values(record, blobs)
+        else:
+            content[name] = arrays = ArrayRecord()
+            arrays.update(read(record))  # its constructor would encode them again
+    return content

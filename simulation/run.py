@@ -1,0 +1,71 @@
+"""Runs a federation on this machine, without a SuperLink."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from flwr.app import Context, RecordDict
+
+from flwr_distill.simulation.grid import SimulationGrid
+from flwr_distill.simulation.workers import Config, Workers
+
+FIRST_NODE = 2**64 - 1_000_000
+"""As large as Flower's node ids, which fit neither a float nor a signed 64-bit integer."""
+
+
+def simulate(
+    run_config: Config, nodes: Sequence[Config], runs_dir: Path, *, workers: int | None = None
+) -> Path:
+    """Run a strategy on virtual nodes: the real ServerApp here, the real ClientApp in workers.
+
+    One seed gives one model, whatever the number of workers, and the one that real processes give.
+
+    Parameters
+    ----------
+    run_config : Mapping[str, bool | int | float | str]
+        Flat, as for ``-c``.
+    nodes : Sequence[Mapping[str, bool | int | float | str]]
+        Node config of each; ``partition-id`` is its place by default.
+    runs_dir : Path
+        For the run's folder, and the nodes' state in ``nodes``: a resumed run needs both.
+    workers : int, optional (default: None)
+        Processes that train; None for one a core, or one a GPU if nodes compute on these.
+
+    Returns
+    -------
+    Path
+        Folder of a new run's results; a resumed run continues in its own.
+
+    Raises
+    ------
+    WorkerError
+        If workers cannot start, or keep dying.
+    """
+    run_id = secrets.randbits(63)
+    config = {"min-nodes": len(nodes), **run_config, "runs-dir": str(runs_dir)}
+    state = {"state-dir": str(runs_dir / "nodes")}
+    by_id = {
+        FIRST_NODE + place: {"partition-id": place, **state, **own}
+        for place, own in enumerate(nodes)
+    }
+    with Workers(by_id, run_id, config, workers or _num_workers(list(by_id.values()))) as pool:
+        from flwr_distill.server.app import main  # here: meanwhile the workers import theirs
+
+        main(SimulationGrid(by_id, pool), Context(run_id, 1, {}, RecordDict(), config))
+    return runs_dir / str(run_id)
+
+
+def spread(device: str, place: int) -> str:
+    """Device of the node at a place, where ``auto`` and ``cuda`` take all GPUs in turn."""
+    count = torch.cuda.device_count() if device in ("auto", "cuda") else 0
+    return f"cuda:{place % count}" if count else device
+
+
+def _num_workers(nodes: Sequence[Config]) -> int:
+    """Workers for nodes by default."""
+    gpus = {str(node.get("device")) for node in nodes if "cuda" in str(node.get("device"))}
+    return min(len(nodes), len(gpus) or len(os.sched_getaffinity(0)))

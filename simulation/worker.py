@@ -1,0 +1,100 @@
+"""A worker of a simulation: answers messages to virtual nodes with the ClientApp, one by one.
+
+``python -m flwr_distill.simulation.worker FD``, started by `simulation.workers`; FD is a socket.
+"""
+
+import logging
+import signal
+import socket
+import sys
+import time
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message
+
+from flwr_distill.protocol.arrays import DecodedArray
+from flwr_distill.simulation.frames import Frame, SharedArrays, decode_content, encode_content
+from flwr_distill.task.plugin import import_object
+
+MAX_MODELS = 4
+"""Models of the server that a worker keeps mapped."""
+
+
+class Worker:
+    """Answers frames of messages.
+
+    Parameters
+    ----------
+    start : dict
+        ``app``, the ClientApp as ``module:name``; ``folder`` of shared arrays, ``name`` of the
+        worker, ``run_id``, ``run_config``, and the config of each node in ``nodes``, by its place.
+    """
+
+    def __init__(self, start: dict[str, Any]) -> None:
+        self._app: Any = import_object(start["app"])
+        self._shared = SharedArrays(Path(start["folder"]), start["name"])
+        self._run_id, self._run_config = start["run_id"], start["run_config"]
+        self._nodes: list[dict[str, Any]] = start["nodes"]
+        self._mapped: OrderedDict[str, dict[str, DecodedArray]] = OrderedDict()
+
+    def answer(self, frame: Frame) -> Frame:
+        """The frame of a reply; an exception's text in its place if the app raises one."""
+        request, blobs, started = frame.header, bytearray(), time.perf_counter()
+        reply: dict[str, Any] = {"id": request["id"]}
+        try:
+            state = decode_content(request["state"], self._read, frame.blobs)
+            context = Context(
+                self._run_id,
+                request["node"],
+                self._nodes[request["place"]],
+                state,
+                self._run_config,
+            )
+            message = Message(
+                decode_content(request["content"], self._read, frame.blobs),
+                request["node"],
+                request["type"],
+                ttl=request["ttl"],
+                group_id=request["group"],
+            )
+            message.metadata.__dict__.update(
+                _message_id=request["id"], _run_id=self._run_id, _created_at=request["created"]
+            )
+            answer = self._app(message, context)
+            reply["content"] = encode_content(answer.content, self._shared.write, blobs)
+            reply["state"] = encode_content(context.state, self._shared.write, blobs)
+        except Exception as error:  # whatever the app raises is its answer
+            logging.getLogger("flwr").debug("node %d", request["place"], exc_info=True)
+            reply = {"id": request["id"], "error": f"{type(error).__name__}: {error}"}
+        reply["seconds"] = time.perf_counter() - started
+        return Frame(reply, blobs)
+
+    def _read(self, written: dict[str, Any]) -> dict[str, DecodedArray]:
+        name = written["file"]
+        if name not in self._mapped:
+            self._mapped[name] = self._shared.read(written)
+            if len(self._mapped) > MAX_MODELS:
+                self._mapped.popitem(last=False)
+        return dict(self._mapped[name])
+
+
+def main() -> None:
+    """Answer until the server closes the socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends its workers
+    with socket.socket(fileno=int(sys.argv[1])) as connection:
+        start = Frame.receive(connection).header
+        logging.getLogger("flwr").setLevel(start["log_level"])
+        worker = Worker(start)
+        Frame({"ready": True}).send(connection)
+        while True:
+            try:
+                frame = Frame.receive(connection)
+            except (EOFError, ConnectionError):
+                return
+            worker.answer(frame).send(connection)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,288 @@
+"""Worker processes of a simulation: each takes the next message as soon as it is free."""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from logging import WARNING
+from pathlib import Path
+from typing import Any, Self
+
+from flwr.app import ArrayRecord, Error, Message, RecordDict
+from flwr.common import log
+from flwr.common.constant import ErrorCode
+
+from flwr_distill.simulation.frames import Frame, SharedArrays, decode_content, encode_content
+from flwr_distill.task.errors import ReportedError
+
+GRACE = 30.0
+"""Seconds beyond a message's time-to-live after which a worker that has not answered is killed."""
+AHEAD = 2
+"""Messages that a worker has at a time: the one it answers and the next."""
+MAX_DEATHS = 3
+"""Deaths of workers in a row, without an answer between them, after which the run fails."""
+Config = Mapping[str, bool | int | float | str]
+
+
+CLIENT_APP = "flwr_distill.client.app:app"
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""So that results do not depend on the number of workers, which share the cores."""
+
+
+class WorkerError(ReportedError):
+    """Workers cannot start, or keep dying."""
+
+
+@dataclass(eq=False)
+class _Task:
+    message: Message
+    place: int
+    frame: Frame
+    files: list[str]
+    due: float
+
+
+@dataclass(eq=False)
+class _Process:
+    popen: subprocess.Popen[bytes]
+    connection: socket.socket
+    tasks: deque[_Task] = field(default_factory=deque)
+    is_ready: bool = False
+
+
+class Workers:
+    """Answers messages to virtual nodes in worker processes.
+
+    Messages that have taken longest so far go first. A node's messages go to the worker that has
+    loaded its data, unless another worker would be idle.
+
+    Parameters
+    ----------
+    nodes : Mapping[int, Mapping[str, bool | int | float | str]]
+        Node config of each virtual node, by Flower's node id.
+    run_id : int
+        Of the run.
+    run_config : Mapping[str, bool | int | float | str]
+        Of the run.
+    count : int
+        Processes.
+    app : str (default: CLIENT_APP)
+        The ClientApp, as ``module:name``.
+    """
+
+    def __init__(
+        self,
+        nodes: Mapping[int, Config],
+        run_id: int,
+        run_config: Config,
+        count: int,
+        app: str = CLIENT_APP,
+    ) -> None:
+        self._places = {node: place for place, node in enumerate(nodes)}
+        self._memory = tempfile.TemporaryDirectory(
+            prefix="flwr-distill-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        )
+        folder = Path(self._memory.name)
+        self._shared = SharedArrays(folder, "server")
+        self._start = {
+            "app": app,
+            "folder": str(folder),
+            "run_id": run_id,
+            "run_config": dict(run_config),
+            "nodes": [dict(config) for config in nodes.values()],
+            "log_level": max(logging.getLogger("flwr").level, WARNING),
+        }
+        self._pending: list[_Task] = []
+        self._written: dict[int, tuple[ArrayRecord, dict[str, Any]]] = {}
+        self._uses: dict[str, int] = {}
+        self._states: dict[int, RecordDict] = {}
+        self._seconds: dict[tuple[int, str], float] = {}
+        self._homes: dict[int, _Process] = {}
+        self._deaths = 0
+        self._selector = selectors.DefaultSelector()
+        self._processes = [self._spawn(number) for number in range(count)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def submit(self, messages: Sequence[Message]) -> None:
+        """Queue messages; their ids are in their metadata."""
+        for message in messages:
+            self._pending.append(self._task(message))
+        self._written.clear()
+        # Those that may take longest first; of those not yet seen, in the order of the messages.
+        self._pending.sort(key=lambda task: self._cost(task), reverse=True)
+        self._assign()
+
+    def wait(self, seconds: float) -> list[tuple[str, RecordDict | Error]]:
+        """Wait for replies; return them by message id, as soon as there is one."""
+        replies = []
+        for key, _ in self._selector.select(max(seconds, 0)):
+            process: _Process = key.data
+            try:
+                frame = Frame.receive(process.connection)
+            except (EOFError, OSError):
+                replies += self._bury(process)
+                continue
+            if "ready" in frame.header:
+                process.is_ready = True
+                continue
+            self._deaths = 0
+            replies.append(self._reply(process, frame))
+        replies += self._kill_late()
+        self._assign()
+        return replies
+
+    def close(self) -> None:
+        """End the workers."""
+        for process in self._processes:
+            process.connection.close()
+        for process in self._processes:
+            try:
+                process.popen.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                process.popen.kill()
+                process.popen.wait()
+        self._selector.close()
+        self._memory.cleanup()
+
+    def _spawn(self, number: int) -> _Process:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            popen = subprocess.Popen(
+                [sys.executable, "-m", "flwr_distill.simulation.worker", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, **ONE_THREAD},
+            )
+        process = _Process(popen, ours)
+        name = f"worker-{number}-{popen.pid}"
+        Frame({**self._start, "name": name}).send(ours)
+        self._selector.register(ours, selectors.EVENT_READ, process)
+        return process
+
+    def _task(self, message: Message) -> _Task:
+        blobs, files = bytearray(), []
+        metadata = message.metadata
+        node = metadata.dst_node_id
+
+        def write(record: ArrayRecord) -> dict[str, Any]:
+            if id(record) not in self._written:
+                self._written[id(record)] = record, self._shared.write(record)
+            written = self._written[id(record)][1]
+            files.append(written["file"])
+            return written
+
+        header = {
+            "id": metadata.message_id,
+            "place": self._places[node],
+            "node": node,
+            "type": metadata.message_type,
+            "ttl": metadata.ttl,
+            "group": metadata.group_id,
+            "created": metadata.created_at,
+            "content": encode_content(message.content, write, blobs),
+            "state": encode_content(self._states.get(node, RecordDict()), write, blobs),
+        }
+        for file in files:
+            self._uses[file] = self._uses.get(file, 0) + 1
+        due = time.monotonic() + metadata.ttl + GRACE
+        return _Task(message, self._places[node], Frame(header, blobs), files, due)
+
+    def _cost(self, task: _Task) -> float:
+        return self._seconds.get((task.place, task.message.metadata.message_type), 0.0)
+
+    def _assign(self) -> None:
+        """Give pending messages to workers that have room, the freest first."""
+        while self._pending:
+            process = min(self._processes, key=lambda process: len(process.tasks))
+            if len(process.tasks) >= AHEAD:
+                return
+            place = next(
+                (
+                    place
+                    for place, task in enumerate(self._pending)
+                    if self._homes.get(task.place, process) is process
+                ),
+                0,
+            )
+            task = self._pending.pop(place)
+            self._homes[task.place] = process
+            process.tasks.append(task)
+            task.frame.send(process.connection)
+
+    def _reply(self, process: _Process, frame: Frame) -> tuple[str, RecordDict | Error]:
+        task, header = process.tasks.popleft(), frame.header
+        metadata = task.message.metadata
+        self._release(task)
+        self._seconds[task.place, metadata.message_type] = header["seconds"]
+        if "error" in header:
+            return metadata.message_id, _error(header["error"])
+        content = decode_content(header["content"], self._take, frame.blobs)
+        if header["state"]:
+            state = decode_content(header["state"], self._take, frame.blobs)
+            self._states[metadata.dst_node_id] = state
+        return metadata.message_id, content
+
+    def _take(self, written: dict[str, Any]) -> Any:
+        arrays = self._shared.read(written)
+        self._shared.delete(written["file"])
+        return arrays
+
+    def _release(self, task: _Task) -> None:
+        for file in task.files:
+            self._uses[file] -= 1
+            if not self._uses[file]:
+                del self._uses[file]
+                self._shared.delete(file)
+
+    def _kill_late(self) -> list[tuple[str, RecordDict | Error]]:
+        late = [p for p in self._processes if p.tasks and p.tasks[0].due < time.monotonic()]
+        replies = []
+        for process in late:
+            process.popen.kill()
+            replies += self._bury(process)
+        return replies
+
+    def _bury(self, process: _Process) -> list[tuple[str, RecordDict | Error]]:
+        """Start a worker in place of a dead one, whose current message gets an error.
+
+        Raises
+        ------
+        WorkerError
+            If workers keep dying.
+        """
+        self._selector.unregister(process.connection)
+        process.connection.close()
+        code = process.popen.wait()
+        reason = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        self._deaths += 1
+        if not process.is_ready or self._deaths > MAX_DEATHS:
+            remedy = "free some memory, or take fewer --workers" if code < 0 else "see above why"
+            raise WorkerError(f"a worker of the simulation has died ({reason})", remedy=remedy)
+        log(WARNING, "A worker of the simulation has died (%s); another starts", reason)
+        number = self._processes.index(process)
+        self._processes[number] = self._spawn(number)
+        self._homes = {place: p for place, p in self._homes.items() if p is not process}
+        if not process.tasks:
+            return []
+        lost = process.tasks.popleft()
+        self._pending[:0] = process.tasks  # it has not begun with them
+        self._release(lost)
+        return [(lost.message.metadata.message_id, _error(f"its worker has died ({reason})"))]
+
+
+def _error(reason: str) -> Error:
+    return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
