@@ -17,10 +17,10 @@ from flwr_distill.links.errors import LinkError
 from flwr_distill.links.folder import LinkFolder
 from flwr_distill.links.records import MAX_PARCEL, VIRTUAL_DATA, Delivery, Parcel, Route
 from flwr_distill.links.seal import unseal
-from flwr_distill.links.store import NodeStore
 from flwr_distill.node.requests import Form, MessageRequest
 from flwr_distill.protocol.arrays import Arrays
 from flwr_distill.protocol.messages import DELIVERY, PARCEL
+from flwr_distill.storage.store import NodeStore
 from flwr_distill.task.errors import SettingsError
 
 if TYPE_CHECKING:

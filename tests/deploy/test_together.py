@@ -255,7 +255,7 @@ def test_what_is_too_much_for_one_call_comes_with_the_next(superlink, monkeypatc
     message = superlink.send(0, size=9)
     superlink.fill(message)
     superlink.fetch(0)
-    monkeypatch.setattr("flwr_distill.flower.line_1_32.fleet.calls.MOST_BYTES", 20_000)
+    monkeypatch.setattr("flwr_distill.flower.line_1_32.fleet.calls.MAX_BYTES", 20_000)
     with together(superlink) as calls:
         requests = pulls(superlink, message)
         assert 1 <= len(calls.make(superlink.nodes[0], superlink.run, requests)) < len(requests)
@@ -457,7 +457,7 @@ def calls_of_node(link):
 
 @pytest.mark.parametrize("size", [2, 20_000, 300_000], ids=["small", "large", "very large"])
 def test_a_message_and_its_reply_arrive_whole(either, size, monkeypatch):
-    monkeypatch.setattr("flwr_distill.flower.line_1_32.node.connection.MOST_BYTES", 400_000)
+    monkeypatch.setattr("flwr_distill.flower.line_1_32.node.connection.MAX_BYTES", 400_000)
     monkeypatch.setattr(protocol, "MAX_BYTES", 400_000)
     message = either.send(0)
     either.fill(message)

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from benchmarks.in_process import run_in_process
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.fleet.local_federation import LocalFederation
-from flwr_distill.links.store import NodeStore
+from flwr_distill.storage.store import NodeStore
 from tests.matrix import BASELINES
 
 from .one_place import MODEL, SPLITS, head_of_all, split

@@ -277,7 +277,7 @@ def check_scale_of(wards, runs):
 
 
 def test_more_nodes_than_a_sum_can_have_are_in_several(tmp_path, monkeypatch):
-    monkeypatch.setattr("flwr_distill.server.columns.MOST", 3)
+    monkeypatch.setattr("flwr_distill.server.columns.MAX_NODES", 3)
     wards = [write_ward(tmp_path, name, 20) for name in "abcdef"]
     run_in_process(SUMMED, wards, tmp_path / "runs")
     check_scale_of(wards, tmp_path / "runs")

@@ -8,7 +8,7 @@ from flwr.common.constant import ErrorCode
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.node.sandbox import why_no_sandbox
 from tests.gpu import work
-from tests.node.supernodes import ROOT, SuperNode, running_executor, told, wait_until_gone
+from tests.node.supernodes import ROOT, SuperNode, answer, running_executor, wait_until_gone
 
 pytestmark = pytest.mark.gpu
 
@@ -66,7 +66,7 @@ def test_a_failed_assertion_on_the_gpu_costs_its_node_a_worker_and_the_other_nod
             node.submit(app_dir)
             stack.enter_context(running_executor(node, tmp_path / str(number), *arguments))
             node.send()
-        first = [told(node.reply()) for node in nodes]
+        first = [answer(node.reply()) for node in nodes]
         assert [reply["device"] for reply in first] == [work.REAL_GPU] * 2
         assert first[0]["pid"] != first[1]["pid"]
 
@@ -76,7 +76,7 @@ def test_a_failed_assertion_on_the_gpu_costs_its_node_a_worker_and_the_other_nod
         assert "device-side assert" in str(failed.error.reason)
         for node in nodes:
             node.send()
-        again = [told(node.reply()) for node in nodes]
+        again = [answer(node.reply()) for node in nodes]
         assert [reply["sum"] for reply in again] == [28.0, 28.0]
         assert again[0]["pid"] != first[0]["pid"]
         assert again[1]["pid"] == first[1]["pid"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import flwr_distill.client.training
-import flwr_distill.server.evaluation
+import flwr_distill.server.task
 import flwr_distill.strategies.feddyn.client
 import flwr_distill.strategies.moon.client
 import flwr_distill.strategies.scaffold.client
@@ -53,14 +53,14 @@ def test_state_made_on_the_first_gpu_instead_of_the_models(gpus, federation, pla
 
 
 def test_a_model_moved_in_inference_mode_and_loaded_again(gpus, federation, plant):
-    predict = flwr_distill.server.evaluation.predict
+    predict = flwr_distill.server.task.predict
 
     @torch.inference_mode()
     def moving(model, samples, device="cpu"):
         model.to(device)
         return predict(model, samples, device)
 
-    plant(flwr_distill.server.evaluation, "predict", moving)
+    plant(flwr_distill.server.task, "predict", moving)
     with fails_with("Inplace update to inference tensor"):
         federation(GPU, strategy="fedavg", model="resnet8", train__batch_size=64)
 

@@ -30,7 +30,7 @@ class FedHKD(CheckedFedAvg):
 
     Models are averaged as in FedAvg. With its model, a node sends hyper-knowledge: for each class,
     the mean of its samples' features, with Gaussian noise, and of their softened predictions
-    (`client.own_knowledge`). The server averages both over the nodes that have the
+    (:mod:`.client`). The server averages both over the nodes that have the
     class, weighted by their samples of it, and sends them with the next model. Nodes add to their
     loss how far the classifier's predictions on the global mean features are from the global
     predictions, and how far their features are from the global means of their classes
