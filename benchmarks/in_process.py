@@ -20,11 +20,24 @@ Settings = Mapping[str, bool | int | float | str]
 
 
 class InProcessGrid(SimulationGrid):
-    """Runs a node's function for each message, one after the other."""
+    """Runs a node's function for each message, one after the other; `nodes` may change."""
 
     def __init__(self, nodes: Mapping[int, Node]) -> None:
-        super().__init__(nodes, Functions(nodes))
-        self.nodes = nodes
+        self._functions = Functions(nodes)
+        super().__init__(nodes, self._functions)
+
+    @property
+    def nodes(self) -> Mapping[int, Node]:
+        """The nodes by id."""
+        return self._functions.nodes
+
+    @nodes.setter
+    def nodes(self, nodes: Mapping[int, Node]) -> None:
+        self._functions.nodes = nodes
+
+    def get_node_ids(self) -> list[int]:
+        """Ids of the nodes."""
+        return list(self.nodes)
 
 
 @contextmanager

@@ -91,6 +91,9 @@ EDGE = "edge"
 
 
 def ranked(records: Mapping[str, T], name: str) -> dict[int, T]:
-    """Entries ``<name>.<rank>`` by rank, in their order; others are ignored."""
-    parts = ((key.rpartition("."), value) for key, value in records.items())
-    return {int(r): value for (stem, _, r), value in parts if stem == name and r.isdecimal()}
+    """Entries ``<name>.<rank>`` by rank, in their order; ValueError if a rank is no number."""
+    start = f"{name}."
+    by_rank = {k.removeprefix(start): v for k, v in records.items() if k.startswith(start)}
+    if odd := [rank for rank in by_rank if not rank.isdecimal()]:
+        raise ValueError(f"{start}{odd[0][:20]}: its rank is no number")
+    return {int(rank): value for rank, value in by_rank.items()}

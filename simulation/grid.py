@@ -34,14 +34,14 @@ class Functions:
     """
 
     def __init__(self, nodes: Mapping[int, Node]) -> None:
-        self._nodes = nodes
+        self.nodes = nodes
         self._done: list[tuple[str, RecordDict | Error]] = []
 
     def submit(self, messages: Sequence[Message]) -> None:
         """Run the nodes, one after the other."""
         for message in messages:
             try:
-                answer = self._nodes[message.metadata.dst_node_id](message)
+                answer = self.nodes[message.metadata.dst_node_id](message)
             except Exception as error:  # whatever a node raises is its answer
                 self._done.append((message.metadata.message_id, Error(0, str(error))))
             else:

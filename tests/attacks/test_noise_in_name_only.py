@@ -57,7 +57,7 @@ def test_an_epsilon_counts_only_where_the_app_adds_noise_for_it(
     strategy: str, message_type: str, record: str, value: dict[str, Any], counts: bool
 ) -> None:
     content = RecordDict({record: ConfigRecord(value)})
-    request = MessageRequest.by(
+    request = MessageRequest.read(
         content, message_type=message_type, bundle="", run_config={"strategy": strategy}
     )
     assert request.virtual_epsilon == (2.0 if counts else 0.0)

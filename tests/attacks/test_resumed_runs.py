@@ -83,7 +83,7 @@ def test_no_chain_of_runs_leads_to_another_account(tmp_path: Path) -> None:
         second.take_over("1", str(NODE), 0)
     with pytest.raises(ValueError, match="resumes this one"):
         third.take_over("3", str(NODE), 0)
-    with pytest.raises(ValueError, match="has begun"):
+    with pytest.raises(ValueError, match="has started"):
         first.take_over("3", str(NODE), 0)
     assert first.take_over("2", str(NODE), 0) == 0  # a message that comes twice
     assert [store.origin for store in (first, second)] == [second, second]

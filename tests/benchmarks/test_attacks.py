@@ -110,7 +110,7 @@ def test_an_oversized_parcel_is_well_formed(client_grid, monkeypatch):
         generator = staticmethod(lambda purpose: torch.Generator().manual_seed(0))
 
     monkeypatch.setattr(benchmarks.hostile.Session, "of", lambda context: Known)
-    virtual = VirtualData.from_bytes(benchmarks.hostile._oversized_virtual_data(None, None))
+    virtual = VirtualData.from_bytes(benchmarks.hostile._oversized_virtual_data(None, None).payload)
     virtual.validate((1, 8, 8), 10)
     assert len(virtual) == OVERSIZED_IMAGES
 

@@ -1,15 +1,12 @@
 """Commands of `flwr-distill`, run in this process."""
 
-import os
-
 from typer.testing import CliRunner
 
 from flwr_distill.cli.main import app
 
 
 def command(*words, env=(), **named):
-    wide = {"COLUMNS": os.environ.get("COLUMNS", "200"), **dict(env)}
-    return CliRunner().invoke(app, [str(word) for word in words], env=wide, **named)
+    return CliRunner().invoke(app, [str(word) for word in words], env=dict(env), **named)
 
 
 def assert_refused(result, *words):

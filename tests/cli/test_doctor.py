@@ -96,7 +96,7 @@ def test_findings_are_json_on_request_and_the_exit_status_is_the_same(ports):
     assert result.exit_code == 1
     results = {each["check"]: each for each in json.loads(result.stdout)}
     assert results["settings"]["state"] == "failed"
-    assert "device=gpu" in results["settings"]["found"]
+    assert "device = 'gpu'" in results["settings"]["found"]
     assert results["software"]["state"] == "ok"
     assert results["temporary"]["numbers"]["free (bytes)"] > 0
 

@@ -210,7 +210,7 @@ def missing(tiers, requirement=None, **above):
         ({}, {"strategy": "hfldd"}, "only averages models"),
         ({}, {"secure-sums": True}, "secure-sums = true needs the nodes themselves"),
         ({}, {"start": "analytic"}, "asks nodes for more than a model"),
-        ({"min-nodes": 4}, {"phase-timeout": 2.0}, "min-nodes = 4, but 3 nodes connected"),
+        ({"min-nodes": 4}, {"phase-timeout": 2.0}, "min-nodes = 4: 3 nodes connected"),
         ({"strategy": "fedproto"}, {}, "'fedproto' cannot serve below an edge"),
     ],
 )

@@ -11,6 +11,7 @@ import flwr_distill.strategies.scaffold.client
 from flwr_distill.client.terms import Proximal
 from flwr_distill.distill import distiller
 from flwr_distill.distill.augmentation import Augmentation
+from flwr_distill.task.errors import ReportedError
 from tests.gpu.work import GPU, generator, samples
 
 
@@ -26,7 +27,7 @@ def distilled():
 
 
 def fails_with(text):
-    return pytest.raises((RuntimeError, TypeError), match=text)
+    return pytest.raises((ReportedError, RuntimeError, TypeError), match=text)
 
 
 def test_without_a_bug_all_of_this_passes(gpus, federation, training_step):

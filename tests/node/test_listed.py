@@ -175,7 +175,7 @@ def test_what_is_not_on_the_list_is_refused_by_its_name(config: dict[str, Any], 
     ("record", "values", "text"),
     [
         ("config", {"more": 1}, "more: is not a known key"),
-        ("config", {"clipping_norm": 1.0}, "clipping_norm: is not a known key"),
+        ("config", {"clipping_norm": 1.0}, "clipping-norm: is not a known key"),
         ("config", {"lr": -1.0}, "lr = -1.0"),
         ("model-contrast", {"mu": 1.0}, "a record 'model-contrast' is not on the list"),
         ("arrays.1", {}, "a record 'arrays.1' is not on the list"),

@@ -58,7 +58,7 @@ def test_a_strategy_that_fails_to_import_is_named_with_setting_package_and_line(
     (site / "mine_server.py").write_text("x = 1\ny = x / 0\n")
     text = refused("mine")
     for part in (
-        "strategy = 'mine' of someones==1.0, on the server",
+        "strategy = 'mine': of someones==1.0, on the server",
         "module 'mine_server'",
         "ZeroDivisionError",
         "line 2)",

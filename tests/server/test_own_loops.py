@@ -197,7 +197,7 @@ def test_a_train_config_key_that_no_node_reads_is_refused_before_any_node_trains
 
 
 def test_an_evaluate_config_key_that_no_node_reads_is_refused_before_any_node_evaluates(run, play):
-    with pytest.raises(SettingsError, match=r"'temperature'.*evaluate.*server-round"):
+    with pytest.raises(SettingsError, match=r"evaluate.*'temperature'.*server-round"):
         run(OwnEvaluateKey, fraction_evaluate=1.0)
     assert "evaluate" not in {message.metadata.message_type for message in play.grid.pushed}
 

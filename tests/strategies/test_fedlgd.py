@@ -285,7 +285,7 @@ def test_a_gradient_that_is_out_of_line_does_not_move_the_servers_data(
     play(strategy_of(aggregator=Agreement()), grid)
     honest, found = targets
     assert functional.cosine_similarity(honest, found, dim=0) > 0.5  # with it, it is below 0
-    lines = [message for message in caplog.messages if "rejected" in message]
+    lines = [message for message in caplog.messages if " rejected: " in message]
     assert lines == [
         f"Reply of node {FIRST} to train.virtual rejected: its gradient is out of line with most"
     ]
@@ -353,7 +353,7 @@ def test_a_private_run_passes_a_hospitals_guard_from_message_to_reply(client_gri
 
     def guarded(node, answer):
         def judged(message):
-            asked = MessageRequest.by(
+            asked = MessageRequest.read(
                 message.content,
                 message_type=message.metadata.message_type,
                 bundle="",

@@ -291,7 +291,7 @@ def start_weights():
 
 
 def test_links_that_must_be_direct_need_addresses_in_the_first_round(client_grid):
-    with pytest.raises(SettingsError, match=r'links = "direct", but node .* has no address'):
+    with pytest.raises(SettingsError, match=r"links = 'direct': node .* has no address"):
         play(strategy_of(links="direct"), client_grid(4, RUN_CONFIG))
 
 

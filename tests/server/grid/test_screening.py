@@ -321,18 +321,19 @@ def test_a_phase_may_allow_several_replies_and_the_first_names_what_is_wrong(cap
     assert reasons(caplog) == ["it brings no record 'arrays'"]
 
 
-@pytest.mark.parametrize("compared", [True, False])
-def test_replies_are_compared_with_each_other_only_where_their_phase_says_so(caplog, compared):
-    phase = replace(TRAIN_PHASE, compared=compared)
+@pytest.mark.parametrize("averaged", ["own", "pool", ""])
+def test_replies_are_compared_with_each_other_only_where_their_phase_says_so(caplog, averaged):
+    phase = replace(TRAIN_PHASE, averaged=averaged)
     answers = [honest(place) for place in range(5)]
     answers[2] = lambda message: ATTACKS["misses the loss"](message, honest(2)(message))
     answers[4] = lambda message: ATTACKS["huge"](message, honest(4)(message))
     replies = asked(answers, phases={"train": phase})
-    assert [place for place, reply in enumerate(replies) if reply is None] == [2, 4] * compared
+    refused = [place for place, reply in enumerate(replies) if reply is None]
+    assert refused == [2, 4] * bool(averaged)
     assert reasons(caplog) == [
         "it is missing 'train-loss' as most replies have it",
         "the norm of its arrays exceeds norm-threshold",
-    ] * (compared)
+    ] * bool(averaged)
 
 
 def test_each_array_of_a_reply_is_decoded_once_from_the_grid_to_the_aggregate(monkeypatch):
