@@ -67,7 +67,7 @@ from flwr_distill.task.source import server_data
 NODES = 20
 ROWS = ("cifar10", "mnist", "mnist_m", "fashion")
 QUICK_TRAIN, QUICK_TEST, QUICK_SIZE = 2000, 1000, 96
-MOST_TRAIN, MOST_TEST = 6000, 1500
+MAX_TRAIN, MAX_TEST = 6000, 1500
 FEW_TRAIN, FEW_TEST = 3000, 1000
 PROJECTION = 680
 PRIVATE_NODES = 10
@@ -105,7 +105,7 @@ def quick_cifar10(root: Path, download: bool) -> Dataset:
 
 def cifar10(root: Path, download: bool) -> Dataset:
     """Up to 6,000 images of CIFAR-10."""
-    return first_of(load_dataset("cifar10", root), MOST_TRAIN, MOST_TEST)
+    return first_of(load_dataset("cifar10", root), MAX_TRAIN, MAX_TEST)
 
 
 def mnist(root: Path, download: bool) -> Dataset:

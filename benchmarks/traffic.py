@@ -31,7 +31,7 @@ from flwr_distill.node.processes import stop
 APP_DIR = Path(__file__).resolve().parent.parent
 NODES = (16, 8, 4)
 SECTORS = 2
-LEAST_WORK = {
+MIN_WORK = {
     "train.local-epochs": 1,
     "fedhead.sectors": SECTORS,
     "fedhead.distill-epochs": 1,
@@ -76,7 +76,7 @@ def measure(federation: LocalFederation, system: System, nodes: int, rounds: int
     outcome = federation.run(
         APP_DIR,
         {
-            **LEAST_WORK,
+            **MIN_WORK,
             "strategy": system.strategy,
             "links": system.links,
             "num-rounds": rounds,

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from flwr_distill.client.session import Session
 from flwr_distill.client.terms import LossTerm, title_of, value_of
-from flwr_distill.protocol.schema import LARGEST_NUMBER
+from flwr_distill.protocol.schema import MAX_NUMBER
 from flwr_distill.storage.store import SPENT, NodeStore
 from flwr_distill.task.augmentation import Augment, augmented
 from flwr_distill.task.compute.opacus_import import root_logger_unchanged
@@ -74,7 +74,7 @@ class PrivacyAccount:
         """Epsilon of a sample and of all samples of the node, and delta, as metrics of a reply."""
         return {
             "dp-epsilon": self.epsilon,
-            "dp-epsilon-of-all": min(self.epsilon_of_group(samples), LARGEST_NUMBER),
+            "dp-epsilon-of-all": min(self.epsilon_of_group(samples), MAX_NUMBER),
             "dp-delta": self.delta,
         }
 

@@ -20,7 +20,7 @@ from flwr_distill.client.session import (
     is_as_first_read,
     store_of,
 )
-from flwr_distill.protocol.messages import CLASSES, FEWEST_OF_A_CLASS, HOLDOUT
+from flwr_distill.protocol.messages import CLASSES, HOLDOUT, MIN_OF_A_CLASS
 from flwr_distill.protocol.method import Method
 from flwr_distill.protocol.registry import all_methods, find_method, phases_of
 from flwr_distill.task.compute.device import place
@@ -241,7 +241,7 @@ def _check_rules(context: Context) -> None:
     for key, is_set in (
         (HOLDOUT, HOLDOUT in node),
         (CLASSES, bool(node.get(CLASSES))),
-        (FEWEST_OF_A_CLASS, int(node.get(FEWEST_OF_A_CLASS, 1)) > 1),
+        (MIN_OF_A_CLASS, int(node.get(MIN_OF_A_CLASS, 1)) > 1),
     ):
         if is_set:
             raise SettingsError(

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flwr_distill.protocol.messages import CLASSES, FEWEST_OF_A_CLASS, HOLDOUT, HOLDOUT_SECRET
+from flwr_distill.protocol.messages import CLASSES, HOLDOUT, HOLDOUT_SECRET, MIN_OF_A_CLASS
 from flwr_distill.task.columns import Moments, Scale
 from flwr_distill.task.compute.device import place
 from flwr_distill.task.datasets import (
@@ -156,7 +156,7 @@ def _in_used_classes(labels: Tensor, node: Mapping[str, NodeConfigValue], spec: 
         rule, path = f"classes = {names}", str(node["data"])
         usable = labels_of(path, names.split(","), spec)
         used = torch.isin(labels, torch.tensor(usable, dtype=torch.int64))
-    elif fewest := int(node.get(FEWEST_OF_A_CLASS, 0)):
+    elif fewest := int(node.get(MIN_OF_A_CLASS, 0)):
         rule, used = f"fewest-of-a-class = {fewest}", labels.bincount()[labels] >= fewest
     else:
         return torch.ones(len(labels), dtype=torch.bool)

@@ -10,7 +10,7 @@ from flwr_distill.client.local_round import start_of
 from flwr_distill.client.session import Session, source_of
 from flwr_distill.client.terms import term_class
 from flwr_distill.links import introduce
-from flwr_distill.protocol.meeting import MOST_REASONS, Requirement, one_line
+from flwr_distill.protocol.meeting import MAX_REASONS, Requirement, one_line
 from flwr_distill.protocol.method import Method, all_protected
 from flwr_distill.protocol.registry import all_methods, find_method
 from flwr_distill.task.columns import FAR, dwarfed
@@ -40,7 +40,7 @@ def missing_for(context: Context, requirement: Requirement | None) -> list[str]:
     if not reasons and requirement and requirement.method:
         needs: list[Check] = []
         reasons = _failing([lambda: needs.extend(_needs(context, requirement))]) or _failing(needs)
-    return reasons[:MOST_REASONS]
+    return reasons[:MAX_REASONS]
 
 
 def _failing(checks: Iterable[Check]) -> list[str]:

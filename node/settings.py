@@ -17,10 +17,10 @@ from flwr_distill.node.policy import STANDARD, Policy, read_policy
 from flwr_distill.protocol.messages import (
     CLASSES,
     EDGE,
-    FEWEST_OF_A_CLASS,
     FILE,
     HOLDOUT,
     HOLDOUT_SECRET,
+    MIN_OF_A_CLASS,
     REAL_PER_VIRTUAL,
 )
 from flwr_distill.task.auxiliary_names import OWN_FILE
@@ -236,7 +236,7 @@ class NodeSettings(BaseModel):
             "peer-revocations": self.peer_revocations,
             "peer-names": self.peer_names,
             EDGE: self.edge,
-            FEWEST_OF_A_CLASS: policy.fewest_of_a_class if policy.counts_classes else None,
+            MIN_OF_A_CLASS: policy.fewest_of_a_class if policy.counts_classes else None,
             REAL_PER_VIRTUAL: policy.real_per_virtual if self.data is not None else None,
             CLASSES: None if policy.classes is None else ",".join(policy.classes),
             HOLDOUT: policy.holdout,

@@ -23,7 +23,7 @@ from flwr_distill.protocol.messages import (
     SECTOR,
 )
 from flwr_distill.protocol.method import Method, Phase
-from flwr_distill.protocol.schema import LARGEST_NUMBER, Count, Reply, Request
+from flwr_distill.protocol.schema import MAX_NUMBER, Count, Reply, Request
 from flwr_distill.storage.store import SECRET_BYTES, NodeStore
 from flwr_distill.task.columns import MAX_VALUE, MIN_VARIANCE, Moments, Scale, scale_of_sums
 from flwr_distill.task.errors import SettingsError
@@ -45,8 +45,8 @@ SUMS = "sums"
 CONTINUE = "query.continue_run"
 """Have a node take over its files of the run that this one resumes."""
 
-MOST_REASONS = 8
-LONGEST_REASON = 300
+MAX_REASONS = 8
+MAX_REASON = 300
 Name = Annotated[Printable, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
 
 
@@ -62,7 +62,7 @@ Label = Annotated[int, Field(ge=0, lt=MAX_NAMES)]
 Value = Annotated[float, Field(ge=-MAX_VALUE, le=MAX_VALUE)]
 Deviation = Annotated[float, Field(gt=0, le=MAX_VALUE)]
 Secret = Annotated[bytes, Field(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
-Reason = Annotated[Printable, Field(min_length=1, max_length=LONGEST_REASON)]
+Reason = Annotated[Printable, Field(min_length=1, max_length=MAX_REASON)]
 
 
 class Requirement(Block):
@@ -134,7 +134,7 @@ class DescribeConfig(Block):
     Empty if the run has named the classes, or the node's data do not."""
     classes: Annotated[list[Label], Field(max_length=MAX_NAMES)] | None = None
     """Labels among its training samples; None with differential privacy."""
-    missing: list[Reason] = Field(default_factory=list, max_length=MOST_REASONS)
+    missing: list[Reason] = Field(default_factory=list, max_length=MAX_REASONS)
     """Why it cannot take part, each with a remedy."""
     secret: Secret | None = None
     """Of its state directory and this run, by which it gets its place back if the run is resumed.
@@ -149,7 +149,7 @@ class DescribeConfig(Block):
 class ColumnsMetrics(Block):
     """Number of samples that means and variances are of."""
 
-    num_examples: Annotated[int, Field(ge=1, le=LARGEST_NUMBER)]
+    num_examples: Annotated[int, Field(ge=1, le=MAX_NUMBER)]
 
 
 class ColumnsRequest(Block):
@@ -276,9 +276,9 @@ def place_secrets(store: NodeStore, resumes: str) -> dict[str, bytes]:
 
 
 def one_line(text: object) -> str:
-    """An error's text as a reason: one printable line of at most ``LONGEST_REASON`` characters."""
+    """An error's text as a reason: one printable line of at most ``MAX_REASON`` characters."""
     line = "".join(c if c.isprintable() else "?" for c in " ".join(str(text).split()))
-    return line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON - 4]} ..."
+    return line if len(line) <= MAX_REASON else f"{line[: MAX_REASON - 4]} ..."
 
 
 PHASES = (

@@ -58,7 +58,7 @@ PACE = "pace"
 For the node's process alone: the ClientApp takes it away before any handler or mod reads the
 message."""
 
-FEWEST_OF_A_CLASS = "fewest-of-a-class"
+MIN_OF_A_CLASS = "fewest-of-a-class"
 REAL_PER_VIRTUAL = "real-per-virtual"
 """Key of the node config: samples that a class must have for the app to use it."""
 

@@ -12,7 +12,7 @@ from flwr_distill.protocol.arrays import Arrays
 
 MIN_NODES = 4
 """Fewest values among which one can be absurd."""
-SMALLEST_SCALE = 1.0
+MIN_SCALE = 1.0
 """Spread of logarithms, a factor e, below which values count as equal."""
 IDLE = 1e-3
 """Share of the median norm below which a node has learnt nothing. One with 12 samples beside nodes
@@ -50,7 +50,7 @@ def absurdly_large(values: Mapping[K, float], threshold: float) -> list[K]:
         return []
     logs = np.log([values[key] for key in keys])
     above = logs - np.median(logs)
-    scale = max(1.4826 * float(np.median(np.abs(above))), SMALLEST_SCALE)
+    scale = max(1.4826 * float(np.median(np.abs(above))), MIN_SCALE)
     return [key for key, score in zip(keys, above / scale, strict=True) if score > threshold]
 
 

@@ -16,12 +16,12 @@ from flwr_distill.task.settings import (
     TrainSettings,
 )
 
-LARGEST_NUMBER = 1e15
+MAX_NUMBER = 1e15
 """Bound of the size of any number in a reply's metrics: sums over nodes stay finite and exact."""
-MOST_VALUES = 10_000
+MAX_VALUES = 10_000
 """Numbers in a reply's metrics, those in lists included; keys in its other records."""
 
-Count = Annotated[int, Field(ge=0, le=LARGEST_NUMBER)]
+Count = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 ArrayCheck = Callable[[ArrayRecord, Arrays], object]
@@ -39,7 +39,7 @@ class PrivacyMetrics(Block):
 class TrainMetrics(PrivacyMetrics):
     """Metrics of local training. Loss and accuracy are None with differential privacy."""
 
-    num_examples: Annotated[int, Field(ge=1, le=LARGEST_NUMBER)]
+    num_examples: Annotated[int, Field(ge=1, le=MAX_NUMBER)]
     num_steps: Count | None = None
     train_loss: float | None = None
     train_accuracy: Share | None = None
@@ -48,7 +48,7 @@ class TrainMetrics(PrivacyMetrics):
 class EvaluateMetrics(Block):
     """Metrics of an evaluation on a node; the loss is in nats."""
 
-    num_examples: Annotated[int, Field(ge=1, le=LARGEST_NUMBER)]
+    num_examples: Annotated[int, Field(ge=1, le=MAX_NUMBER)]
     eval_accuracy: Share
     eval_loss: float | None = None
 
@@ -184,8 +184,8 @@ class Reply:
         if not isinstance(metrics, MetricRecord):
             raise ValueError(f"{METRICS} is a {type(metrics).__name__}")
         check_numbers(metrics)
-        if sum(map(len, content.values())) > MOST_VALUES:
-            raise ValueError(f"its records have more than {MOST_VALUES:,} keys")
+        if sum(map(len, content.values())) > MAX_VALUES:
+            raise ValueError(f"its records have more than {MAX_VALUES:,} keys")
         _check_block(self.metrics, metrics, METRICS)
         for name, record in content.items():
             if name != METRICS:
@@ -210,12 +210,10 @@ def check_numbers(metrics: MetricRecord) -> None:
     for key, value in metrics.items():
         numbers = value if isinstance(value, list) else [value]
         count += len(numbers)
-        if count > MOST_VALUES:
-            raise ValueError(f"{METRICS} has more than {MOST_VALUES:,} numbers")
-        if odd := [n for n in numbers if not abs(n) <= LARGEST_NUMBER]:  # NaN too
-            raise ValueError(
-                f"{METRICS}: {key} = {odd[0]!r} is no number up to {LARGEST_NUMBER:.0e}"
-            )
+        if count > MAX_VALUES:
+            raise ValueError(f"{METRICS} has more than {MAX_VALUES:,} numbers")
+        if odd := [n for n in numbers if not abs(n) <= MAX_NUMBER]:  # NaN too
+            raise ValueError(f"{METRICS}: {key} = {odd[0]!r} is no number up to {MAX_NUMBER:.0e}")
 
 
 def like_the_model(record: ArrayRecord, model: Arrays) -> None:

@@ -47,15 +47,15 @@ UNTOLD = {NUM_EXAMPLES, NUM_STEPS, *SUMMED_METRICS}
 """Metrics that a masked reply must not contain."""
 REFUSED_KEYS = "refused-keys"
 """Record of the answer of a node that does not share its secrets, because of others' keys."""
-LARGEST_SHARE = 64
-LARGEST_SEALED = 256
+MAX_SHARE = 64
+MAX_SEALED = 256
 
 Number = Annotated[int, Field(ge=1, le=2**53)]
 Place = Annotated[int, Field(ge=0, lt=MAX_NODES)]
 Places = Annotated[list[Place], Field(max_length=MAX_NODES)]
-Sealed = Annotated[bytes, Field(max_length=LARGEST_SEALED)]
+Sealed = Annotated[bytes, Field(max_length=MAX_SEALED)]
 Digest = Annotated[bytes, Field(min_length=32, max_length=32)]
-Share = Annotated[bytes, Field(max_length=LARGEST_SHARE)]
+Share = Annotated[bytes, Field(max_length=MAX_SHARE)]
 
 
 def _per_node(item: Any, least: int = 1) -> Any:

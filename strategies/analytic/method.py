@@ -14,7 +14,7 @@ from flwr_distill.protocol.arrays import Arrays, as_record, finite_arrays
 from flwr_distill.protocol.messages import CONFIG
 from flwr_distill.protocol.method import Method, Phase
 from flwr_distill.protocol.schema import (
-    LARGEST_NUMBER,
+    MAX_NUMBER,
     EvaluateMetrics,
     Reply,
     Request,
@@ -192,8 +192,8 @@ def _check_sums(record: ArrayRecord, model: Arrays) -> None:
             raise ValueError(
                 f"its {name} are {array.dtype} {array.shape}, not {_TYPES[name]} {shape}"
             )
-        if name != GRAM and np.abs(array).max(initial=0) > LARGEST_NUMBER:
-            raise ValueError(f"its {name} are beyond {LARGEST_NUMBER:.0e}")
+        if name != GRAM and np.abs(array).max(initial=0) > MAX_NUMBER:
+            raise ValueError(f"its {name} are beyond {MAX_NUMBER:.0e}")
 
 
 def _unprotected(settings: AnalyticSettings, train: TrainSettings) -> str:

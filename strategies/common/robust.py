@@ -19,10 +19,10 @@ HOSTILE = 0.3
 """Share of hostile nodes that Multi-Krum and the trimmed mean allow for."""
 OUTLIER = 3.5
 """Modified z-score above which a value is an outlier (Iglewicz and Hoaglin 1993)."""
-LEAST_SPREAD_OF_LENGTHS = 0.4
+MIN_SPREAD_OF_LENGTHS = 0.4
 """Of logarithms: models whose lengths differ by less than 4.1 times are alike. Where two nodes of
 ten replace the model, they send five times their length."""
-LEAST_SPREAD_OF_COSINES = 0.1
+MIN_SPREAD_OF_COSINES = 0.1
 """Models whose usual cosines with the others differ by less than 0.35 are alike."""
 
 
@@ -140,7 +140,7 @@ def too_long(products: NDArray[np.float64], weights: NDArray[np.float64]) -> NDA
         return np.zeros(len(lengths), dtype=bool)
     logs = np.log(np.maximum(lengths, np.finfo(float).tiny))
     room = 2 * np.log(np.maximum(weights / np.median(weights), 1))
-    return _modified_z(logs - room, LEAST_SPREAD_OF_LENGTHS) > OUTLIER
+    return _modified_z(logs - room, MIN_SPREAD_OF_LENGTHS) > OUTLIER
 
 
 def usual_cosines(products: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -163,13 +163,13 @@ def apart(similarity: NDArray[np.float64]) -> NDArray[np.bool_]:
     Outliers among the usual cosines: reversed models lead back, flipped labels and backdoors
     elsewhere. Where honest cosines differ much, as with skewed data, none is.
     """
-    return _modified_z(-similarity, LEAST_SPREAD_OF_COSINES) > OUTLIER
+    return _modified_z(-similarity, MIN_SPREAD_OF_COSINES) > OUTLIER
 
 
 def tells(similarity: NDArray[np.float64]) -> bool:
     """Whether `apart` would find a model that is as far back as the usual one is ahead."""
     usual = float(np.median(similarity))
-    return 2 * usual > OUTLIER * spread(similarity, LEAST_SPREAD_OF_COSINES)
+    return 2 * usual > OUTLIER * spread(similarity, MIN_SPREAD_OF_COSINES)
 
 
 def _modified_z(values: NDArray[np.float64], least: float) -> NDArray[np.float64]:

@@ -47,8 +47,8 @@ from flwr_distill.strategies.common.robust import FEWEST, Rule, robust_mean, tri
 from flwr_distill.strategies.fedhead.method import (
     GLOBAL_MODEL,
     LEADS,
-    LEAST_GAIN,
     LONGEST,
+    MIN_GAIN,
     RULE,
     SECTOR_MODEL,
     UPDATE_NORM,
@@ -157,7 +157,7 @@ def distill_sector(message: Message, context: Context) -> Message:
     session = Session.of(context)
     require_no_privacy(session.task.train, "distillation on a leader's data (FedHEAD)")
     config = dict(message.content.config_records[CONFIG])
-    server_round, least_gain = config.pop(SERVER_ROUND), float(str(config.pop(LEAST_GAIN)))
+    server_round, least_gain = config.pop(SERVER_ROUND), float(str(config.pop(MIN_GAIN)))
     request = EnsembleDistillation.checked(config, "message")
     student = build_model(session, received_arrays(message.content))
     distilled = distil_sector(session, student, request, int(str(server_round)), least_gain)

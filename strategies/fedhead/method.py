@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from flwr_distill.links.records import Delivery, Parcel, Route
-from flwr_distill.protocol.meeting import LONGEST_REASON
+from flwr_distill.protocol.meeting import MAX_REASON
 from flwr_distill.protocol.messages import ARRAYS, CONFIG, DELIVERY, PARCEL, ROUTE
 from flwr_distill.protocol.method import Method, Phase
 from flwr_distill.protocol.schema import (
@@ -41,7 +41,7 @@ DISTILL_SECTOR = "train.distill_sector"
 LEADS = "leads"
 """Config key of a train message: whether the node leads its sector, and keeps its model."""
 
-LEAST_GAIN = "least-gain"
+MIN_GAIN = "least-gain"
 """Config key of the request to distil; see `FedHEADSettings`."""
 
 RULE = "rule"
@@ -151,7 +151,7 @@ class RejectedModels(Block):
     def _are_reasons(self) -> "RejectedModels":
         for key, reason in (self.model_extra or {}).items():
             stem, _, rank = key.partition(".")
-            is_reason = isinstance(reason, str) and len(reason) <= LONGEST_REASON
+            is_reason = isinstance(reason, str) and len(reason) <= MAX_REASON
             if stem != "rejected" or not rank.isdecimal() or not is_reason:
                 raise ValueError(f"{key[:20]} is not a reason for a rejected model")
         return self

@@ -33,7 +33,7 @@ from flwr_distill.strategies.fedhead.membership import Membership
 from flwr_distill.strategies.fedhead.method import (
     DISTILL_SECTOR,
     LEADS,
-    LEAST_GAIN,
+    MIN_GAIN,
     TRAIN_SECTOR,
     UPDATE_NORM,
     FedHEADSettings,
@@ -250,7 +250,7 @@ class FedHEAD(Configured, Answered, FedAvg):
             {
                 ARRAYS: as_record(mean),
                 CONFIG: ConfigRecord(
-                    {**request, SERVER_ROUND: server_round, LEAST_GAIN: self.settings.least_gain}
+                    {**request, SERVER_ROUND: server_round, MIN_GAIN: self.settings.least_gain}
                 ),
             }
         )

@@ -6,13 +6,13 @@ from typing import Annotated
 from pydantic import Field
 
 from flwr_distill.protocol.method import TRAIN_PHASE, Method, all_protected
-from flwr_distill.protocol.schema import LARGEST_NUMBER, TRAIN, TrainMetrics
+from flwr_distill.protocol.schema import MAX_NUMBER, TRAIN, TrainMetrics
 
 
 class StepsMetrics(TrainMetrics):
     """Metrics of local training, by whose steps the update is divided."""
 
-    num_steps: Annotated[int, Field(ge=1, le=LARGEST_NUMBER)]
+    num_steps: Annotated[int, Field(ge=1, le=MAX_NUMBER)]
 
 
 METHODS = (

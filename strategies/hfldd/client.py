@@ -65,7 +65,7 @@ from flwr_distill.task.evaluation import outputs
 
 PREFIX = "parcel-"
 REFINED = "refined-data"
-FEWEST_TO_HALVE = 4
+MIN_TO_HALVE = 4
 """Samples; batch normalisation cannot train on one."""
 COMPARED = 200
 """Auxiliary samples on which halves of a node's data are compared: only their mean counts."""
@@ -112,7 +112,7 @@ def label_knowledge(message: Message, context: Context) -> Message:
         )
 
     metrics = MetricRecord({NUM_EXAMPLES: len(train)})
-    if request.own_divergence and len(train) >= FEWEST_TO_HALVE and not session.task.train.dp_noise:
+    if request.own_divergence and len(train) >= MIN_TO_HALVE and not session.task.train.dp_noise:
         order = torch.randperm(len(train), generator=session.generator("halves"))
         halves = order.to(train.labels.device).chunk(2)
         first, second = (

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 from sklearn.metrics import silhouette_score
 
-MOST_GROUPS_TRIED = 20
+MAX_GROUPS_TRIED = 20
 """Up to this K all are tried."""
 NO_STRUCTURE = 0.25
 """Silhouettes up to this show "no substantial structure" (Kaufman and Rousseeuw 1990)."""
@@ -43,7 +43,7 @@ def homogeneous_groups(
     seed: int,
     *,
     least: int = 1,
-    most: int = MOST_GROUPS_TRIED,
+    most: int = MAX_GROUPS_TRIED,
     noise: NDArray[np.float64] | None = None,
 ) -> NDArray[np.int64]:
     """Group clients with similar label distributions: K-means on the rows of M (HFLDD, step 2).
@@ -99,8 +99,8 @@ def _best_number(
 
 def _candidates(most: int) -> list[int]:
     """Each K from 2 to 20, and above in ever wider steps, up to `most`."""
-    each = range(2, min(most, MOST_GROUPS_TRIED) + 1)
-    wider = np.geomspace(MOST_GROUPS_TRIED, most, 10).round() if most > MOST_GROUPS_TRIED else ()
+    each = range(2, min(most, MAX_GROUPS_TRIED) + 1)
+    wider = np.geomspace(MAX_GROUPS_TRIED, most, 10).round() if most > MAX_GROUPS_TRIED else ()
     return sorted({*each, *map(int, wider)})
 
 

@@ -42,7 +42,7 @@ from flwr_distill.strategies.hfldd.traffic import hfldd_bits
 from flwr_distill.strategies.hfldd.voting import hold_vote
 from flwr_distill.task.errors import SettingsError
 
-MOST_CLUSTERS_NAMED = 3
+MAX_CLUSTERS_NAMED = 3
 FEW_HEADS = 0.25
 """Share of the nodes: where no more train, their virtual data must stand for the others."""
 FEW_CLASSES = 0.25
@@ -337,7 +337,7 @@ class HFLDD(RobustFedAvg):
                 "%d of %s cannot see all classes that nodes have "
                 "(fewer, larger clusters would: %s): %s"
             )
-            clusters, named = counted(len(self._clusters), "cluster"), lines[:MOST_CLUSTERS_NAMED]
+            clusters, named = counted(len(self._clusters), "cluster"), lines[:MAX_CLUSTERS_NAMED]
             remedy = "raise hfldd.groups"
             if not self.settings.complete_clusters:
                 remedy = "set hfldd.complete-clusters to true"

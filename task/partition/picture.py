@@ -10,7 +10,7 @@ CELL = 0.32
 WIDEST, TALLEST = 20.0, 10.0
 LEFT, RIGHT, BOTTOM, TOP = 0.7, 1.3, 0.6, 0.45
 """Inches: preferred cell, maximum size of the axes, and margins."""
-LEAST_LARGEST = 10.0
+MIN_LARGEST = 10.0
 LEAST = 1.5
 """Points: minimum diameters of the largest dot and of any dot."""
 
@@ -39,7 +39,7 @@ def partition_picture(counts: NDArray[np.int64], title: str) -> Figure:
     axes.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     nodes, classes = counts.nonzero()
     samples = counts[nodes, classes]
-    largest = max(0.9 * cell, LEAST_LARGEST)
+    largest = max(0.9 * cell, MIN_LARGEST)
 
     def area(number: NDArray[np.int64]) -> NDArray[np.float64]:
         points: NDArray[np.float64] = largest**2 * number / samples.max()

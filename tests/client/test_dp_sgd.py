@@ -27,7 +27,7 @@ from flwr_distill.client.dp_sgd import (
 from flwr_distill.client.session import Session
 from flwr_distill.client.terms import Proximal
 from flwr_distill.client.training import soft_labels, train_round
-from flwr_distill.protocol.schema import LARGEST_NUMBER
+from flwr_distill.protocol.schema import MAX_NUMBER
 from flwr_distill.storage.store import NodeStore
 from flwr_distill.strategies.cadis.client import Relational
 from flwr_distill.strategies.moon.client import ModelContrastive
@@ -204,7 +204,7 @@ def test_a_groups_epsilon_is_near_and_not_below_that_of_the_gaussian_mechanism(
 
 def test_an_epsilon_beyond_all_bounds_fits_into_a_reply(account):
     account.spend(1e-3, rate=1.0, steps=100)
-    assert account.numbers(10**6)["dp-epsilon-of-all"] == LARGEST_NUMBER
+    assert account.numbers(10**6)["dp-epsilon-of-all"] == MAX_NUMBER
 
 
 @settings(max_examples=6, deadline=None)

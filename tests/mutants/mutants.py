@@ -58,8 +58,8 @@ COPIES = 2  # mutants at once
 LAST_START = 18 * 60  # seconds after which no mutant is started
 LEAST_SHARE = 0.85
 
-MOST_TESTS = 60  # of the fastest of a line, and again of those that run most of its file
-MOST_SECONDS = 15.0  # that these take under coverage
+MAX_TESTS = 60  # of the fastest of a line, and again of those that run most of its file
+MAX_SECONDS = 15.0  # that these take under coverage
 START_SECONDS = 120.0  # a process's imports, on a busy machine
 SLOWER = 5  # times the seconds that the tests took under coverage, and a mutant hangs
 
@@ -115,7 +115,7 @@ class Coverage:
         nearest = sorted(found, key=lambda test: (-share[test], self.seconds[test], test))
         inside = [found.intersection(by_line.get(str(line), ())) for line in body]
         groups = [self._fastest(found), nearest, *map(self._fastest, inside)]
-        first = {test for group in groups for test in self._first(group[:MOST_TESTS])}
+        first = {test for group in groups for test in self._first(group[:MAX_TESTS])}
         return self._fastest(first.union(self._first(self._fastest(approved))))
 
     def _fastest(self, tests: Iterable[str]) -> list[str]:
@@ -123,7 +123,7 @@ class Coverage:
 
     def _first(self, tests: list[str]) -> list[str]:
         """Take tests while there is time for them, and one in any case."""
-        taken, left = tests[:1], MOST_SECONDS
+        taken, left = tests[:1], MAX_SECONDS
         for test in tests:
             left -= self.seconds[test]
             if left > 0 and test not in taken:

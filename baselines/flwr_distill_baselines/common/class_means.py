@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from flwr_distill.protocol.arrays import Arrays, as_record, finite_arrays
-from flwr_distill.protocol.schema import LARGEST_NUMBER
+from flwr_distill.protocol.schema import MAX_NUMBER
 
 CLASSES = "classes"
 """Array of a record of means: labels of its classes, int64 (k,), in ascending order."""
@@ -49,7 +49,7 @@ def class_means(
         raise ValueError(f"it has class {labels[-1]}, and there are {num_classes}")
     if counts.shape != labels.shape or counts.dtype != np.int64:
         raise ValueError(f"its {COUNTS} are {counts.dtype} {counts.shape}, not one for each class")
-    if (counts < 1).any() or (counts > LARGEST_NUMBER).any():
+    if (counts < 1).any() or (counts > MAX_NUMBER).any():
         raise ValueError(f"its {COUNTS} are not numbers of samples")
     for name, width in widths.items():
         means = arrays[name]

@@ -11,7 +11,7 @@ from flwr_distill.protocol.arrays import Arrays
 from flwr_distill.protocol.messages import ARRAYS, CONFIG
 from flwr_distill.protocol.method import Method, Phase
 from flwr_distill.protocol.schema import (
-    LARGEST_NUMBER,
+    MAX_NUMBER,
     DistilledMetrics,
     Reply,
     Request,
@@ -90,7 +90,7 @@ class FedAFSettings(WithPeers):
 class KnowledgeMetrics(Block):
     """Samples that a node's knowledge is of."""
 
-    num_examples: Annotated[int, Field(ge=1, le=LARGEST_NUMBER)]
+    num_examples: Annotated[int, Field(ge=1, le=MAX_NUMBER)]
 
 
 def class_knowledge(record: ArrayRecord, num_classes: int | None = None) -> Arrays:

@@ -195,7 +195,7 @@ def remove_links_of_ended_runs(state_dir: Path, get_run: Callable[[int], Any]) -
 
 
 _POLL = 0.01
-_LONGEST_WAIT = 600.0
+_MAX_WAIT = 600.0
 """Seconds for an object of a message whose other objects have arrived."""
 
 
@@ -363,7 +363,7 @@ def _contents(tree: ObjectTree, store: Any) -> dict[str, bytes]:
     """Contents of a message's objects, once all are there; TimeoutError if the app has died."""
     contents = {}
     for part in iterate_object_tree(tree):
-        deadline = time.monotonic() + _LONGEST_WAIT
+        deadline = time.monotonic() + _MAX_WAIT
         while (content := store.get(part.object_id)) == b"":
             if time.monotonic() > deadline:
                 raise TimeoutError(f"object {part.object_id} of a message has not arrived")

@@ -39,9 +39,9 @@ def space_polls(messages: Sequence[Message]) -> None:
 
 CALL_TIMEOUT = 600.0
 """Seconds in which the SuperLink must answer a call. A parcel of a GB needs 14 Mbit/s."""
-LONGEST_AWAY = 3600.0
+MAX_AWAY = 3600.0
 """Seconds for which a run waits for a SuperLink that is away; then it ends."""
-LONGEST_RETRY = 2
+MAX_RETRY = 2
 """Seconds until the next attempt, at most, while the SuperLink is away (Flower: up to 20)."""
 
 
@@ -54,7 +54,7 @@ class SuperLinkExchange(Exchange):
         super().__init__(grid)
         retry_also(grid._retry_invoker, overloaded)
         limit_calls(grid._retry_invoker, CALL_TIMEOUT)
-        limit_absence(grid._retry_invoker, LONGEST_AWAY)
+        limit_absence(grid._retry_invoker, MAX_AWAY)
         wait_apart(grid._retry_invoker)
         self._calls = Calls(grid)
         self._keys = NodeKeys.from_environment()
@@ -87,7 +87,7 @@ def wait_apart(invoker: RetryInvoker) -> None:
     def stop_waiting() -> None:
         invoker.max_time = 0.0
 
-    invoker.wait_gen_factory = lambda: exponential(max_delay=LONGEST_RETRY)
+    invoker.wait_gen_factory = lambda: exponential(max_delay=MAX_RETRY)
     invoker.wait_function = wait
     add_exit_handler(stop_waiting)
 
