@@ -18,7 +18,6 @@ from flwr_distill.cli.options import DataRoot, NodesDevice, run_config_option
 from flwr_distill.cli.run import Preset, read_settings, show_results
 from flwr_distill.cli.run_log import RunLog
 from flwr_distill.fleet.run_config import RunConfigError
-from flwr_distill.protocol.replies import NothingUsableError
 from flwr_distill.task.errors import ReportedError
 
 DEFAULT_NODES = 10
@@ -106,7 +105,7 @@ def simulate(
         except KeyboardInterrupt:
             typer.echo("the simulation has ended", err=True)
             raise typer.Exit(130) from None
-        except (ReportedError, NothingUsableError) as error:
+        except ReportedError as error:
             fail(error, "simulate")
     if log.folder:
         show_results(console, log.folder)

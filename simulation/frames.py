@@ -7,6 +7,7 @@ maps: a model for many nodes is written once. Nothing is unpickled.
 import json
 import mmap
 import os
+import secrets
 import socket
 import struct
 from collections.abc import Mapping
@@ -20,7 +21,9 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flwr_distill.protocol.arrays import DecodedArray, as_arrays
 
-_LENGTHS = struct.Struct("<II")
+_LENGTHS = struct.Struct("<III")
+MAX_INLINE = 32_768
+"""Bytes of a frame on a socket. Larger ones lie in a file, so that no side waits for the other."""
 _ALIGNMENT = 64
 _KINDS: dict[str, type[MetricRecord] | type[ConfigRecord]] = {
     "metrics": MetricRecord,
@@ -35,14 +38,18 @@ class Frame:
     header: dict[str, Any]
     blobs: bytearray = field(default_factory=bytearray)
 
-    def send(self, connection: socket.socket) -> None:
-        """Send the frame."""
+    def send(self, connection: socket.socket, folder: Path) -> None:
+        """Send the frame, in a file of the folder if it is large."""
         header = json.dumps(self.header).encode()
-        lengths = _LENGTHS.pack(len(header), len(self.blobs))
-        connection.sendall(b"".join((lengths, header, self.blobs)))
+        content, name = header + self.blobs, b""
+        if len(content) > MAX_INLINE:
+            name = f"frame-{secrets.token_hex(8)}".encode()
+            (folder / name.decode()).write_bytes(content)
+        lengths = _LENGTHS.pack(len(header), len(self.blobs), len(name))
+        connection.sendall(lengths + (name or content))
 
     @classmethod
-    def receive(cls, connection: socket.socket) -> "Frame":
+    def receive(cls, connection: socket.socket, folder: Path) -> "Frame":
         """Wait for a frame.
 
         Raises
@@ -50,8 +57,14 @@ class Frame:
         EOFError
             If the other side has ended.
         """
-        header, blobs = _LENGTHS.unpack(_read(connection, _LENGTHS.size))
-        return cls(json.loads(_read(connection, header)), _read(connection, blobs))
+        header, blobs, name = _LENGTHS.unpack(_read(connection, _LENGTHS.size))
+        if name:
+            file = folder / _read(connection, name).decode()
+            content = bytearray(file.read_bytes())
+            file.unlink()
+        else:
+            content = _read(connection, header + blobs)
+        return cls(json.loads(content[:header]), content[header:])
 
 
 def _read(connection: socket.socket, size: int) -> bytearray:

@@ -51,7 +51,7 @@ class Functions:
     def wait(self, seconds: float) -> list[tuple[str, RecordDict | Error]]:
         """Replies so far, at once: there will be no others."""
         done, self._done = self._done, []
-        if not done:
+        if not done and seconds:
             time.sleep(seconds)
         return done
 

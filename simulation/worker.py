@@ -1,6 +1,7 @@
 """A worker of a simulation: answers messages to virtual nodes with the ClientApp, one by one.
 
-``python -m flwr_distill.simulation.worker FD``, started by `simulation.workers`; FD is a socket.
+``python -m flwr_distill.simulation.worker FD FOLDER``, started by `simulation.workers`; FD is a
+socket, FOLDER is in memory.
 """
 
 import logging
@@ -28,13 +29,13 @@ class Worker:
     Parameters
     ----------
     start : dict
-        ``app``, the ClientApp as ``module:name``; ``folder`` of shared arrays, ``name`` of the
-        worker, ``run_id``, ``run_config``, and the config of each node in ``nodes``, by its place.
+        ``app``, the ClientApp as ``module:name``; ``name`` of the worker, ``run_id``,
+        ``run_config``, and the config of each node in ``nodes``, by its place.
     """
 
-    def __init__(self, start: dict[str, Any]) -> None:
+    def __init__(self, start: dict[str, Any], folder: Path) -> None:
         self._app: Any = import_object(start["app"])
-        self._shared = SharedArrays(Path(start["folder"]), start["name"])
+        self._shared = SharedArrays(folder, start["name"])
         self._run_id, self._run_config = start["run_id"], start["run_config"]
         self._nodes: list[dict[str, Any]] = start["nodes"]
         self._mapped: OrderedDict[str, dict[str, DecodedArray]] = OrderedDict()
@@ -83,17 +84,18 @@ class Worker:
 def main() -> None:
     """Answer until the server closes the socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends its workers
+    folder = Path(sys.argv[2])
     with socket.socket(fileno=int(sys.argv[1])) as connection:
-        start = Frame.receive(connection).header
+        start = Frame.receive(connection, folder).header
         logging.getLogger("flwr").setLevel(start["log_level"])
-        worker = Worker(start)
-        Frame({"ready": True}).send(connection)
+        worker = Worker(start, folder)
+        Frame({"ready": True}).send(connection, folder)
         while True:
             try:
-                frame = Frame.receive(connection)
+                frame = Frame.receive(connection, folder)
             except (EOFError, ConnectionError):
                 return
-            worker.answer(frame).send(connection)
+            worker.answer(frame).send(connection, folder)
 
 
 if __name__ == "__main__":

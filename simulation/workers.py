@@ -20,8 +20,8 @@ from typing import Any, Self
 
 from flwr.app import ArrayRecord, Error, Message, RecordDict
 from flwr.common import log
-from flwr.common.constant import ErrorCode
 
+from flwr_distill.protocol.replies import UNKNOWN
 from flwr_distill.simulation.frames import Frame, SharedArrays, decode_content, encode_content
 from flwr_distill.task.errors import ReportedError
 
@@ -92,11 +92,10 @@ class Workers:
         self._memory = tempfile.TemporaryDirectory(
             prefix="flwr-distill-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         )
-        folder = Path(self._memory.name)
-        self._shared = SharedArrays(folder, "server")
+        self._folder = Path(self._memory.name)
+        self._shared = SharedArrays(self._folder, "server")
         self._start = {
             "app": app,
-            "folder": str(folder),
             "run_id": run_id,
             "run_config": dict(run_config),
             "nodes": [dict(config) for config in nodes.values()],
@@ -109,6 +108,7 @@ class Workers:
         self._seconds: dict[tuple[int, str], float] = {}
         self._homes: dict[int, _Process] = {}
         self._deaths = 0
+        self._replies: list[tuple[str, RecordDict | Error]] = []
         self._selector = selectors.DefaultSelector()
         self._processes = [self._spawn(number) for number in range(count)]
 
@@ -129,21 +129,24 @@ class Workers:
 
     def wait(self, seconds: float) -> list[tuple[str, RecordDict | Error]]:
         """Wait for replies; return them by message id, as soon as there is one."""
-        replies = []
-        for key, _ in self._selector.select(max(seconds, 0)):
+        for key, _ in self._selector.select(0 if self._replies else max(seconds, 0)):
             process: _Process = key.data
             try:
-                frame = Frame.receive(process.connection)
+                frame = Frame.receive(process.connection, self._folder)
             except (EOFError, OSError):
-                replies += self._bury(process)
+                self._replace(process)
                 continue
             if "ready" in frame.header:
                 process.is_ready = True
                 continue
             self._deaths = 0
-            replies.append(self._reply(process, frame))
-        replies += self._kill_late()
+            self._replies.append(self._reply(process, frame))
+        for process in self._processes:
+            if process.tasks and process.tasks[0].due < time.monotonic():
+                process.popen.kill()
+                self._replace(process)
         self._assign()
+        replies, self._replies = self._replies, []
         return replies
 
     def close(self) -> None:
@@ -163,13 +166,16 @@ class Workers:
         ours, theirs = socket.socketpair()
         with theirs:
             popen = subprocess.Popen(
-                [sys.executable, "-m", "flwr_distill.simulation.worker", str(theirs.fileno())],
+                [
+                    *(sys.executable, "-m", "flwr_distill.simulation.worker"),
+                    *(str(theirs.fileno()), str(self._folder)),
+                ],
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, **ONE_THREAD},
             )
         process = _Process(popen, ours)
         name = f"worker-{number}-{popen.pid}"
-        Frame({**self._start, "name": name}).send(ours)
+        Frame({**self._start, "name": name}).send(ours, self._folder)
         self._selector.register(ours, selectors.EVENT_READ, process)
         return process
 
@@ -220,8 +226,13 @@ class Workers:
             )
             task = self._pending.pop(place)
             self._homes[task.place] = process
-            process.tasks.append(task)
-            task.frame.send(process.connection)
+            try:
+                task.frame.send(process.connection, self._folder)
+            except OSError:
+                self._pending.insert(0, task)
+                self._replace(process)
+            else:
+                process.tasks.append(task)
 
     def _reply(self, process: _Process, frame: Frame) -> tuple[str, RecordDict | Error]:
         task, header = process.tasks.popleft(), frame.header
@@ -248,15 +259,7 @@ class Workers:
                 del self._uses[file]
                 self._shared.delete(file)
 
-    def _kill_late(self) -> list[tuple[str, RecordDict | Error]]:
-        late = [p for p in self._processes if p.tasks and p.tasks[0].due < time.monotonic()]
-        replies = []
-        for process in late:
-            process.popen.kill()
-            replies += self._bury(process)
-        return replies
-
-    def _bury(self, process: _Process) -> list[tuple[str, RecordDict | Error]]:
+    def _replace(self, process: _Process) -> None:
         """Start a worker in place of a dead one, whose current message gets an error.
 
         Raises
@@ -266,7 +269,11 @@ class Workers:
         """
         self._selector.unregister(process.connection)
         process.connection.close()
-        code = process.popen.wait()
+        try:
+            code = process.popen.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            process.popen.kill()
+            code = process.popen.wait()
         reason = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         self._deaths += 1
         if not process.is_ready or self._deaths > MAX_DEATHS:
@@ -276,13 +283,13 @@ class Workers:
         number = self._processes.index(process)
         self._processes[number] = self._spawn(number)
         self._homes = {place: p for place, p in self._homes.items() if p is not process}
-        if not process.tasks:
-            return []
-        lost = process.tasks.popleft()
+        if process.tasks:
+            lost = process.tasks.popleft()
+            self._release(lost)
+            problem = _error(f"its worker has died ({reason})")
+            self._replies.append((lost.message.metadata.message_id, problem))
         self._pending[:0] = process.tasks  # it has not begun with them
-        self._release(lost)
-        return [(lost.message.metadata.message_id, _error(f"its worker has died ({reason})"))]
 
 
 def _error(reason: str) -> Error:
-    return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
+    return Error(UNKNOWN, reason)

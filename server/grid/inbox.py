@@ -1,9 +1,9 @@
 """Fetches the replies to a phase's messages as they arrive, over any Flower Grid."""
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from time import monotonic, sleep
 
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
@@ -59,7 +59,7 @@ class Inbox:
 
     def wait(self, seconds: float) -> None:
         """Wait so long for further replies; a grid that knows when one arrives ends it then."""
-        getattr(self._grid, "wait", sleep)(seconds)
+        getattr(self._grid, "wait", time.sleep)(seconds)
 
     def close(self) -> None:
         """Stop waiting for the remaining replies."""
@@ -100,7 +100,7 @@ class OneByOneInbox(Inbox):
     def fetch(self, end: float) -> Iterator[Message]:
         """Yield replies that have arrived; see `Inbox`."""
         for _ in range(min(PULLS, len(self._turn))):
-            if monotonic() >= end:
+            if time.monotonic() >= end:
                 return
             message_id = self._turn.popleft()
             if (answer := self._pull(message_id)) is None:

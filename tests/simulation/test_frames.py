@@ -41,8 +41,8 @@ def test_content_arrives_as_it_was_sent(tmp_path_factory, records):
     encoded = encode_content(content, SharedArrays(folder, "a").write, blobs)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        Frame({"content": encoded}, blobs).send(ours)
-        frame = Frame.receive(theirs)
+        Frame({"content": encoded}, blobs).send(ours, folder)
+        frame = Frame.receive(theirs, folder)
     read = SharedArrays(folder, "b").read
     received = decode_content(frame.header["content"], read, frame.blobs)
     assert list(received) == list(content)
@@ -75,9 +75,20 @@ def test_nobody_writes_into_a_model_that_others_see(tmp_path):
         arrays["x"].values[0] = 1
 
 
-def test_the_end_of_the_other_side_is_an_error():
+def test_frames_of_any_size_pass_while_nobody_reads(tmp_path):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        sizes = [0, 10, 40_000, 10_000_000]
+        for size in sizes:
+            Frame({"size": size}, bytearray(size)).send(ours, tmp_path)
+        frames = [Frame.receive(theirs, tmp_path) for _ in sizes]
+    assert [(frame.header["size"], len(frame.blobs)) for frame in frames] == [(n, n) for n in sizes]
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_end_of_the_other_side_is_an_error(tmp_path):
     ours, theirs = socket.socketpair()
     with theirs:
         theirs.sendall(b"\x01")
     with ours, pytest.raises(EOFError):
-        Frame.receive(ours)
+        Frame.receive(ours, tmp_path)

@@ -40,7 +40,7 @@ def test_a_node_is_asked_once_and_those_that_join_later_alone(memory_grid):
     grid, directory = memory_grid(nodes), Directory()
     assert list(directory.look_up(grid, [2, 1])) == [2, 1]
     assert list(directory.look_up(grid, [1, 3, 2])) == [1, 3, 2]
-    assert [len(node.requests) for node in nodes.values()] == [1, 1, 1]
+    assert [len(node.asked) for node in nodes.values()] == [1, 1, 1]
 
 
 def test_a_node_that_is_forgotten_is_asked_again_and_no_other_is(memory_grid):
@@ -51,7 +51,7 @@ def test_a_node_that_is_forgotten_is_asked_again_and_no_other_is(memory_grid):
     directory.forget(9)  # which nobody knows
     nodes[2].content = Node(**{"partition-id": 8}).content
     assert directory.look_up(grid, [1, 2])[2].partition == 8
-    assert [len(node.requests) for node in nodes.values()] == [1, 2]
+    assert [len(node.asked) for node in nodes.values()] == [1, 2]
 
 
 def test_what_a_node_says_is_read_whole(memory_grid):
