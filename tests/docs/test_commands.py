@@ -55,6 +55,7 @@ NOT_HERE = {
     r"flwr-distill audit ": "minutes: tests/cli/test_audit_command.py",
     r"flwr-distill doctor .*--superlink": "needs another machine: tests/cli/test_doctor_network.py",
     r"flwr-distill (demo|status|up)$": "run in order, or with the options given there",
+    r"flwr-distill simulate$": "with options: docs/start.md, in order",
     r"flwr new$": "Flower's, and it downloads",
     r"flwr run (\.|\"\$\(flwr-distill app\)\")$": "needs a SuperLink in Flower's own configuration",
     r"flwr run \. my-federation": "tests/flower, on several Flowers",
