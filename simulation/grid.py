@@ -116,9 +116,10 @@ class SimulationGrid(Grid):
         return [self.replies.pop(name) for name in message_ids if name in self.replies]
 
     def wait(self, seconds: float) -> None:
-        """Wait until a reply arrives, or the time is over."""
+        """Wait until a reply arrives, or the time is over; late replies are dropped."""
         for name, answer in self._pool.wait(seconds):
-            if message := self._sent.pop(name, None):
+            message = self._sent.pop(name)
+            if time.time() < message.metadata.created_at + message.metadata.ttl:
                 self.replies[name] = Message(answer, reply_to=message)
 
     def send_and_receive(

@@ -68,4 +68,6 @@ def spread(device: str, place: int) -> str:
 def _num_workers(nodes: Sequence[Config]) -> int:
     """Workers for nodes by default."""
     gpus = {str(node.get("device")) for node in nodes if "cuda" in str(node.get("device"))}
-    return min(len(nodes), len(gpus) or len(os.sched_getaffinity(0)))
+    has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    return min(len(nodes), len(gpus) or cores)

@@ -49,9 +49,9 @@ class Worker:
             context = Context(
                 self._run_id,
                 request["node"],
-                self._nodes[request["place"]],
+                dict(self._nodes[request["place"]]),  # the app may change it
                 state,
-                self._run_config,
+                dict(self._run_config),
             )
             message = Message(
                 decode_content(request["content"], self._read, frame.blobs),
@@ -69,6 +69,7 @@ class Worker:
         except Exception as error:  # whatever the app raises is its answer
             logging.getLogger("flwr").debug("node %d", request["place"], exc_info=True)
             reply = {"id": request["id"], "error": f"{type(error).__name__}: {error}"}
+            blobs.clear()
         reply["seconds"] = time.perf_counter() - started
         return Frame(reply, blobs)
 

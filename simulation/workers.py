@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -32,9 +33,9 @@ AHEAD = 2
 MAX_DEATHS = 3
 """Deaths of workers in a row, without an answer between them, after which the run fails."""
 Config = Mapping[str, bool | int | float | str]
-
-
 CLIENT_APP = "flwr_distill.client.app:app"
+SHARED_MEMORY, MIN_ROOM = Path("/dev/shm"), 2**30
+"""Where models lie if it has so many bytes free (a container's often has 64 MB), else on disk."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """So that results do not depend on the number of workers, which share the cores."""
 
@@ -89,9 +90,7 @@ class Workers:
         app: str = CLIENT_APP,
     ) -> None:
         self._places = {node: place for place, node in enumerate(nodes)}
-        self._memory = tempfile.TemporaryDirectory(
-            prefix="flwr-distill-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        )
+        self._memory = tempfile.TemporaryDirectory(prefix="flwr-distill-", dir=_shared_memory())
         self._folder = Path(self._memory.name)
         self._shared = SharedArrays(self._folder, "server")
         self._start = {
@@ -225,6 +224,9 @@ class Workers:
                 0,
             )
             task = self._pending.pop(place)
+            if task.due < time.monotonic() + GRACE:
+                self._refuse(task, "its message has expired before a worker was free")
+                continue
             self._homes[task.place] = process
             try:
                 task.frame.send(process.connection, self._folder)
@@ -240,7 +242,7 @@ class Workers:
         self._release(task)
         self._seconds[task.place, metadata.message_type] = header["seconds"]
         if "error" in header:
-            return metadata.message_id, _error(header["error"])
+            return metadata.message_id, Error(UNKNOWN, header["error"])
         content = decode_content(header["content"], self._take, frame.blobs)
         if header["state"]:
             state = decode_content(header["state"], self._take, frame.blobs)
@@ -284,12 +286,15 @@ class Workers:
         self._processes[number] = self._spawn(number)
         self._homes = {place: p for place, p in self._homes.items() if p is not process}
         if process.tasks:
-            lost = process.tasks.popleft()
-            self._release(lost)
-            problem = _error(f"its worker has died ({reason})")
-            self._replies.append((lost.message.metadata.message_id, problem))
-        self._pending[:0] = process.tasks  # it has not begun with them
+            self._refuse(process.tasks.popleft(), f"its worker has died ({reason})")
+        self._pending[:0] = process.tasks  # not yet started
+
+    def _refuse(self, task: _Task, reason: str) -> None:
+        self._release(task)
+        self._replies.append((task.message.metadata.message_id, Error(UNKNOWN, reason)))
 
 
-def _error(reason: str) -> Error:
-    return Error(UNKNOWN, reason)
+def _shared_memory() -> Path | None:
+    if not os.access(SHARED_MEMORY, os.W_OK):
+        return None
+    return SHARED_MEMORY if shutil.disk_usage(SHARED_MEMORY).free >= MIN_ROOM else None

@@ -1,4 +1,4 @@
-"""Worker processes answer every message, whatever the app does, and whoever dies."""
+"""Worker processes answer every message, whatever the app does, and if some die."""
 
 import os
 import time
@@ -82,6 +82,15 @@ def test_an_app_that_hangs_is_killed_once_its_message_is_too_old(pool, monkeypat
     assert isinstance(answers["to-0"], Error)
     assert answers["to-1"]["place"] == 1
     assert time.monotonic() - start < 30
+
+
+def test_a_message_that_expires_in_the_queue_does_not_reach_the_app(pool):
+    workers = pool(nodes=3)
+    replies(workers, [orders(place) for place in range(3)])
+    messages = [orders(0, sleep=1.0), orders(1, ttl=0.3), orders(2, ttl=0.3)]
+    answers = replies(workers, messages)
+    assert isinstance(answers["to-2"], Error)
+    assert replies(workers, [orders(2)])["to-2"]["asked"] == 2
 
 
 def test_workers_that_die_one_after_the_other_end_the_run(pool):
