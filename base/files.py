@@ -1,14 +1,10 @@
-"""Files written whole or not at all, and files locked for one process."""
+"""Writes files that outlast a power cut: whole, or not at all."""
 
-import fcntl
 import os
-import random
 import secrets
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
 
 
 @contextmanager
@@ -45,16 +41,3 @@ def _sync(path: Path) -> None:
         os.fsync(number)
     finally:
         os.close(number)
-
-
-def lock_within(file: IO[Any], seconds: float) -> None:
-    """Lock an open file for this process alone; TimeoutError if another keeps it that long."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{file.name}: another process keeps it locked") from None
-        time.sleep(random.uniform(0.02, 0.1))

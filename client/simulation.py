@@ -4,8 +4,11 @@ The server names in a train message the virtual nodes that get the same one. The
 trains all, the others find their results beside the nodes' stores.
 """
 
+import fcntl
+import random
 import shutil
 import sys
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +21,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDic
 from flwr.common import log
 from safetensors.torch import load, save
 
-from flwr_distill.base.files import lock_within
 from flwr_distill.base.text import counted
 from flwr_distill.client.local_round import LocalRound, server_round
 from flwr_distill.client.session import RunSource, Session, source_of
@@ -73,9 +75,17 @@ def locked(file: Path) -> Iterator[None]:
 
     A TimeoutError says that another process has had the lock for `LOCK_TIMEOUT`.
     """
+    deadline = time.monotonic() + LOCK_TIMEOUT
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with file.open("w") as lock:
-        lock_within(lock, LOCK_TIMEOUT)
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{file}: another process keeps it locked") from None
+            time.sleep(random.uniform(0.02, 0.1))
         yield
 
 

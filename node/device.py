@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import random
 import stat
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +18,6 @@ from typing import IO
 
 from flwr.common import log
 
-from flwr_distill.base.files import lock_within
 from flwr_distill.node.gpus import describe_gpu, pytorch_needs, why_unusable
 
 TURN_TIMEOUT = 10.0
@@ -125,7 +126,7 @@ def claim(gpus: Sequence[str], folder: Path) -> tuple[str, IO[bytes]]:
         if status.st_mode & 0o022:
             raise PermissionError(f"other users can write in {path}")
     with (folder / "lock").open("ab") as turn:
-        lock_within(turn, TURN_TIMEOUT)
+        _wait_for_turn(turn)
         users: Counter[str] = Counter()
         for file in folder.glob("*.claim"):
             if _is_locked(file):
@@ -137,6 +138,18 @@ def claim(gpus: Sequence[str], folder: Path) -> tuple[str, IO[bytes]]:
         claimed = os.fdopen(number, "wb")
         fcntl.flock(claimed, fcntl.LOCK_EX)
     return chosen, claimed
+
+
+def _wait_for_turn(turn: IO[bytes]) -> None:
+    deadline = time.monotonic() + TURN_TIMEOUT
+    while True:
+        try:
+            fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{turn.name}: another process keeps it locked") from None
+        time.sleep(random.uniform(0.02, 0.1))
 
 
 def _is_locked(file: Path) -> bool:
