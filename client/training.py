@@ -15,6 +15,7 @@ from flwr_distill.client.terms import LossTerm, value_of
 from flwr_distill.protocol.messages import NUM_STEPS, TRAIN_ACCURACY, TRAIN_LOSS
 from flwr_distill.task.augmentation import Augment, augmented
 from flwr_distill.task.compute.cuda_graph import graphed
+from flwr_distill.task.compute.memory_format import in_fast_format
 from flwr_distill.task.compute.precision import forward_in, products_in
 from flwr_distill.task.datasets import Samples
 from flwr_distill.task.errors import SettingsError
@@ -102,6 +103,7 @@ def fit(
     def step(inputs: Tensor, labels: Tensor, *numbers: Tensor) -> None:
         if augment:
             inputs = augmented(inputs, augment.changes, *numbers)
+        inputs = inputs.contiguous(memory_format=memory_format)
         optimizer.zero_grad(set_to_none=True)
         with forward:
             logits = model(inputs)
@@ -117,10 +119,11 @@ def fit(
     recordable = not terms and isinstance(optimizer, torch.optim.SGD)
     take_step = graphed(step, device) if recordable else step
     steps = 0
-    for batch in batches:
-        numbers = (augment.draw(len(batch), device),) if augment else ()
-        take_step(*samples.minibatch(batch, device), *numbers)
-        steps += 1
+    with in_fast_format(model) as memory_format:
+        for batch in batches:
+            numbers = (augment.draw(len(batch), device),) if augment else ()
+            take_step(*samples.minibatch(batch, device), *numbers)
+            steps += 1
     return Trained(float(total) / max(steps, 1), float(right) / max(steps, 1), steps)
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from flwr_distill.task.compute.memory_format import in_fast_format
 from flwr_distill.task.datasets import Samples
 
 BATCH = 64
@@ -41,10 +42,10 @@ def predict(
     """
     model.to(device).eval()  # not in inference mode: its buffers could not be loaded again
     predicted, loss = [], torch.zeros((), dtype=torch.float64, device=device)
-    with torch.inference_mode():
+    with in_fast_format(model) as memory_format, torch.inference_mode():
         parts = (torch.split(part, BATCH) for part in (samples.inputs, samples.labels))
         for inputs, labels in zip(*parts, strict=True):
-            logits = model(inputs.to(device))
+            logits = model(inputs.to(device).contiguous(memory_format=memory_format))
             predicted.append(logits.argmax(dim=1))
             loss += functional.cross_entropy(logits, labels.to(device), reduction="sum")
         return torch.cat(predicted).cpu(), float(loss) / len(samples)

@@ -1,0 +1,42 @@
+"""In which order convolutions on a CPU read the numbers of an image."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+
+import torch
+from torch import nn
+
+
+@contextmanager
+def in_fast_format(model: nn.Module) -> Iterator[torch.memory_format]:
+    """Within the block, the model has the memory format in which it computes fastest.
+
+    Yields the format, for batches (n, C, H, W). On a CPU, convolutions take channels last: 1.04 to
+    1.9 times the speed of our models. The values are the same, but for rounding.
+    """
+    if not _is_faster_with_channels_last(model):
+        yield torch.contiguous_format
+        return
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    try:
+        yield torch.channels_last
+    finally:  # safetensors and others read values as they lie in memory
+        model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+
+
+def _is_faster_with_channels_last(model: nn.Module) -> bool:
+    state = list(chain(model.parameters(), model.buffers()))
+    modules = list(model.modules())
+    return (
+        any(isinstance(module, nn.Conv2d) for module in modules)
+        and all(values.device.type == "cpu" and values.ndim < 5 for values in state)
+        and not any(_normalises_channels(module) for module in modules)
+    )
+
+
+def _normalises_channels(module: nn.Module) -> bool:
+    """Whether it normalises single channels, which takes 3 times as long with channels last."""
+    if isinstance(module, nn.GroupNorm):
+        return module.num_groups == module.num_channels
+    return isinstance(module, nn.InstanceNorm2d)
