@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import chain
 
 import torch
 from torch import nn
@@ -18,19 +17,24 @@ def in_fast_format(model: nn.Module) -> Iterator[torch.memory_format]:
     if not _is_faster_with_channels_last(model):
         yield torch.contiguous_format
         return
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    _convert(model, torch.channels_last)
     try:
         yield torch.channels_last
     finally:  # safetensors and others read values as they lie in memory
-        model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        _convert(model, torch.contiguous_format)
+
+
+def _convert(model: nn.Module, memory_format: torch.memory_format) -> None:
+    for weight in model.parameters():
+        if weight.ndim == 4:
+            weight.data = weight.data.contiguous(memory_format=memory_format)
 
 
 def _is_faster_with_channels_last(model: nn.Module) -> bool:
-    state = list(chain(model.parameters(), model.buffers()))
     modules = list(model.modules())
     return (
-        any(isinstance(module, nn.Conv2d) for module in modules)
-        and all(values.device.type == "cpu" and values.ndim < 5 for values in state)
+        all(weight.device.type == "cpu" for weight in model.parameters())
+        and any(isinstance(module, nn.Conv2d) for module in modules)
         and not any(_normalises_channels(module) for module in modules)
     )
 
