@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
+from io import BytesIO
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +27,7 @@ class DecodedArray(Array):
 
     def __init__(self, values: NDArray[np.generic]) -> None:
         values.flags.writeable = False
-        self.dtype, self.shape, self.stype = str(values.dtype), values.shape, "numpy.ndarray"
+        self.dtype, self.shape, self.stype = _name(values.dtype), values.shape, "numpy.ndarray"
         self.is_finite = bool(np.isfinite(values).all())
         self._values = values
 
@@ -42,6 +44,22 @@ class DecodedArray(Array):
     def data(self) -> bytes:  # type: ignore[override]
         """The array's bytes, encoded again on each access."""
         return Array(self.values).data
+
+    @property
+    def num_bytes(self) -> int:
+        """The length of `data`, without encoding the array."""
+        return _header_bytes(self.values.dtype, self.values.shape) + self.values.nbytes
+
+
+_name = cache(str)
+
+
+@cache
+def _header_bytes(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> int:
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    file = BytesIO()
+    np.lib.format.write_array_header_1_0(file, header)
+    return file.tell()
 
 
 DecodedArray.__qualname__ = Array.__qualname__  # Flower writes it into messages
@@ -79,6 +97,14 @@ def as_arrays(record: ArrayRecord) -> dict[str, NDArray[np.generic]]:
     Raises ValueError if an array cannot be read or does not contain numbers.
     """
     return {name: _values(name, array) for name, array in record.items()}
+
+
+def num_bytes(record: ArrayRecord) -> int:
+    """Bytes of a record as Flower counts them: names, and arrays as they are encoded."""
+    return sum(
+        len(name) + (array.num_bytes if isinstance(array, DecodedArray) else len(array.data))
+        for name, array in record.items()
+    )
 
 
 def finite_arrays(record: ArrayRecord) -> Arrays:

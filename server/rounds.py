@@ -67,6 +67,7 @@ class Rounds:
     def __post_init__(self) -> None:
         self.model = self.task.start
         """At the end of the last round."""
+        self._about: dict[str, Any] = {}
         self._failures: list[str] = []  # of the last rounds, in a row
         self._broken: tuple[str, ...] = ()  # names of results that are not finite
         self._personal = self.method is not None and self.method.outcome == "personal"
@@ -273,7 +274,9 @@ class Rounds:
         self.grid.transport.together = self.roster.together
         self.grid.nodes.excluded = self.roster.excluded.keys()
         about = about_run(self.task.spec, self.roster, self.history.started, self.task.fingerprint)
-        write_json(self.folder / "about.json", about)
+        if about != self._about:
+            write_json(self.folder / "about.json", about)
+            self._about = about
 
     def _run_start(self) -> RunStart:
         settings = self.settings.model_dump(by_alias=True)

@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
+from flwr_distill.protocol.arrays import num_bytes
 from flwr_distill.protocol.messages import PARCEL
 
 DOWN = "server->node"
@@ -89,10 +90,7 @@ class Ledger:
 
 def content_bytes(content: RecordDict) -> int:
     """Bytes of a message's records: array data, metric and config values, and their keys."""
-    return sum(
-        _config_bytes(record) if isinstance(record, ConfigRecord) else record.count_bytes()
-        for record in content.values()
-    )
+    return sum(map(_record_bytes, content.values()))
 
 
 def num_parts(content: RecordDict) -> int:
@@ -102,9 +100,15 @@ def num_parts(content: RecordDict) -> int:
 
 def payload_bytes(content: RecordDict) -> int:
     """Bytes of a message's arrays and sealed parcels."""
-    arrays = sum(record.count_bytes() for record in content.array_records.values())
+    arrays = sum(map(num_bytes, content.array_records.values()))
     payloads = (record.get("payload") for record in content.config_records.values())
     return arrays + sum(len(payload) for payload in payloads if isinstance(payload, bytes))
+
+
+def _record_bytes(record: ArrayRecord | ConfigRecord | MetricRecord) -> int:
+    if isinstance(record, ArrayRecord):
+        return num_bytes(record)
+    return _config_bytes(record) if isinstance(record, ConfigRecord) else record.count_bytes()
 
 
 def _nested(sizes: Counter[tuple[str, str]]) -> dict[str, dict[str, int]]:

@@ -53,6 +53,8 @@ class Screening:
             lambda: deque(maxlen=HISTORY)
         )
         """Median norms of the last rounds, by phase and record."""
+        self._norms: dict[tuple[int, str], dict[str, float]] = {}
+        """Norm of each record of replies since the last comparison, by node and message."""
         self._corrected: set[int] = set()
         """Nodes that claimed more samples than they have, for the log."""
         self._sent: ArrayRecord | None = None
@@ -69,6 +71,8 @@ class Screening:
                 _check_parcels(message.content, reply.content)
                 if phase:
                     _check_rejected(message.content, reply.content)
+                    if phase.averaged and self.norm_threshold:
+                        self._norms[_key(message)] = self._norms_of(message, reply.content)
                 return ""
             except ValueError as error:
                 reasons.append(str(error))
@@ -137,17 +141,19 @@ class Screening:
             return {}
         norms: dict[str, dict[int, float]] = defaultdict(dict)
         for node, content in trained.items():
-            for name, record in content.array_records.items():
-                start = self.start_of(messages[node]) if name == ARRAYS else None
-                norms[name][node] = update_norm(RecordArrays(record), start)
+            message = messages[node]
+            known = self._norms.get(_key(message)) or self._norms_of(message, content)
+            for name in content.array_records:
+                norms[name][node] = known[name]
+        self._norms.clear()
         reasons: dict[int, str] = {}
         # The node with the most samples that count may well have the longest update, too.
         most = self.directory.most_samples
         weighted_threshold = self.norm_threshold + math.log(max(most, 1)) if most else 0
         for name, by_node in norms.items():
             earlier = self._earlier[phase.message_type, name]
-            known = {-1 - i: n for i, n in enumerate(earlier)} if len(by_node) < MIN_NODES else {}
-            for node in absurdly_large({**known, **by_node}, self.norm_threshold):
+            past = {-1 - i: n for i, n in enumerate(earlier)} if len(by_node) < MIN_NODES else {}
+            for node in absurdly_large({**past, **by_node}, self.norm_threshold):
                 if node in by_node:
                     reasons.setdefault(node, f"the norm of its {name} exceeds norm-threshold")
             for node in idle(by_node) if name == ARRAYS else ():
@@ -158,6 +164,13 @@ class Screening:
             if usual := [norm for node, norm in by_node.items() if node not in reasons]:
                 earlier.append(median(usual))
         return reasons
+
+    def _norms_of(self, message: Message, content: RecordDict) -> dict[str, float]:
+        start = self.start_of(message)
+        return {
+            name: update_norm(RecordArrays(record), start if name == ARRAYS else None)
+            for name, record in content.array_records.items()
+        }
 
     def start_of(self, message: Message) -> Arrays:
         """The model that a node starts from: the message's, else the run's."""
@@ -176,6 +189,10 @@ def typed(arrays: Arrays, model: Arrays) -> Arrays:
         name: array.astype(model[name].dtype, copy=False) if name in model else array
         for name, array in arrays.items()
     }
+
+
+def _key(message: Message) -> tuple[int, str]:
+    return message.metadata.dst_node_id, message.metadata.message_id
 
 
 def _check_parcels(sent: RecordDict, content: RecordDict) -> None:

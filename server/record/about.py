@@ -2,6 +2,7 @@
 
 import platform
 from dataclasses import asdict, replace
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -66,6 +67,7 @@ def class_counts(
     return counts
 
 
+@cache
 def _version(package: str) -> str:
     """Installed version; the app itself may run from a bundle without being installed."""
     try:

@@ -3,9 +3,11 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -14,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from flwr_distill.base.files import replacing
-from flwr_distill.server.hooks import Hook
+from flwr_distill.server.hooks import Hook, RunEnd
 from flwr_distill.server.record.packing import Arrays, pack, unpack
 from flwr_distill.task.errors import ReportedError
 
@@ -43,38 +45,82 @@ class Checkpoint:
 
 
 class Checkpoints(Hook):
-    """Writes checkpoints; keeps those of the last `keep` rounds, and that of the `best` so far."""
+    """Writes checkpoints; keeps those of the last `keep` rounds, and that of the `best` so far.
 
-    def __init__(self, folder: Path, keep: int, best: Callable[[], int | None]) -> None:
+    A file is written while the next round trains, and finished before that ends: a server that is
+    killed resumes from one of the last two rounds. With `at_once` it is finished at once.
+    """
+
+    def __init__(
+        self, folder: Path, keep: int, best: Callable[[], int | None], *, at_once: bool = False
+    ) -> None:
         self._folder = folder
         self._keep = keep
         self._best = best
+        self._at_once = at_once
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[Path] | None = None
 
     def on_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Write it."""
-        save_checkpoint(self._folder, checkpoint, self._keep, self._best())
+        """Wait for the file of the round before; begin to write this one."""
+        self._finish()
+        packed = PackedCheckpoint.of(checkpoint)
+        self._writing = self._writer.submit(packed.save, self._folder, self._keep, self._best())
+        if self._at_once:
+            self._finish()
+
+    def on_failure(self, error: Exception, model: ArrayRecord | None) -> None:
+        """Wait for the file; an error about it is not more important than the run's."""
+        with suppress(Exception):
+            self._finish()
+
+    def on_run_end(self, end: RunEnd) -> None:
+        """Wait for the file."""
+        self._finish()
+
+    def _finish(self) -> None:
+        if self._writing:
+            self._writing.result()
+
+
+@dataclass(frozen=True)
+class PackedCheckpoint:
+    """A copy of a checkpoint's content, as its file has it."""
+
+    round: int
+    content: str
+    arrays: Arrays
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> Self:
+        """Copy it; raises PackingError if state or record contain unsupported types."""
+        arrays: Arrays = {}
+        return cls(checkpoint.round, json.dumps(pack(vars(checkpoint), arrays)), arrays)
+
+    def save(self, folder: Path, keep: int = 2, best: int | None = None) -> Path:
+        """Write the file atomically; remove all but the last `keep` and the one of round `best`."""
+        header = {
+            "format": FORMAT,
+            "sha256": _digest(self.content, self.arrays),
+            "content": self.content,
+        }
+        target = folder / FOLDER / f"{PREFIX}{self.round:06d}.safetensors"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for leftover in target.parent.glob(".*"):  # of killed processes: only this one writes here
+            leftover.unlink()
+        with replacing(target) as partial:
+            save_file(self.arrays, partial, metadata={KEY: json.dumps(header)})
+        for server_round, old in [*checkpoints(folder).items()][:-keep]:
+            if server_round != best:
+                old.unlink()
+        return target
 
 
 def save_checkpoint(
     folder: Path, checkpoint: Checkpoint, keep: int = 2, best: int | None = None
 ) -> Path:
-    """Write a checkpoint atomically; remove all but the last `keep` and the one of round `best`.
-
-    Raises PackingError if state or record contain unsupported types.
-    """
-    arrays: Arrays = {}
-    content = json.dumps(pack(vars(checkpoint), arrays))
-    header = {"format": FORMAT, "sha256": _digest(content, arrays), "content": content}
-    target = folder / FOLDER / f"{PREFIX}{checkpoint.round:06d}.safetensors"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in target.parent.glob(".*"):  # of killed processes: only this one writes here now
-        leftover.unlink()
-    with replacing(target) as partial:
-        save_file(arrays, partial, metadata={KEY: json.dumps(header)})
-    for server_round, old in [*checkpoints(folder).items()][:-keep]:
-        if server_round != best:
-            old.unlink()
-    return target
+    """Write a checkpoint at once; see `PackedCheckpoint`."""
+    return PackedCheckpoint.of(checkpoint).save(folder, keep, best)
 
 
 def load_checkpoint(file: Path) -> Checkpoint:

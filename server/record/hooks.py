@@ -72,6 +72,11 @@ def hooks_of_run(
     return [
         Recorder(folder, settings, history),
         TensorBoard(folder, class_name),
-        Checkpoints(folder, settings.keep_checkpoints, lambda: history.best_round),
+        Checkpoints(
+            folder,
+            settings.keep_checkpoints,
+            lambda: history.best_round,
+            at_once=bool(settings.edge),  # before the edge answers above
+        ),
         Report(folder),
     ]

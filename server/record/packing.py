@@ -22,7 +22,7 @@ def pack(value: Any, arrays: Arrays, name: str = "") -> Any:
 
     Takes None, bool, int, float, str, bytes, NumPy arrays and numbers, tensors, ArrayRecords, and
     lists, tuples, sets and mappings of these; raises PackingError otherwise. Tuples and sets become
-    lists, tensors become arrays. `name` is the path of the value, for errors and array names.
+    lists, tensors become arrays. Arrays are copied. `name` is the path of the value, for errors and array names.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -80,7 +80,7 @@ def renamed(value: Any, names: Mapping[int, int]) -> Any:
 
 def _move(array: NDArray[Any], arrays: Arrays, name: str) -> str:
     key = f"{len(arrays)}{name}"
-    arrays[key] = np.asarray(array, order="C")
+    arrays[key] = np.array(array, order="C")
     return key
 
 

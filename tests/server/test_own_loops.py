@@ -165,10 +165,10 @@ def test_a_failed_round_of_a_loop_of_its_own_is_one_and_no_resumption_is_offered
 
 
 def test_a_full_disk_offers_no_resumption_of_a_loop_of_its_own(run, monkeypatch):
-    def full(*rest):
+    def full(*rest, **named):
         raise OSError(errno.ENOSPC, "no space")
 
-    monkeypatch.setattr("flwr_distill.server.record.checkpoint.save_checkpoint", full)
+    monkeypatch.setattr("flwr_distill.server.record.checkpoint.save_file", full)
     with pytest.raises(ResultsError, match="make room") as error:
         run(OwnLoop)
     assert "resume" not in str(error.value)

@@ -145,6 +145,18 @@ def test_a_resumed_run_ends_with_the_very_model_of_one_that_was_never_interrupte
     assert_same(folder, whole)
 
 
+@pytest.mark.parametrize("strategy", strategies(STATEFUL))
+def test_a_run_resumes_bit_equal_if_it_was_killed_while_the_last_checkpoint_was_written(
+    run, killed, strategy
+):
+    whole = run(strategy)
+    folder = killed(strategy)
+    _, newest = max(checkpoints(folder).items())
+    newest.unlink()
+    run(strategy, resume=folder.name)
+    assert_same(folder, whole)
+
+
 def test_nodes_that_are_back_under_other_ids_go_on_with_what_they_kept(run, killed):
     whole = run("hfldd")
     killed("hfldd")
