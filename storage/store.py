@@ -41,8 +41,8 @@ _MAX_CHAIN = 1_000
 """Runs of which each resumes the one before."""
 
 ROUNDS_TO_KEEP = 3
-"""Rounds to keep a blob for. A server writes the checkpoint of a round while the next one trains: if
-it dies then, its last checkpoint is two rounds behind."""
+"""Rounds to keep a blob for. A server writes a round's checkpoint while the next one trains: if it
+dies then, its last checkpoint is two rounds behind."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class NodeStore:
     """Named blobs in a node's state directory.
 
     Links are not followed, as apps write there (`storage.untrusted`). Write a blob that changes
-    every round with the store of that round (`at`). It keeps the blobs of the two rounds before too,
-    so a resumed run has the state of its checkpoint's round.
+    every round with the store of that round (`at`). It keeps the blobs of the two rounds before
+    too, so a resumed run has the state of its checkpoint's round.
     """
 
     folder: Path

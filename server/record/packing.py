@@ -22,7 +22,8 @@ def pack(value: Any, arrays: Arrays, name: str = "") -> Any:
 
     Takes None, bool, int, float, str, bytes, NumPy arrays and numbers, tensors, ArrayRecords, and
     lists, tuples, sets and mappings of these; raises PackingError otherwise. Tuples and sets become
-    lists, tensors become arrays. Arrays are copied. `name` is the path of the value, for errors and array names.
+    lists, tensors become arrays, and arrays are copied. `name` is the path of the value, for errors
+    and array names.
     """
     if isinstance(value, np.generic):
         value = value.item()
