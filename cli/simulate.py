@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -84,6 +85,8 @@ def simulate(
         problem = f"{data} has data of {counted(len(own), 'node')}"
         fail(problem, "simulate", where="nodes", value=nodes, remedy="drop --nodes")
 
+    # Threads of the server that wait in a loop would take cores from the workers.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from flwr_distill.simulation.run import simulate as run  # here: imports torch
     from flwr_distill.simulation.run import spread
     from flwr_distill.simulation.workers import Config

@@ -27,6 +27,8 @@ from flwr_distill.task.file_state import read_once
 from flwr_distill.task.settings import TaskSettings
 from flwr_distill.task.source import PRIVATE, data_spec, domain, partition_samples, source_files
 
+MAX_LOADED = 2**28
+"""Bytes of samples that a process keeps: those of many virtual nodes, or of one large node."""
 NodeConfigValue = bool | int | float | str
 
 
@@ -56,6 +58,12 @@ class LocalData:
     fingerprint: bytes
     moments: Moments | None = None
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the samples."""
+        parts = (self.train, self.holdout)
+        return sum(tensor.nbytes for part in parts for tensor in (part.inputs, part.labels))
+
 
 def generator_of(seed: int, identity: int, purpose: str, server_round: int = 0) -> torch.Generator:
     """A generator on the CPU, for one purpose of one node in one round."""
@@ -79,7 +87,7 @@ def data_files(
     return [*files, Path(str(node["data"]))] if "data" in node else files
 
 
-@read_once(data_files, maxsize=32)
+@read_once(data_files, maxsize=MAX_LOADED, size=lambda data: data.num_bytes)
 def local_data(
     task: TaskSettings,
     node_config: tuple[tuple[str, NodeConfigValue], ...],

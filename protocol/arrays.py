@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, cached_property
 from io import BytesIO
 from typing import TYPE_CHECKING
 
@@ -28,13 +28,17 @@ class DecodedArray(Array):
     def __init__(self, values: NDArray[np.generic]) -> None:
         values.flags.writeable = False
         self.dtype, self.shape, self.stype = _name(values.dtype), values.shape, "numpy.ndarray"
-        self.is_finite = bool(np.isfinite(values).all())
         self._values = values
 
     @property
     def values(self) -> NDArray[np.generic]:
         """The values, read-only."""
         return self._values
+
+    @cached_property
+    def is_finite(self) -> bool:
+        """Whether no value is NaN or infinity."""
+        return bool(np.isfinite(self._values).all())
 
     def numpy(self) -> NDArray[np.generic]:
         """A copy of the values, as Flower's arrays give: some strategies compute in place."""

@@ -94,14 +94,13 @@ class SharedArrays:
 
     def write(self, record: ArrayRecord) -> dict[str, Any]:
         """Write a record's arrays into a file; return its name, and where they are in it."""
-        name, end, places = next(self._names), 0, []
-        with (self._folder / name).open("wb") as file:
-            for key, array in as_arrays(record).items():
-                file.write(bytes(-end % _ALIGNMENT))
-                start = file.tell()
-                file.write(np.ascontiguousarray(array).tobytes())
-                end = file.tell()
-                places.append([key, array.dtype.str, array.shape, start])
+        name, end, places, parts = next(self._names), 0, [], []
+        for key, array in as_arrays(record).items():
+            start = end + -end % _ALIGNMENT
+            parts += [bytes(start - end), array.tobytes()]
+            end = start + array.nbytes
+            places.append([key, array.dtype.str, array.shape, start])
+        (self._folder / name).write_bytes(b"".join(parts))
         return {"file": name, "arrays": places}
 
     def read(self, written: Mapping[str, Any]) -> dict[str, DecodedArray]:

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from stat import S_ISDIR
-from typing import Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from flwr_distill.task.errors import DatasetError
 
@@ -49,11 +49,16 @@ class ReadOnce(Generic[_P, _T]):
     """A function whose results are cached until its files change; see `read_once`."""
 
     def __init__(
-        self, read: Callable[_P, _T], files: Callable[_P, Iterable[Path]], maxsize: int
+        self,
+        read: Callable[_P, _T],
+        files: Callable[_P, Iterable[Path]],
+        maxsize: int,
+        size: Callable[[_T], int],
     ) -> None:
         self._read = read
         self._files = files
         self._maxsize = maxsize
+        self._size = size
         self._results: OrderedDict[object, tuple[bytes, _T]] = OrderedDict()
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -88,20 +93,22 @@ class ReadOnce(Generic[_P, _T]):
         if state is None:
             return
         self._results[key] = state, result
-        if len(self._results) > self._maxsize:
-            self._results.popitem(last=False)
+        total = sum(self._size(result) for _, result in self._results.values())
+        while total > self._maxsize and len(self._results) > 1:
+            _, (_, dropped) = self._results.popitem(last=False)
+            total -= self._size(dropped)
 
 
 def read_once(
-    files: Callable[_P, Iterable[Path]], maxsize: int
+    files: Callable[_P, Iterable[Path]], maxsize: int, size: Callable[[Any], int] = lambda result: 1
 ) -> Callable[[Callable[_P, _T]], ReadOnce[_P, _T]]:
     """Cache what a function reads, by its arguments, until the files change.
 
     Files that change while they are read are read again, so that no result is half old. `files`
-    gives the paths that the function may read, from its arguments; they need not exist. `maxsize`
-    results are kept, the last ones used.
+    gives the paths that the function may read, from its arguments; they need not exist. The last
+    results used are kept, up to a total `size` of `maxsize`: by default so many, and at least one.
     """
-    return lambda read: ReadOnce(read, files, maxsize)
+    return lambda read: ReadOnce(read, files, maxsize, size)
 
 
 def _marks_below(path: Path) -> list[str] | None:
