@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, RecordDict
+from hypothesis import given
+from hypothesis.extra.numpy import array_shapes, arrays
 
 from benchmarks.in_process import InProcessGrid
 from flwr_distill.protocol.arrays import (
@@ -12,6 +14,7 @@ from flwr_distill.protocol.arrays import (
     decode,
     finite_arrays,
     model_arrays,
+    num_bytes,
     sent_arrays,
 )
 from flwr_distill.strategies.common.averages import summed_change, weighted_mean
@@ -157,3 +160,12 @@ def test_one_array_that_cannot_be_read_is_named(read):
     record["steps"] = Array("int64", (), "numpy.ndarray", b"junk")
     with pytest.raises(ValueError, match="steps cannot be read"):
         read(record)
+
+
+@given(arrays("float32", array_shapes(min_dims=0, max_dims=9, min_side=0, max_side=3), fill=None))
+def test_bytes_are_flowers_count_whether_or_not_a_record_is_decoded(values):
+    record = ArrayRecord({"some name": Array(values), "b": Array(np.arange(3))})
+    expected = record.count_bytes()
+    assert num_bytes(record) == expected
+    decode(record)
+    assert num_bytes(record) == expected

@@ -144,3 +144,16 @@ def test_the_files_of_every_data_set_are_known_but_those_of_the_embedded_one(tmp
 def test_so_are_those_of_auxiliary_sets(tmp_path, name):
     assert auxiliary_files(name, tmp_path)
     assert not auxiliary_files("noise", tmp_path)
+
+
+def test_results_are_kept_up_to_a_total_size_the_last_ones_used():
+    calls = []
+
+    @read_once(lambda name: [], maxsize=5, size=len)
+    def read(name):
+        calls.append(name)
+        return name
+
+    for name in ("aa", "bb", "aa", "cc", "bb", "much-too-large", "much-too-large"):
+        read(name)
+    assert calls == ["aa", "bb", "cc", "bb", "much-too-large"]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,8 @@ from flwr_distill.server.record.checkpoint import (
     FORMAT,
     Checkpoint,
     CheckpointError,
+    Checkpoints,
+    PackedCheckpoint,
     checkpoints,
     load_checkpoint,
     save_checkpoint,
@@ -206,3 +209,58 @@ def test_another_format_is_refused_with_the_version_to_take(tmp_path, monkeypatc
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match=f"of format {other},", check=at(file)):
         load_checkpoint(file)
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """An event without which no checkpoint is written."""
+    save, ready = PackedCheckpoint.save, threading.Event()
+
+    def waiting(*args):
+        assert ready.wait(30)
+        return save(*args)
+
+    monkeypatch.setattr(PackedCheckpoint, "save", waiting)
+    yield ready
+    ready.set()
+
+
+def test_a_round_ends_before_its_checkpoint_is_on_disk_and_the_next_after_that(disk, tmp_path):
+    hook = Checkpoints(tmp_path, 2, lambda: None)
+    hook.on_checkpoint(checkpoint(0))
+    assert not checkpoints(tmp_path)
+    threading.Timer(0.2, disk.set).start()
+    hook.on_checkpoint(checkpoint(1))
+    assert 0 in checkpoints(tmp_path)
+    hook.on_run_end(None)
+    assert list(checkpoints(tmp_path)) == [0, 1]
+
+
+def test_a_checkpoint_is_the_state_at_its_round_whatever_changes_while_it_is_written(
+    disk, tmp_path
+):
+    state = {"momentum": np.zeros(3)}
+    hook = Checkpoints(tmp_path, 2, lambda: None)
+    hook.on_checkpoint(checkpoint(0, state=state))
+    state["momentum"] += 1
+    disk.set()
+    hook.on_run_end(None)
+    saved = load_checkpoint(checkpoints(tmp_path)[0]).state
+    assert saved["momentum"].tolist() == [0, 0, 0]
+
+
+def test_an_edges_checkpoint_is_on_disk_before_its_round_ends(tmp_path):
+    hook = Checkpoints(tmp_path, 2, lambda: None, at_once=True)
+    hook.on_checkpoint(checkpoint(0))
+    assert 0 in checkpoints(tmp_path)
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run(monkeypatch, tmp_path):
+    def full(*args, **named):
+        raise OSError(28, "no space")
+
+    monkeypatch.setattr(module, "save_file", full)
+    hook = Checkpoints(tmp_path, 2, lambda: None)
+    hook.on_checkpoint(checkpoint(0))
+    with pytest.raises(OSError, match="no space"):
+        hook.on_checkpoint(checkpoint(1))
