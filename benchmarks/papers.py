@@ -5,9 +5,10 @@
 All tables, with what is missing on this machine: data, or a GPU.
 
 ``python -m benchmarks.papers TABLE [--row NAME] [--method NAME] [--quick] [--seconds S]
-[--data-root DIR] [--out DIR] [--json FILE]``
+[--workers N] [--data-root DIR] [--out DIR] [--json FILE]``
 
-A run for each cell, in this process, with the real apps: a preset, and what the cell changes of it.
+A run for each cell, with the real apps in worker processes: a preset, and what the cell changes of
+it. With ``--workers 1`` nodes run in this process, one by one; results are the same.
 Values are accuracies in percent after the last round: of the global model on the server's test
 samples, or the nodes' unweighted mean where each node brings its own. ``--quick`` is a smaller
 setting, of fewer rounds; each difference is printed. Runs are kept in ``--out``: those that are
@@ -47,12 +48,13 @@ from rich.progress import (
 )
 from rich.table import Table as Printed
 
-from benchmarks.in_process import Settings, run_in_process
+from benchmarks.in_process import Settings, only_errors, run_in_process
 from flwr_distill.client.simulation import SIMULATED
 from flwr_distill.flower.own_app import PRESETS
 from flwr_distill.protocol.registry import all_methods, find_method
 from flwr_distill.server.record.checkpoint import checkpoints
 from flwr_distill.simulation.grid import Node
+from flwr_distill.simulation.run import simulate, spread
 from flwr_distill.task.datasets import DatasetError, load_dataset
 
 TABLES = Path(__file__).with_name("paper_tables")
@@ -141,9 +143,15 @@ class Table(_Data):
         """Node config of each node of a cell; on its GPU, if the machine has one."""
         if not self.nodes:
             number = int(cell.ours["min-nodes"])
-            return [{"num-partitions": number, "device": "auto", SIMULATED: True}] * number
+            return [
+                {"num-partitions": number, "device": spread("auto", place), SIMULATED: True}
+                for place in range(number)
+            ]
         part = {"num-partitions": len(self.nodes)} if self.shared else {}
-        return [{"dataset": name, "device": "auto", **part} for name in self.nodes]
+        return [
+            {"dataset": name, "device": spread("auto", place), **part}
+            for place, name in enumerate(self.nodes)
+        ]
 
 
 @dataclass(frozen=True)
@@ -199,10 +207,20 @@ def rounds_done(folder: Path) -> int:
 
 
 def run_cell(
-    table: Table, cell: Cell, folder: Path, data_root: str, show: Callable[[], None]
+    table: Table,
+    cell: Cell,
+    folder: Path,
+    data_root: str,
+    show: Callable[[], None],
+    workers: int | None,
 ) -> None:
     """Run a cell, or continue it after its last round; calls `show` at each message to a node."""
     spent = defaultdict(float, seconds(folder))
+
+    def book(message: Message, taken: float) -> None:
+        show()
+        for purpose in (message.metadata.message_type, ALL):
+            spent[purpose] += taken
 
     def watched(place: int, node: Node) -> Node:
         def answer(message: Message) -> RecordDict | None:
@@ -216,8 +234,18 @@ def run_cell(
     config = {**cell.ours, "data-root": data_root, "resume": resume}
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with booked(spent, ALL):
-            run_in_process(config, table.node_configs(cell), folder, watched)
+        with booked(spent, ALL), only_errors():
+            if workers == 1:
+                run_in_process(config, table.node_configs(cell), folder, watched)
+            else:
+                simulate(
+                    config,
+                    table.node_configs(cell),
+                    folder,
+                    workers=workers,
+                    run_id=1,
+                    on_answer=book,
+                )
     finally:
         (folder / "seconds.json").write_text(json.dumps(spent))
 
@@ -259,6 +287,7 @@ def run_table(
     out: Path,
     console: Console,
     seconds_at_most: float,
+    workers: int | None,
 ) -> list[dict[str, Any]]:
     """Run what is left of a table's cells until time is up or Ctrl-C; a line for each that ran."""
     deadline = time.monotonic() + seconds_at_most
@@ -280,7 +309,7 @@ def run_table(
             if rounds_done(folder) < cell.rounds:
                 progress.update(bar, description=f"rounds; {cell.row}, {cell.method}")
                 try:
-                    run_cell(table, cell, folder, data_root, show)
+                    run_cell(table, cell, folder, data_root, show, workers)
                 except OutOfTime:
                     pass
                 except KeyboardInterrupt:  # what ran so far is shown; the same command continues
@@ -362,6 +391,9 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=math.inf, help="end after this time; run again to continue"
     )
+    parser.add_argument(
+        "--workers", type=int, help="processes that train; default: one a core or GPU"
+    )
     parser.add_argument("--data-root", default="", help="folder of the data sets")
     parser.add_argument("--out", type=Path, metavar="DIR", default=OUT, help="keep the runs there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the cells there")
@@ -392,6 +424,7 @@ def main() -> None:
         out=arguments.out,
         console=console,
         seconds_at_most=arguments.seconds,
+        workers=arguments.workers,
     )
     print_table(table, lines, console)
     if arguments.json is not None:

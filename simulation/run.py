@@ -11,14 +11,20 @@ import torch
 from flwr.app import Context, RecordDict
 
 from flwr_distill.simulation.grid import SimulationGrid
-from flwr_distill.simulation.workers import Config, Workers
+from flwr_distill.simulation.workers import Config, OnAnswer, Workers
 
 FIRST_NODE = 2**64 - 1_000_000
 """As large as Flower's node ids, which fit neither a float nor a signed 64-bit integer."""
 
 
 def simulate(
-    run_config: Config, nodes: Sequence[Config], runs_dir: Path, *, workers: int | None = None
+    run_config: Config,
+    nodes: Sequence[Config],
+    runs_dir: Path,
+    *,
+    workers: int | None = None,
+    run_id: int | None = None,
+    on_answer: OnAnswer = lambda message, seconds: None,
 ) -> Path:
     """Run a strategy on virtual nodes: the real ServerApp here, the real ClientApp in workers.
 
@@ -34,6 +40,10 @@ def simulate(
         For the run's folder, and the nodes' state in ``nodes``: a resumed run needs both.
     workers : int, optional (default: None)
         Processes that train; None for one a core, or one a GPU if nodes compute on these.
+    run_id : int, optional (default: None)
+        Names the run's folder; None for a random one.
+    on_answer : callable, optional
+        Called with each answered message, and the seconds that its worker took.
 
     Returns
     -------
@@ -45,14 +55,15 @@ def simulate(
     WorkerError
         If workers cannot start, or keep dying.
     """
-    run_id = secrets.randbits(63)
+    run_id = run_id or secrets.randbits(63)
     config = {"min-nodes": len(nodes), **run_config, "runs-dir": str(runs_dir)}
     state = {"state-dir": str(runs_dir / "nodes")}
     by_id = {
         FIRST_NODE + place: {"partition-id": place, **state, **own}
         for place, own in enumerate(nodes)
     }
-    with Workers(by_id, run_id, config, workers or _num_workers(list(by_id.values()))) as pool:
+    count = workers or _num_workers(list(by_id.values()))
+    with Workers(by_id, run_id, config, count, on_answer=on_answer) as pool:
         from flwr_distill.server.app import main  # here: meanwhile the workers import theirs
 
         main(SimulationGrid(by_id, pool), Context(run_id, 1, {}, RecordDict(), config))

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
 from pathlib import Path
@@ -33,6 +33,7 @@ AHEAD = 2
 MAX_DEATHS = 3
 """Deaths of workers in a row, without an answer between them, after which the run fails."""
 Config = Mapping[str, bool | int | float | str]
+OnAnswer = Callable[[Message, float], None]
 CLIENT_APP = "flwr_distill.client.app:app"
 SHARED_MEMORY, MIN_ROOM = Path("/dev/shm"), 2**30
 """Where models lie if it has so many bytes free (a container's often has 64 MB), else on disk."""
@@ -79,6 +80,8 @@ class Workers:
         Processes.
     app : str (default: CLIENT_APP)
         The ClientApp, as ``module:name``.
+    on_answer : callable, optional
+        Called with each answered message, and the seconds that its worker took.
     """
 
     def __init__(
@@ -88,7 +91,9 @@ class Workers:
         run_config: Config,
         count: int,
         app: str = CLIENT_APP,
+        on_answer: OnAnswer = lambda message, seconds: None,
     ) -> None:
+        self._on_answer = on_answer
         self._places = {node: place for place, node in enumerate(nodes)}
         self._memory = tempfile.TemporaryDirectory(prefix="flwr-distill-", dir=_shared_memory())
         self._folder = Path(self._memory.name)
@@ -241,6 +246,7 @@ class Workers:
         metadata = task.message.metadata
         self._release(task)
         self._seconds[task.place, metadata.message_type] = header["seconds"]
+        self._on_answer(task.message, header["seconds"])
         if "error" in header:
             return metadata.message_id, Error(UNKNOWN, header["error"])
         content = decode_content(header["content"], self._take, frame.blobs)

@@ -42,9 +42,10 @@ def tiny(monkeypatch, tmp_path):
     """Print the tiny table's quick runs; returns what stands in its JSON."""
     monkeypatch.setattr(papers, "read_tables", lambda: {"tiny": TINY})
 
-    def ask(*options):
+    def ask(*options, out=tmp_path, workers=1):
         file = tmp_path / "cells.json"
-        words = ["papers", "tiny", "--quick", "--out", str(tmp_path), "--json", str(file), *options]
+        words = ["papers", "tiny", "--quick", "--out", str(out), "--json", str(file), *options]
+        words += ["--workers", str(workers)]
         monkeypatch.setattr(sys, "argv", words)
         papers.main()
         return json.loads(file.read_text())["cells"]
@@ -136,3 +137,12 @@ def test_what_is_missing_is_said_before_anything_runs(monkeypatch, capsys, tmp_p
     reason = capsys.readouterr().err
     assert "fedhead-svhn cannot be run here: no files of svhn in --data-root" in reason
     assert "hfldd-cinic10 cannot be run here: CINIC-10" in reason
+
+
+@pytest.mark.slow
+def test_workers_give_the_accuracies_of_one_process(tiny, tmp_path):
+    cell = ["--row", "MC", "--method", "CADIS"]
+    (one,) = tiny(*cell)
+    (two,) = tiny(*cell, out=tmp_path / "workers", workers=2)
+    assert two["by_round"] == one["by_round"]
+    assert 0 < two["seconds"]["train"] < two["seconds"]["all"]
