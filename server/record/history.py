@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -44,7 +44,7 @@ class History:
 
     def dicts(self) -> list[dict[str, Any]]:
         """Rows as in ``metrics.jsonl``."""
-        return [asdict(row) for row in self.rows]
+        return [dict(vars(row)) for row in self.rows]
 
     @property
     def best_round(self) -> int | None:
