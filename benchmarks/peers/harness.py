@@ -27,6 +27,7 @@ from typing import Any
 import psutil
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from benchmarks.peers.environments import NotInstalledError, prepare
 from benchmarks.peers.systems import PLAIN, ROOT, SYSTEMS, System
@@ -94,7 +95,7 @@ class Row:
 def measure(
     systems: Sequence[System], set_up: SetUp, peers_dir: Path, *, repeats: int
 ) -> Iterator[list[Row]]:
-    """Run each system once a repeat, each time with another first; yield the rows after each run."""
+    """Run each system once a repeat, another one first each time; yield all rows after a run."""
     rows = {system.name: Row(set_up, system) for system in systems}
     for repeat in range(repeats):
         first = repeat % len(systems)
@@ -106,7 +107,7 @@ def measure(
                 row.runs.append(run(system, set_up, peers_dir))
             except NotInstalledError as error:
                 row.error = f"not installed: {error}"
-            except FailedError as error:
+            except (FailedError, OSError) as error:
                 row.error = f"failed: {error}"
             print(f"{set_up.name}, {system.name}: {row.error or row.runs[-1]}", flush=True)
             yield [*rows.values()]
@@ -121,6 +122,8 @@ def run(system: System, set_up: SetUp, peers_dir: Path) -> Run:
         If its project cannot be installed.
     FailedError
         If it has not trained all clients in all rounds.
+    OSError
+        If its command is not there.
     """
     commands = Path(sys.executable).parent
     if system.project:
@@ -233,7 +236,8 @@ def show(rows: Sequence[Row]) -> None:
     """Print a table."""
     table = Table("clients", "system", "clients a second", "ratio", "start-up [s]", "MB")
     for row in rows:
-        cells = [row.set_up.name, row.system.name]
+        system = Text(row.system.name)
+        cells: list[str | Text] = [row.set_up.name, system]
         if row.runs:
             speed, startup, memory = (
                 f"{statistics.median(values):,.{digits}f} ({min(values):,.{digits}f}-"
@@ -247,7 +251,7 @@ def show(rows: Sequence[Row]) -> None:
             ratio = _ratio(row, rows)
             cells += [speed, "" if ratio is None else f"{ratio:.2f}", startup, memory]
         if row.error:
-            cells[1] += f"\n[red]{row.error}[/red]"
+            system.append(f"\n{row.error}", style="red")
         table.add_row(*cells)
     Console().print(table)
 
