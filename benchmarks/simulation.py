@@ -42,7 +42,6 @@ from torch import nn
 from benchmarks.goal import Goal
 from benchmarks.gpu_profile import traced
 from benchmarks.in_process import Settings, run_in_process
-from benchmarks.peers.harness import compare
 from flwr_distill.client.app import MethodApp
 from flwr_distill.client.app import app as client_app
 from flwr_distill.server.app import main as server_main
@@ -301,6 +300,8 @@ def main() -> None:
     if args.peers:
         if args.ray or args.case or args.device != "cpu":
             parser.error("--peers has its own cases, on CPUs: drop --ray, --case and --device")
+        from benchmarks.peers.harness import compare  # here: needs psutil
+
         compare(args.peers_dir, quick=args.quick, repeats=args.repeats or 3, file=args.json)
         return
     ways: dict[str, tuple[Way, str]] = {

@@ -90,7 +90,7 @@ def _python(project: Project) -> Path:
         on_path = shutil.which(name)
         of_pyenv = sorted(Path.home().glob(f".pyenv/versions/*/bin/{name}"))
         for python in [*([Path(on_path)] if on_path else []), *of_pyenv]:
-            works = [python, "-c", "import ensurepip, venv"]
+            works = [str(python), "-c", "import ensurepip, venv"]
             if subprocess.run(works, capture_output=True, check=False).returncode == 0:
                 return python
     raise NotInstalledError(f"no Python {' or '.join(project.pythons)}")

@@ -35,6 +35,8 @@ from benchmarks.peers.work import STEPS, Work, cores
 
 SAMPLE_EVERY = 0.5
 ENDS_WITHIN = 900.0
+FIGURES = {"clients_per_second": 0, "startup_seconds": 1, "megabytes": 0}
+"""What is measured, with its decimal places in the table."""
 CLIENTS_A_RUN = 1000
 """Clients that train after the first round."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -86,10 +88,6 @@ class Row:
     def values(self, name: str) -> list[float]:
         """What was measured in each run."""
         return [getattr(run, name) for run in self.runs]
-
-    def median(self, name: str) -> float | None:
-        """The median of that; None without a run."""
-        return statistics.median(self.values(name)) if self.runs else None
 
 
 def measure(
@@ -216,9 +214,9 @@ def as_json(rows: Sequence[Row]) -> dict[str, Any]:
 
 def _row_as_json(row: Row, ratio: float | None) -> dict[str, Any]:
     figures: dict[str, Any] = {"set-up": row.set_up.name, "system": row.system.name}
-    for name in ("clients_per_second", "startup_seconds", "megabytes"):
+    for name in FIGURES:
         values = row.values(name)
-        figures[name] = row.median(name)
+        figures[name] = statistics.median(values) if values else None
         figures[f"{name}_range"] = [min(values), max(values)] if values else None
     return {**figures, "ratio": ratio, "error": row.error or None}
 
@@ -233,27 +231,25 @@ def _ratio(row: Row, rows: Sequence[Row]) -> float | None:
 
 
 def show(rows: Sequence[Row]) -> None:
-    """Print a table."""
-    table = Table("clients", "system", "clients a second", "ratio", "start-up [s]", "MB")
+    """Print a table of medians, smallest and largest values."""
+    table = Table("clients", "system", "clients a second", "start-up [s]", "MB", "ratio")
     for row in rows:
         system = Text(row.system.name)
         cells: list[str | Text] = [row.set_up.name, system]
         if row.runs:
-            speed, startup, memory = (
-                f"{statistics.median(values):,.{digits}f} ({min(values):,.{digits}f}-"
-                f"{max(values):,.{digits}f})"
-                for values, digits in (
-                    (row.values("clients_per_second"), 0),
-                    (row.values("startup_seconds"), 1),
-                    (row.values("megabytes"), 0),
-                )
-            )
+            cells += [_spread(row.values(name), places) for name, places in FIGURES.items()]
             ratio = _ratio(row, rows)
-            cells += [speed, "" if ratio is None else f"{ratio:.2f}", startup, memory]
+            cells.append("" if ratio is None else f"{ratio:.2f}")
         if row.error:
             system.append(f"\n{row.error}", style="red")
         table.add_row(*cells)
     Console().print(table)
+
+
+def _spread(values: Sequence[float], places: int) -> str:
+    numbers = (statistics.median(values), min(values), max(values))
+    median, least, most = (f"{number:,.{places}f}" for number in numbers)
+    return f"{median} ({least}-{most})"
 
 
 def compare(peers_dir: Path, *, quick: bool, repeats: int, file: Path | None) -> None:

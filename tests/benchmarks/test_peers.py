@@ -50,7 +50,7 @@ def test_the_plain_loop_and_ours_train_all_clients_of_all_rounds(tmp_path):
         assert row["set-up"] == "2 of 4"
         for name in ("clients_per_second", "startup_seconds", "megabytes", "ratio"):
             assert row[name] > 0, name
-    assert ours["megabytes"] > 2 * plain["megabytes"] / 3  # several processes
+    assert ours["megabytes"] > plain["megabytes"]  # of several processes
 
 
 def test_the_first_round_counts_as_start_up_alone():

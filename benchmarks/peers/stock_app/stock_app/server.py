@@ -21,8 +21,8 @@ class _Logged(FedAvg):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add up the clients' steps."""
         replies = [*replies]
-        metrics = [reply.content.metric_records["metrics"] for reply in replies]
-        self.steps = sum(int(one["steps"]) for one in metrics)  # type: ignore[arg-type]
+        steps = [reply.content.metric_records["metrics"]["steps"] for reply in replies]
+        self.steps = sum(one for one in steps if isinstance(one, int))
         return super().aggregate_train(server_round, replies)
 
 
