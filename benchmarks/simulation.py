@@ -3,6 +3,9 @@
 ``python -m benchmarks.simulation [--quick] [--device cuda:0] [--case NAME ...] [--ray]
 [--json FILE]``
 
+``python -m benchmarks.simulation --peers [--quick] [--peers-dir DIR] [--json FILE]`` compares other
+systems with this one in its place: `benchmarks.peers`.
+
 Each client has 50 samples and trains one epoch with batches of 10, so 5 steps a round. LeNet has
 all of 10, 50 and 100 clients train; the last row is the set-up of pfl-research's benchmark on
 CIFAR-10: 1,000 clients, 50 a round, a network of two convolutions and a hidden layer (its two
@@ -283,17 +286,31 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="LeNet and 10 clients, few rounds")
     parser.add_argument("--device", default="cpu", help="cpu or cuda:N")
     parser.add_argument("--case", nargs="+", choices=list(dict.fromkeys(c.name for c in CASES)))
-    parser.add_argument("--repeats", type=int, default=2, help="turns of the ways; default: 2")
+    parser.add_argument("--repeats", type=int, help="turns; default: 2, or 3 with --peers")
     parser.add_argument("--ray", action="store_true", help="Flower's simulation runtime too")
+    parser.add_argument("--peers", action="store_true", help="compare with other systems, on CPUs")
+    parser.add_argument(
+        "--peers-dir",
+        type=Path,
+        default=Path.home() / ".cache" / "flwr-distill" / "peers",
+        help="folder for environments of other systems; default: %(default)s",
+    )
     parser.add_argument("--json", type=Path, help="file for the figures")
     args = parser.parse_args()
+    if args.peers:
+        if args.ray or args.case or args.device != "cpu":
+            parser.error("--peers has its own cases, on CPUs: drop --ray, --case and --device")
+        from benchmarks.peers.harness import compare  # here: needs psutil
+
+        compare(args.peers_dir, quick=args.quick, repeats=args.repeats or 3, file=args.json)
+        return
     ways: dict[str, tuple[Way, str]] = {
         BASELINE: (in_this_process, "off"),
         "together": (in_this_process, "on"),
     }
     if args.ray:
         ways |= {"Ray, one by one": (in_ray, "off"), "Ray, together": (in_ray, "on")}
-    rounds, repeats = (2, 1) if args.quick else (3, args.repeats)
+    rounds, repeats = (2, 1) if args.quick else (3, args.repeats or 2)
     rows: list[Row] = []
 
     def write(**more: Any) -> None:

@@ -1,0 +1,1 @@
+"""A Flower app as Flower's quickstart with PyTorch has it."""
