@@ -33,7 +33,7 @@ from benchmarks.peers.environments import NotInstalledError, prepare
 from benchmarks.peers.systems import PLAIN, ROOT, SYSTEMS, System
 from benchmarks.peers.work import STEPS, Work, cores
 
-SAMPLE_EVERY = 0.5
+SAMPLE_EVERY = 1.0
 ENDS_WITHIN = 900.0
 FIGURES = {"clients_per_second": 0, "startup_seconds": 1, "megabytes": 0}
 """What is measured, with its decimal places in the table."""

@@ -87,12 +87,12 @@ def _text(settings: Mapping[str, bool | int | float | str]) -> str:
     return " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
 
 
-PLAIN = System("plain loop", _module("plain"))
-"""What ratios are to."""
+PLAIN = System("plain loop", _module("plain", OMP_NUM_THREADS="1"))
+"""What ratios are to. One thread, as each process of the others has."""
 WORKERS = System("ours, workers", _simulate)
 SYSTEMS = [
     PLAIN,
-    System("plain loop, 1 thread", _module("plain", OMP_NUM_THREADS="1")),
+    System("plain loop, all cores", _module("plain")),
     System("pfl-research", _torchrun, PFL),
     # Its threads are one a core; with more threads in each, it is slower.
     System("BlazeFL", _module("blazefl", OMP_NUM_THREADS="1"), BLAZEFL),
