@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from flwr.app import Context, RecordDict
 
-from flwr_distill.simulation.grid import SimulationGrid
+from flwr_distill.node.policy import Policy
+from flwr_distill.simulation.grid import Pool, SimulationGrid
 from flwr_distill.simulation.workers import Config, Workers
 
 FIRST_NODE = 2**64 - 1_000_000
@@ -18,7 +19,12 @@ FIRST_NODE = 2**64 - 1_000_000
 
 
 def simulate(
-    run_config: Config, nodes: Sequence[Config], runs_dir: Path, *, workers: int | None = None
+    run_config: Config,
+    nodes: Sequence[Config],
+    runs_dir: Path,
+    *,
+    workers: int | None = None,
+    policy: Policy | None = None,
 ) -> Path:
     """Run a strategy on virtual nodes: the real ServerApp here, the real ClientApp in workers.
 
@@ -34,6 +40,8 @@ def simulate(
         For the run's folder, and the nodes' state in ``nodes``: a resumed run needs both.
     workers : int, optional (default: None)
         Processes that train; None for one a core, or one a GPU if nodes compute on these.
+    policy : Policy, optional (default: None)
+        Of each node, whose state is then in ``nodes/node-N``; None for none.
 
     Returns
     -------
@@ -44,17 +52,30 @@ def simulate(
     ------
     WorkerError
         If workers cannot start, or keep dying.
+    NodeError
+        If a node cannot keep the policy.
     """
     run_id = secrets.randbits(63)
     config = {"min-nodes": len(nodes), **run_config, "runs-dir": str(runs_dir)}
-    state = {"state-dir": str(runs_dir / "nodes")}
-    by_id = {
-        FIRST_NODE + place: {"partition-id": place, **state, **own}
+    folder = runs_dir / "nodes"
+    by_id: dict[int, Config] = {
+        FIRST_NODE + place: {
+            "partition-id": place,
+            "state-dir": str(folder / f"node-{place}" if policy else folder),
+            **own,
+        }
         for place, own in enumerate(nodes)
     }
-    with Workers(by_id, run_id, config, workers or _num_workers(list(by_id.values()))) as pool:
+    if policy is not None:
+        from flwr_distill.simulation import guarded  # here: without, workers start at once
+
+        by_id = {node: guarded.config_under(policy, own) for node, own in by_id.items()}
+    with Workers(by_id, run_id, config, workers or _num_workers(list(by_id.values()))) as started:
         from flwr_distill.server.app import main  # here: meanwhile the workers import theirs
 
+        pool: Pool = started
+        if policy is not None:
+            pool = guarded.Guarded(started, by_id, policy, run_id, config)
         main(SimulationGrid(by_id, pool), Context(run_id, 1, {}, RecordDict(), config))
     return runs_dir / str(run_id)
 
