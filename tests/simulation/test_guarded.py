@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
+from benchmarks.in_process import run_in_process
 from flwr_distill.node.outbox import FOLDER, entries
 from flwr_distill.node.policy import HOSPITAL, STANDARD, Policy
 from flwr_distill.simulation.grid import Functions, SimulationGrid
@@ -150,3 +151,18 @@ def test_a_budget_that_a_run_has_spent_is_spent_in_the_run_that_resumes_it(tmp_p
     for folder in folders:
         last = list(entries(folder))[-1]
         assert (last["type"], rule(last["error"])) == ("train", ["most-epsilon"])
+
+
+@pytest.mark.slow
+def test_a_policy_that_allows_a_run_changes_no_model(tmp_path, little_distillation):
+    nodes = 4 * [{"num-partitions": 4, "device": "cpu"}]
+    links = {"strategy": "hfldd", "links": "relay", "hfldd.groups": 2, "hfldd.start": "noise"}
+    task = {"dataset": "digits", "server-device": "cpu", "num-rounds": 1, "partition.classes": 3}
+    config = {**little_distillation, **task, **links}
+    run_in_process(config, nodes, tmp_path / "without")
+    policy = Policy(replies="declared", direct_links=False, real_per_virtual=1)
+    folder = simulate(config, nodes, tmp_path / "with", workers=2, policy=policy)
+    models = [run / "model.safetensors" for run in (folder, tmp_path / "without" / "1")]
+    assert models[0].read_bytes() == models[1].read_bytes()
+    lines = [line for file in tmp_path.glob("with/nodes/*/outbox") for line in entries(file)]
+    assert {parcel["purpose"] for line in lines for parcel in line["parcels"]} == {"virtual-data"}
