@@ -6,6 +6,7 @@ the same one whichever worker answers, and a worker that dies takes nothing that
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from logging import WARNING
@@ -23,6 +24,7 @@ from flwr_distill.node.policy import Policy
 from flwr_distill.node.settings import NodeSettings, load_settings
 from flwr_distill.node.supervisor import app_config
 from flwr_distill.protocol.registry import all_methods
+from flwr_distill.protocol.replies import UNKNOWN
 from flwr_distill.server.settings_catalogue import settings_tables
 from flwr_distill.simulation.grid import Pool
 from flwr_distill.simulation.workers import Config
@@ -100,6 +102,10 @@ class Guarded:
             queue, guard = self._queues[node], self._guards[node]
             while queue:
                 metadata = queue[0].metadata
+                if time.time() > metadata.created_at + metadata.ttl:
+                    queue.popleft()
+                    self._replies.append((metadata.message_id, Error(UNKNOWN, "it has expired")))
+                    continue
                 header = Header(metadata.message_id, metadata.message_type, self._run_id, node)
                 if (refusal := guard.admit(header, queue[0].content, self._app)) is None:
                     admitted.append(queue[0])

@@ -6,13 +6,16 @@ import os
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from flwr.app import Context, RecordDict
 
-from flwr_distill.node.policy import Policy
 from flwr_distill.simulation.grid import Pool, SimulationGrid
 from flwr_distill.simulation.workers import Config, Workers
+
+if TYPE_CHECKING:
+    from flwr_distill.node.policy import Policy
 
 FIRST_NODE = 2**64 - 1_000_000
 """As large as Flower's node ids, which fit neither a float nor a signed 64-bit integer."""

@@ -1,5 +1,7 @@
 """Virtual nodes with a policy refuse, keep back and charge what real nodes do."""
 
+import time
+
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -134,6 +136,18 @@ def test_a_node_has_one_message_at_a_time(tmp_path):
     assert [message.metadata.message_id for message in pool.messages] == [first, last]
     pool.answers = [(last, trained(11.0))]
     assert grid.pull_messages([last])[0].has_error()
+
+
+def test_a_message_that_expires_while_its_node_works_is_not_admitted(tmp_path):
+    pool = Slow()
+    config = {**NODE_CONFIG, "state-dir": str(tmp_path)}
+    grid = SimulationGrid([NODE], Guarded(pool, {NODE: config}, HOSPITAL, RUN, PRIVATE))
+    messages = [Message(train_message(), NODE, "train", ttl=ttl) for ttl in (60.0, 0.01)]
+    first, expired = grid.push_messages(messages)
+    time.sleep(0.02)
+    pool.answers = [(first, trained())]
+    assert len(grid.pull_messages([first, expired])) == 1
+    assert len(pool.messages) == len(list(entries(tmp_path / FOLDER))) == 1
 
 
 @pytest.mark.slow
