@@ -63,6 +63,13 @@ def simulate(
         int | None,
         typer.Option(min=1, help="Processes that train.", show_default="one a core or GPU"),
     ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="What runs may do on each node: standard, open, hospital, or a YAML file.",
+            show_default="none",
+        ),
+    ] = None,
     device: NodesDevice = "auto",
     data_root: DataRoot = None,
     runs_dir: Annotated[Path, typer.Option(help="Folder for results.")] = Path("runs"),
@@ -71,7 +78,11 @@ def simulate(
 
     Worker processes stay for the whole run. A run that ended early is resumed by
     -c 'resume="latest"'.
+
+    With --policy each node refuses, keeps back and charges what a real one does, and has an
+    outbox in nodes/node-N of the folder for results. There is no sandbox.
     """
+    from flwr_distill.node.policy import read_policy  # here: imports YAML
     from flwr_distill.server.settings import RunSettings  # here: imports Flower
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends it like Ctrl-C
@@ -80,6 +91,7 @@ def simulate(
         if data:
             settings = {"dataset": "private", **settings}
         RunSettings.from_run_config(settings)
+        rules = read_policy(policy) if policy else None
     own = sorted(path for path in data.iterdir() if path.name[0] != ".") if data else []
     if data and nodes not in (None, len(own)):
         problem = f"{data} has data of {counted(len(own), 'node')}"
@@ -104,7 +116,7 @@ def simulate(
     console = Console()
     with RunLog(console) as log, _logged(log):
         try:
-            run(settings, configs, runs_dir.resolve(), workers=workers)
+            run(settings, configs, runs_dir.resolve(), workers=workers, policy=rules)
         except KeyboardInterrupt:
             typer.echo("the simulation has ended", err=True)
             raise typer.Exit(130) from None

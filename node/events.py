@@ -24,12 +24,13 @@ class Bundle:
     """The app bundle that would answer a message."""
 
     name: str
-    """Its SHA-256, as the SuperLink says."""
-    content: bytes
+    """Its SHA-256, as the SuperLink says; empty without a bundle."""
+    content: bytes | None
+    """None for an app that is installed here, as in a simulation: there is no bundle to judge."""
     signed: bool
     """Whether one of the policy's publishers has signed it."""
     overrides: Mapping[str, Any]
-    """Values of the run config that the run sets itself."""
+    """Values of the run config that the run sets itself; without a bundle, all values."""
 
 
 @dataclass(frozen=True)

@@ -216,6 +216,8 @@ class Guard:
 
         Flower's own refusal names no rule, and answers no message that this guard has seen.
         """
+        if bundle.content is None:
+            return None
         if refusal := judge_bundle(self._policy, bundle.name):
             return refusal
         if self.publishers is None or bundle.signed:
@@ -246,6 +248,8 @@ class Guard:
 
     def _run_config(self, run_id: int, bundle: Bundle) -> Mapping[str, Any]:
         """The config of a run, read once: the bundle is an archive of hundreds of files."""
+        if bundle.content is None:
+            return bundle.overrides
         if (run_id, bundle.name) not in self._run_configs:
             check_hash(bundle.content, bundle.name)
             config = self._read_run_config(bundle.content, dict(bundle.overrides))
@@ -263,7 +267,7 @@ class Guard:
         return None
 
     def _unpack(self, bundle: Bundle) -> None:
-        if self._unpacked != bundle.name:
+        if bundle.content is not None and self._unpacked != bundle.name:
             unpack(bundle.content, folder_of_bundles(self._state_dir / FLOWER_HOME))
             self._unpacked = bundle.name
 

@@ -56,7 +56,7 @@ def handlers_remedy(method: str) -> str:
     """How to have nodes answer a method's messages, in a line."""
     return (
         f'add_methods(app, "{method}", model=..., data=...) of client.handlers adds them to a '
-        'ClientApp, or take clientapp = "flwr_distill.client.app:app"; see docs/own-apps.md'
+        'ClientApp, or take clientapp = "flwr_distill.client_app:app"; see docs/own-apps.md'
     )
 
 

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
+from flwr_distill.protocol.arrays import decode
+
 Node = Callable[[Message], RecordDict | None]
 
 
@@ -40,6 +42,8 @@ class Functions:
     def submit(self, messages: Sequence[Message]) -> None:
         """Run the nodes, one after the other."""
         for message in messages:
+            for record in message.content.array_records.values():
+                decode(record)  # once for all nodes that get it
             try:
                 answer = self.nodes[message.metadata.dst_node_id](message)
             except Exception as error:  # whatever a node raises is its answer

@@ -6,12 +6,16 @@ import os
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from flwr.app import Context, RecordDict
 
-from flwr_distill.simulation.grid import SimulationGrid
+from flwr_distill.simulation.grid import Pool, SimulationGrid
 from flwr_distill.simulation.workers import Config, OnAnswer, Workers
+
+if TYPE_CHECKING:
+    from flwr_distill.node.policy import Policy
 
 FIRST_NODE = 2**64 - 1_000_000
 """As large as Flower's node ids, which fit neither a float nor a signed 64-bit integer."""
@@ -23,6 +27,7 @@ def simulate(
     runs_dir: Path,
     *,
     workers: int | None = None,
+    policy: Policy | None = None,
     run_id: int | None = None,
     on_answer: OnAnswer = lambda message, seconds: None,
 ) -> Path:
@@ -40,6 +45,8 @@ def simulate(
         For the run's folder, and the nodes' state in ``nodes``: a resumed run needs both.
     workers : int, optional (default: None)
         Processes that train; None for one a core, or one a GPU if nodes compute on these.
+    policy : Policy, optional (default: None)
+        Of each node, whose state is then in ``nodes/node-N``; None for none.
     run_id : int, optional (default: None)
         Names the run's folder; None for a random one.
     on_answer : callable, optional
@@ -54,18 +61,31 @@ def simulate(
     ------
     WorkerError
         If workers cannot start, or keep dying.
+    NodeError
+        If a node cannot keep the policy.
     """
     run_id = run_id or secrets.randbits(63)
     config = {"min-nodes": len(nodes), **run_config, "runs-dir": str(runs_dir)}
-    state = {"state-dir": str(runs_dir / "nodes")}
-    by_id = {
-        FIRST_NODE + place: {"partition-id": place, **state, **own}
+    folder = runs_dir / "nodes"
+    by_id: dict[int, Config] = {
+        FIRST_NODE + place: {
+            "partition-id": place,
+            "state-dir": str(folder / f"node-{place}" if policy else folder),
+            **own,
+        }
         for place, own in enumerate(nodes)
     }
+    if policy is not None:
+        from flwr_distill.simulation import guarded  # here: without, workers start at once
+
+        by_id = {node: guarded.config_under(policy, own) for node, own in by_id.items()}
     count = workers or _num_workers(list(by_id.values()))
-    with Workers(by_id, run_id, config, count, on_answer=on_answer) as pool:
+    with Workers(by_id, run_id, config, count, on_answer=on_answer) as started:
         from flwr_distill.server.app import main  # here: meanwhile the workers import theirs
 
+        pool: Pool = started
+        if policy is not None:
+            pool = guarded.Guarded(started, by_id, policy, run_id, config)
         main(SimulationGrid(by_id, pool), Context(run_id, 1, {}, RecordDict(), config))
     return runs_dir / str(run_id)
 

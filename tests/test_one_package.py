@@ -4,11 +4,14 @@ import os
 import subprocess
 import sys
 import tomllib
+import zipfile
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 
 from flwr_distill import ROOMS
+from flwr_distill.flower.line_1_32.fleet.bundle import app_bundle
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = str(Path(sys.executable).parent / "flwr-distill")
@@ -62,3 +65,18 @@ def test_wheel_and_type_checker_have_the_folders_of_the_package():
     assert set(wheel["only-include"]) == {"flwr_distill", *ROOMS}
     links = {link.name: link.resolve() for link in (ROOT / "typings" / "flwr_distill").iterdir()}
     assert {room: ROOT / room for room in ROOMS}.items() <= links.items()
+
+
+def test_a_thread_finds_the_client_app_while_another_one_imports_the_package(tmp_path):
+    """As in Flower's simulation runtime, of an app that was just unpacked."""
+    with zipfile.ZipFile(BytesIO(app_bundle(ROOT))) as bundle:
+        bundle.extractall(tmp_path)
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]);"
+        "from importlib import import_module; from importlib.util import find_spec;"
+        "from threading import Thread; Thread(target=import_module, args=['flwr_distill']).start();"
+        "print(find_spec('flwr_distill.client_app').origin)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert done.stdout.startswith(str(tmp_path))

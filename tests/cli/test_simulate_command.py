@@ -14,6 +14,8 @@ from tests.cli.commands import assert_refused, command
         (("-c", "num-rounds 3"), "num-rounds 3"),
         (("--preset", "hfldd-mnist-c3"), "hfldd-mnist-c3"),
         (("--data", "own", "--nodes", "3"), "nodes = 3"),
+        (("--policy", "hospitable"), "hospitable"),
+        (("--policy", "hospital"), "fewest-of-a-class"),
     ],
 )
 def test_a_bad_option_is_refused_in_one_line(options, named, tmp_path, monkeypatch):
@@ -49,3 +51,14 @@ def test_a_run_that_fails_ends_in_one_line(tmp_path):
     options = ("--nodes", 2, "--workers", 1, "--runs-dir", tmp_path / "runs")
     result = command("simulate", "-c", 'dataset="digits" hfldd.groups=40', *options)
     assert_refused(result, "hfldd.groups")
+
+
+@pytest.mark.slow
+def test_nodes_with_a_policy_refuse_what_it_does_not_allow(tmp_path):
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("strategies: [fedavg]\n")
+    options = ("--nodes", 2, "--workers", 1, "--policy", policy, "--runs-dir", tmp_path / "runs")
+    result = command("simulate", "-c", 'strategy="fedprox"', *options)
+    assert_refused(result, "strategies", "fedprox")
+    outbox = command("outbox", "--state-dir", tmp_path / "runs" / "nodes" / "node-0")
+    assert "strategies" in outbox.output

@@ -55,12 +55,12 @@ NOT_HERE = {
     r"flwr-distill audit ": "minutes: tests/cli/test_audit_command.py",
     r"flwr-distill doctor .*--superlink": "needs another machine: tests/cli/test_doctor_network.py",
     r"flwr-distill (demo|status|up)$": "run in order, or with the options given there",
-    r"flwr-distill simulate$": "with options: docs/start.md, in order",
     r"flwr new$": "Flower's, and it downloads",
     r"flwr run (\.|\"\$\(flwr-distill app\)\")$": "needs a SuperLink in Flower's own configuration",
     r"flwr run \. my-federation": "tests/flower, on several Flowers",
     r"flwr run \./examples/own-app my-federation": "tests/end_to_end/test_own_app.py",
     r"flwr run (\.|\"\$\(flwr-distill app\)\") local": "tests/end_to_end/test_simulation.py",
+    r"ray start ": "needs other machines: tests/end_to_end/test_simulation.py",
     r"(\w+=\S+ )*make (demo .+|test.*)": "minutes, or what runs this test",
     r"make PYTHON=": "installs everything anew: .ci/run does",
     r"flwr-distill demo --strategy fedhead": "minutes: tests/end_to_end",
@@ -115,7 +115,8 @@ def folder(tmp_path, monkeypatch):
     ):
         (tmp_path / name).touch()
     (tmp_path / "policy.yaml").write_text(files(ROOT / "docs" / "policy.md")["policy.yaml"])
-    (tmp_path / "state" / "node").mkdir(parents=True)
+    for state in ("state/node", "runs/nodes/node-0"):
+        (tmp_path / state).mkdir(parents=True)
     (tmp_path / "train.csv").write_text("height,weight,label\n1.7,70,a\n1.8,80,b\n")
     (tmp_path / "table.csv").write_text("age,ill\n61,no\n47,yes\n")
     stated = '[private]\nlabel = "ill"\nclasses = "no,yes"\ncolumns = "age"\n'
@@ -267,7 +268,7 @@ def plan(command, folder):
 
 
 ACTIONS = {
-    r"flwr-distill run\b": train,
+    r"flwr-distill (run|simulate)\b": train,
     r"flwr-distill distill\b": distil,
     r"flwr-distill (certs|data|doctor|partition|predict|report|runs|settings)\b": invoke,
     r"flwr-distill (outbox|policy)\b": invoke,

@@ -44,7 +44,7 @@ app = Hostile()
 def hostile_app(tmp_path):
     """Directory of an app that is ours, but for its ClientApp."""
     pyproject = (ROOT / "pyproject.toml").read_text()
-    ours, theirs = 'clientapp = "flwr_distill.client.app:app"', 'clientapp = "hostile.client:app"'
+    ours, theirs = 'clientapp = "flwr_distill.client_app:app"', 'clientapp = "hostile.client:app"'
     assert ours in pyproject
     for name, text in {
         "pyproject.toml": pyproject.replace(ours, theirs),

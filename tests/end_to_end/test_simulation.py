@@ -3,6 +3,8 @@
 import json
 import subprocess
 import tempfile
+import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -25,17 +27,15 @@ pytestmark = pytest.mark.timeout(600)  # Ray starts slowly on a busy machine
 pytest.importorskip("ray", reason="Flower's simulation runtime needs ray: flwr[simulation]")
 
 NODES = 4
-NODE_SETTINGS = f"num-supernodes={NODES} client-resources-num-cpus=1 init-args-num-cpus=1"
 
 
-@pytest.fixture(scope="module")
-def flwr_run(tmp_path_factory):
-    """Runs an app, with some settings, on a SuperLink that simulates; gives the output and home."""
-    home = tmp_path_factory.mktemp("flower")
+@contextmanager
+def simulating(home, node_settings, **more):
+    """A SuperLink that simulates; yields what runs an app on it, and gives the output and home."""
     control, serverappio = (f"127.0.0.1:{port}" for port in free_ports(2))
     write_connection(home, "sim", control)
     # docs/flower.md: otherwise Ray's children die now and then
-    env = {**environment(home), "GRPC_ENABLE_FORK_SUPPORT": "0"}
+    env = {**environment(home), "GRPC_ENABLE_FORK_SUPPORT": "0", **more}
     command = [
         *("flower-superlink", "--insecure", "--simulation"),
         "--disable-runtime-dependency-installation",
@@ -48,7 +48,7 @@ def flwr_run(tmp_path_factory):
         ended = subprocess.run(
             [
                 *("flwr", "run", str(app), "sim", "--stream"),
-                *("--federation-config", NODE_SETTINGS, "--run-config", text),
+                *("--federation-config", node_settings, "--run-config", text),
             ],
             env=env,
             capture_output=True,
@@ -63,6 +63,14 @@ def flwr_run(tmp_path_factory):
         yield run
     finally:
         stop([superlink])
+
+
+@pytest.fixture(scope="module")
+def flwr_run(tmp_path_factory):
+    """Runs an app, with some settings, on a SuperLink that simulates; gives the output and home."""
+    settings = f"num-supernodes={NODES} client-resources-num-cpus=1 init-args-num-cpus=1"
+    with simulating(tmp_path_factory.mktemp("flower"), settings) as run:
+        yield run
 
 
 @pytest.fixture(scope="module")
@@ -134,3 +142,52 @@ def test_baselines_learn_on_virtual_nodes_what_they_do_in_one_process(
 def test_an_app_of_ones_own_with_our_handlers_runs_on_virtual_nodes(flwr_run):
     output, home = flwr_run(ROOT / "examples" / "own-app", **{"num-server-rounds": 2})
     assert (home / "final_model.pt").is_file(), output
+
+
+@contextmanager
+def ray_machine(folder, *words):
+    """A machine of a Ray cluster with one core, whose nodes keep their state in the folder."""
+    command = ["ray", "start", "--block", "--num-cpus", "1", "--num-gpus", "0", *words]
+    options = ("--node-ip-address", "127.0.0.1", "--disable-usage-stats")
+    env = {**environment(folder), "FLWR_DISTILL_STATE": str(folder / "state")}
+    log = folder / "ray.log"
+    process = start_bound([*command, *options], log=log, env=env, cwd=folder)
+    try:
+        while "Ray runtime started" not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.2)
+        yield
+    finally:
+        stop([process])
+
+
+@pytest.fixture
+def two_machines(tmp_path):
+    """The address of a Ray cluster of two machines, and the folder of each."""
+    head, other = tmp_path / "head", tmp_path / "other"
+    (port,) = free_ports(1)
+    with (
+        tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as short,  # Ray has sockets in it
+        ray_machine(head, "--head", "--port", str(port), "--temp-dir", short),
+        ray_machine(other, "--address", f"127.0.0.1:{port}"),
+    ):
+        yield f"127.0.0.1:{port}", [head, other]
+
+
+@pytest.mark.slow
+def test_virtual_nodes_train_on_all_machines_of_a_ray_cluster(two_machines, tmp_path):
+    address, machines = two_machines
+    home = tmp_path / "flower"
+    home.mkdir()
+    settings = {"strategy": "fedavg", "num-rounds": 2, "train.local-epochs": 1}
+    config = {**settings, "min-nodes": NODES, "runs-dir": str(tmp_path / "runs")}
+    node_settings = f"num-supernodes={NODES} client-resources-num-cpus=1"
+    with simulating(home, node_settings, RAY_ADDRESS=address) as run:
+        output, _ = run(ROOT, **config)
+    (*folders,) = (tmp_path / "runs").glob("[0-9]*")
+    assert folders, output
+    assert [row["round"] for row in rows(folders[0])] == [0, 1, 2], output
+    assert all(list(machine.glob("state/runs/*/*")) for machine in machines)
+    nodes = [{"partition-id": place, "num-partitions": NODES} for place in range(NODES)]
+    same = run_in_process(settings, nodes)
+    assert rows(folders[0])[-1]["loss"] == pytest.approx(same[-1]["loss"], abs=1e-5)

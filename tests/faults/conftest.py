@@ -242,7 +242,7 @@ def faulty_app(tmp_path_factory):
     (folder / "pyproject.toml").write_text(
         '[project]\nname = "faulty"\nversion = "1.0.0"\nlicense = "Apache-2.0"\n'
         + ours.replace("flwr_distill.server.app:app", "faulty.server:app").replace(
-            "flwr_distill.client.app:app", "faulty.client:app"
+            "flwr_distill.client_app:app", "faulty.client:app"
         )
     )
     return folder

@@ -5,7 +5,11 @@ import json
 import pytest
 
 from benchmarks.in_process import run_in_process
+from flwr_distill.protocol.registry import all_methods
 from flwr_distill.simulation.run import simulate
+from tests.matrix import OURS, strategies
+
+pytestmark = pytest.mark.slow
 
 NODES = 4
 TASK = {
@@ -13,36 +17,72 @@ TASK = {
     "model": "digits-cnn",
     "num-rounds": 2,
     "partition.classes": 3,
+    "train.local-epochs": 1,
+    "train.batch-size": 64,
     "server-device": "cpu",
 }
 NODE = {"num-partitions": NODES, "device": "cpu"}
+SECURE_SUMS = {"strategy": "fedavg", "secure-sums": True}
+RELAYED_LINKS = {"strategy": "hfldd", "links": "relay", "hfldd.groups": 2}
+
+BELOW = {"fedavg", "hfldd", "scaffold"}
+"""Strategies of the other tests."""
 
 
-def model_of(folder):
-    return (folder / "model.safetensors").read_bytes()
+def models_of(folder):
+    """The global model of a run; where there is none, those that nodes keep as their own."""
+    model = folder / "model.safetensors"
+    models = [model] if model.exists() else sorted(folder.parent.glob("nodes/**/own-model@*"))
+    assert models
+    return [file.read_bytes() for file in models]
 
 
-def simulated(runs_dir, workers, **config):
-    return simulate({**TASK, **config}, [NODE] * NODES, runs_dir, workers=workers)
+@pytest.fixture
+def simulated(tmp_path, little_distillation):
+    """Runs nodes in so many workers, by default in a folder of its own; gives the run's folder."""
+
+    def run(workers, folder="", **config):
+        runs_dir = tmp_path / (folder or f"by-{workers}")
+        config = {**TASK, **little_distillation, **config}
+        return simulate(config, [NODE] * NODES, runs_dir, workers=workers)
+
+    return run
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "counts"), [("fedavg", (1, 2, 4)), ("hfldd", (2,))])
-def test_one_seed_gives_one_model_whatever_the_number_of_workers(
-    strategy, counts, tmp_path, little_distillation
+@pytest.fixture
+def in_process(tmp_path, little_distillation):
+    """Runs the same nodes in this process, one after the other; gives the run's folder."""
+
+    def run(**config):
+        run_in_process({**TASK, **little_distillation, **config}, [NODE] * NODES, tmp_path / "here")
+        return tmp_path / "here" / "1"
+
+    return run
+
+
+def test_one_seed_gives_one_model_whatever_the_number_of_workers(simulated, in_process):
+    model = models_of(in_process(strategy="fedavg"))
+    for workers in (1, 2, 4):
+        assert models_of(simulated(workers, strategy="fedavg")) == model
+
+
+@pytest.mark.parametrize("strategy", strategies(all_methods().keys() - BELOW, always=OURS))
+def test_every_method_gives_the_model_in_workers_that_it_gives_in_one_process(
+    strategy, simulated, in_process
 ):
-    config = {**little_distillation, "strategy": strategy}
-    run_in_process({**TASK, **config}, [NODE] * NODES, tmp_path)
-    for count in counts:
-        folder = simulated(tmp_path / f"by-{count}", count, **config)
-        assert model_of(folder) == model_of(tmp_path / "1")
+    config = {"strategy": strategy, "fraction-evaluate": 0.5}
+    assert models_of(simulated(2, **config)) == models_of(in_process(**config))
 
 
-@pytest.mark.slow
-def test_a_resumed_run_ends_with_the_same_model(tmp_path):
-    whole = simulated(tmp_path / "whole", 2, strategy="scaffold")
-    short = simulated(tmp_path / "short", 2, strategy="scaffold", **{"num-rounds": 1})
-    simulated(tmp_path / "short", 1, strategy="scaffold", resume="latest")
-    assert model_of(short) == model_of(whole)
+@pytest.mark.parametrize(
+    "config",
+    [{"strategy": "scaffold"}, SECURE_SUMS, RELAYED_LINKS],
+    ids=["state", "secure sums", "links"],
+)
+def test_a_resumed_run_ends_with_the_same_model(config, simulated, in_process):
+    whole = in_process(**config)
+    short = simulated(2, "short", **config, **{"num-rounds": 1})
+    simulated(1, "short", **config, resume="latest")
+    assert models_of(short) == models_of(whole)
     rows = [json.loads(line) for line in (short / "metrics.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rows] == [0, 1, 2]

@@ -1,0 +1,1 @@
+../../flwr_distill/client_app.py
