@@ -139,20 +139,21 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
                     "fraction-evaluate is 0 (set it to 1.0, and nodes test on held-out ones)",
                 )
             history = History(run_grid.ledger, journal, checkpoint.record if checkpoint else None)
-            hooks.add(*hooks_of_run(folder, settings, history, directory.class_name))
-            rounds_of = Rounds if commands is None else partial(EdgeRounds, commands=commands)
-            rounds = rounds_of(
-                settings=settings,
-                run_id=context.run_id,
-                folder=folder,
-                task=task,
-                method=method,
-                strategy=strategy,
-                grid=run_grid,
-                roster=roster,
-                history=history,
-                journal=journal,
-                hooks=hooks,
-                start=start,
-            )
-            rounds.run(checkpoint)
+            with hooks_of_run(folder, settings, history, directory.class_name) as own_hooks:
+                hooks.add(*own_hooks)
+                rounds_of = Rounds if commands is None else partial(EdgeRounds, commands=commands)
+                rounds = rounds_of(
+                    settings=settings,
+                    run_id=context.run_id,
+                    folder=folder,
+                    task=task,
+                    method=method,
+                    strategy=strategy,
+                    grid=run_grid,
+                    roster=roster,
+                    history=history,
+                    journal=journal,
+                    hooks=hooks,
+                    start=start,
+                )
+                rounds.run(checkpoint)

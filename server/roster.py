@@ -36,6 +36,7 @@ class Roster:
     """Possible faults of the federation."""
     _retries: Retries = field(default_factory=Retries)
     _stated: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    _connected: list[int] = field(default_factory=list)
 
     @property
     def names(self) -> dict[int, str]:
@@ -104,7 +105,10 @@ class Roster:
 
         able = sorted((node for node in unknown if not missing[node]), key=sort_key)
         self.nodes |= {node: answers[node] for node in able}
-        self._warn([node for node in grid.get_node_ids() if node in self.nodes])
+        connected = [node for node in grid.get_node_ids() if node in self.nodes]
+        if unknown or connected != self._connected:
+            self._warn(connected)
+            self._connected = connected
         return able
 
     def check_class_names(self) -> None:

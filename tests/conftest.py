@@ -258,11 +258,13 @@ def finished_run(tmp_path):
             }
         )
         roster.directory.names |= names
-        with Journal(folder / "journal.jsonl") as journal:
+        with contextlib.ExitStack() as stack:
+            journal = stack.enter_context(Journal(folder / "journal.jsonl"))
             inner = MemoryGrid({nodes[0]: numbers, nodes[1]: numbers, nodes[2]: fails})
             grid = plain_grid(inner, deadline=5, journal=journal)
             history = History(grid.ledger, journal)
-            hooks = Hooks(journal, *hooks_of_run(folder, settings, history))
+            own = stack.enter_context(hooks_of_run(folder, settings, history))
+            hooks = Hooks(journal, *own)
             hooks.on_run_start(RunStart(1, folder, settings.model_dump(by_alias=True), names, ()))
             write_json(folder / "about.json", about_run(spec, roster, history.started))
 

@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -20,7 +19,7 @@ from flwr_distill.server.hooks import Hook, RunEnd
 from flwr_distill.server.record.packing import Arrays, pack, unpack
 from flwr_distill.task.errors import ReportedError
 
-FORMAT = 4
+FORMAT = 5
 KEY = "flwr-distill checkpoint"
 FOLDER = "checkpoints"
 PREFIX = "round-"
@@ -48,7 +47,8 @@ class Checkpoints(Hook):
     """Writes checkpoints; keeps those of the last `keep` rounds, and that of the `best` so far.
 
     A file is written while the next round trains, and finished before that ends: a server that is
-    killed resumes from one of the last two rounds. With `at_once` it is finished at once.
+    killed resumes from one of the last two rounds. With `at_once` it is finished at once. A `with`
+    block does not end before the last file is finished.
     """
 
     def __init__(
@@ -69,10 +69,11 @@ class Checkpoints(Hook):
         if self._at_once:
             self._finish()
 
-    def on_failure(self, error: Exception, model: ArrayRecord | None) -> None:
-        """Wait for the file; an error about it is not more important than the run's."""
-        with suppress(Exception):
-            self._finish()
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._writer.shutdown()  # the run's error is more important than one about the file
 
     def on_run_end(self, end: RunEnd) -> None:
         """Wait for the file."""

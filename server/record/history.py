@@ -1,5 +1,6 @@
 """Results of a run so far: a row for each round, and the clusters."""
 
+import json
 import math
 import time
 from collections.abc import Mapping
@@ -21,9 +22,10 @@ class History:
     def __init__(
         self, ledger: Ledger, journal: Journal, state: Mapping[str, Any] | None = None
     ) -> None:
-        state = state or {"rows": [], "topology": {}, "heads": {}, "traffic": None}
+        state = state or {"rows": "[]", "topology": {}, "heads": {}, "traffic": None}
         self.started: str = state.get("started") or datetime.now(UTC).isoformat(timespec="seconds")
-        self.rows = [RoundRow(**row) for row in state["rows"]]
+        self.rows = [RoundRow(**row) for row in json.loads(state["rows"])]
+        self._encoded = [json.dumps(vars(row)) for row in self.rows]
         self.topology: Mapping[str, Any] = state["topology"]  # of the last round that had any
         self.heads: dict[str, list[str]] = dict(state["heads"])  # of clusters, by round
         self.ledger = ledger
@@ -36,7 +38,7 @@ class History:
         """Results so far, for a checkpoint."""
         return {
             "started": self.started,
-            "rows": self.dicts(),
+            "rows": f"[{', '.join(self._encoded)}]",  # else each round would encode all again
             "topology": self.topology,
             "heads": self.heads,
             "traffic": self.ledger.state_dict(),
@@ -71,6 +73,7 @@ class History:
             set_aside=self._journal.set_aside,
         )
         self.rows.append(row)
+        self._encoded.append(json.dumps(vars(row)))
         if topology is not None:
             self.topology = topology
             heads = [cluster["head"] for cluster in topology["clusters"]]
@@ -83,6 +86,7 @@ class History:
             return False
         accuracy = self._journal.mean("evaluate", "eval-accuracy")
         self.rows[-1] = replace(self.rows[-1], node_accuracy=accuracy)
+        self._encoded[-1] = json.dumps(vars(self.rows[-1]))
         return True
 
 

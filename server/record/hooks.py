@@ -1,6 +1,7 @@
 """The hooks that write a run's folder."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from logging import INFO
 from pathlib import Path
@@ -62,21 +63,19 @@ class TensorBoard(Hook):
         self._events.close()
 
 
+@contextmanager
 def hooks_of_run(
     folder: Path,
     settings: RunSettings,
     history: History,
     class_name: Callable[[int], str] = str,
-) -> list[Hook]:
+) -> Iterator[list[Hook]]:
     """Hooks after the journal, in order: the report reads what the others write."""
-    return [
-        Recorder(folder, settings, history),
-        TensorBoard(folder, class_name),
-        Checkpoints(
-            folder,
-            settings.keep_checkpoints,
-            lambda: history.best_round,
-            at_once=bool(settings.edge),  # before the edge answers above
-        ),
-        Report(folder),
-    ]
+    keep, is_edge = settings.keep_checkpoints, bool(settings.edge)
+    with Checkpoints(folder, keep, lambda: history.best_round, at_once=is_edge) as checkpoints:
+        yield [
+            Recorder(folder, settings, history),
+            TensorBoard(folder, class_name),
+            checkpoints,
+            Report(folder),
+        ]

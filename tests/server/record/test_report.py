@@ -78,14 +78,17 @@ def test_a_resumed_run_goes_on_with_its_clock_and_tells_the_time_that_is_left(
     caplog.set_level(logging.INFO, "flwr")
     numbers = {"accuracy": 0.5, "loss": 1.0, "server_bytes": 7, "link_bytes": 0}
     before = [{"round": i, "seconds": 20.0 + 100 * i, **numbers} for i in (0, 1)]
-    state = {"rows": before, "topology": {}, "heads": {}, "traffic": None}
+    state = {"rows": json.dumps(before), "topology": {}, "heads": {}, "traffic": None}
     settings = RunSettings.from_run_config({"num-rounds": 5})
     journal = Journal(tmp_path / "journal.jsonl")
     history = History(Ledger(), journal, state)
-    hooks = Hooks(journal, *hooks_of_run(tmp_path, settings, history))
-    hooks.on_run_start(RunStart(1, tmp_path, settings.model_dump(by_alias=True), {}, history.rows))
-    row = history.end_round(2, MetricRecord({"accuracy": 0.4, "loss": 1.5}), None)
-    hooks.on_round_end(RoundEnd(row, None, None))
+    with hooks_of_run(tmp_path, settings, history) as own:
+        hooks = Hooks(journal, *own)
+        hooks.on_run_start(
+            RunStart(1, tmp_path, settings.model_dump(by_alias=True), {}, history.rows)
+        )
+        row = history.end_round(2, MetricRecord({"accuracy": 0.4, "loss": 1.5}), None)
+        hooks.on_round_end(RoundEnd(row, None, None))
     assert [row["round"] for row in rows(tmp_path)] == [0, 1, 2]
     assert 120 <= rows(tmp_path)[-1]["seconds"] < 125
     # 100 s and a little for two rounds, and three are left
