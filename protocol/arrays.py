@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from functools import cache, cached_property
 from io import BytesIO
@@ -38,7 +39,7 @@ class DecodedArray(Array):
     @cached_property
     def is_finite(self) -> bool:
         """Whether no value is NaN or infinity."""
-        return bool(np.isfinite(self._values).all())
+        return bool(np.isfinite(self.values).all())
 
     def numpy(self) -> NDArray[np.generic]:
         """A copy of the values, as Flower's arrays give: some strategies compute in place."""
@@ -52,7 +53,8 @@ class DecodedArray(Array):
     @property
     def num_bytes(self) -> int:
         """The length of `data`, without encoding the array."""
-        return _header_bytes(self.values.dtype, self.values.shape) + self.values.nbytes
+        dtype = np.dtype(self.dtype)
+        return _header_bytes(dtype, self.shape) + dtype.itemsize * math.prod(self.shape)
 
 
 _name = cache(str)

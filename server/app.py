@@ -139,7 +139,9 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
                     "fraction-evaluate is 0 (set it to 1.0, and nodes test on held-out ones)",
                 )
             history = History(run_grid.ledger, journal, checkpoint.record if checkpoint else None)
-            with hooks_of_run(folder, settings, history, directory.class_name) as own_hooks:
+            with hooks_of_run(
+                folder, settings, history, directory.class_name, other_hooks.values()
+            ) as own_hooks:
                 hooks.add(*own_hooks)
                 rounds_of = Rounds if commands is None else partial(EdgeRounds, commands=commands)
                 rounds = rounds_of(

@@ -100,7 +100,7 @@ class Hook:
         """A round ends, after evaluation; new nodes are met after it."""
 
     def on_checkpoint(self, checkpoint: "Checkpoint") -> None:
-        """The state after a round, with nodes met since; its file is written meanwhile."""
+        """A checkpoint is stored: the state after a round, with the nodes that were met since."""
 
     def on_failure(self, error: Exception, model: ArrayRecord | None) -> None:
         """A run fails after its start, and the error then ends it.

@@ -1,6 +1,6 @@
 """The hooks that write a run's folder."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from logging import INFO
@@ -69,10 +69,17 @@ def hooks_of_run(
     settings: RunSettings,
     history: History,
     class_name: Callable[[int], str] = str,
+    others: Collection[Hook] = (),
 ) -> Iterator[list[Hook]]:
-    """Hooks after the journal, in order: the report reads what the others write."""
-    keep, is_edge = settings.keep_checkpoints, bool(settings.edge)
-    with Checkpoints(folder, keep, lambda: history.best_round, at_once=is_edge) as checkpoints:
+    """Hooks after the journal, in order: the report reads what the others write.
+
+    Checkpoints are written at once where others' hooks read them, and before an edge answers above.
+    """
+    keep = settings.keep_checkpoints
+    at_once = bool(settings.edge) or any(
+        type(hook).on_checkpoint is not Hook.on_checkpoint for hook in others
+    )
+    with Checkpoints(folder, keep, lambda: history.best_round, at_once=at_once) as checkpoints:
         yield [
             Recorder(folder, settings, history),
             TensorBoard(folder, class_name),

@@ -7,11 +7,18 @@ import pytest
 from benchmarks.in_process import run_in_process
 from flwr_distill.client.local_data import local_data
 from flwr_distill.client.training import train_round
+from flwr_distill.task.compute import memory_format
 from flwr_distill.task.compute.precision import products_in
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import TrainSettings
 from tests.gpu import work
 from tests.gpu.work import GPU, SPEC, Place, generator, samples
+
+
+@pytest.fixture(autouse=True)
+def one_memory_format(monkeypatch):
+    """The CPU computes as a virtual GPU does, to the last bit: never with channels last."""
+    monkeypatch.setattr(memory_format, "_is_faster_with_channels_last", lambda model: False)
 
 
 @pytest.fixture

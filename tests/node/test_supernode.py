@@ -4,14 +4,17 @@ import logging
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
 from flwr_distill.flower import overrides as timing
 from flwr_distill.flower import supernode
 from flwr_distill.node.notes import Notes
 from flwr_distill.node.policy import HOSPITAL
+from tests.node.test_node_reports import EXITING
 
 FAILS = """
 import threading, time
@@ -60,6 +63,11 @@ def test_a_policy_that_another_version_of_flower_cannot_keep_ends_the_node(
     monkeypatch.setattr(sys, "argv", ["flwr_distill.flower.supernode", *numbers, policy])
     monkeypatch.setattr(timing, "FLOWER_VERSIONS", ("1.0.0",))
     monkeypatch.setattr(logging.getLogger("flwr"), "handlers", [])
+    # Restored afterwards: a SuperNode's process never undoes what it patches.
+    monkeypatch.setattr(InMemoryNodeState, "set_node_id", InMemoryNodeState.set_node_id)
+    for name in EXITING:
+        module = import_module(name)
+        monkeypatch.setattr(module, "flwr_exit", module.flwr_exit)
     supernode.main()
     assert "the policy cannot be enforced" in reports.receive(60)[1]
     reports.close()
