@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from functools import cache, cached_property
+from functools import cache
 from io import BytesIO
 from typing import TYPE_CHECKING
 
@@ -30,16 +30,19 @@ class DecodedArray(Array):
         values.flags.writeable = False
         self.dtype, self.shape, self.stype = _name(values.dtype), values.shape, "numpy.ndarray"
         self._values = values
+        self._is_finite: bool | None = None
 
     @property
     def values(self) -> NDArray[np.generic]:
         """The values, read-only."""
         return self._values
 
-    @cached_property
+    @property
     def is_finite(self) -> bool:
-        """Whether no value is NaN or infinity."""
-        return bool(np.isfinite(self.values).all())
+        """Whether no value is NaN or infinity; computed once."""
+        if self._is_finite is None:
+            self._is_finite = bool(np.isfinite(self.values).all())
+        return self._is_finite
 
     def numpy(self) -> NDArray[np.generic]:
         """A copy of the values, as Flower's arrays give: some strategies compute in place."""
@@ -57,7 +60,9 @@ class DecodedArray(Array):
         return _header_bytes(dtype, self.shape) + dtype.itemsize * math.prod(self.shape)
 
 
-_name = cache(str)
+@cache
+def _name(dtype: np.dtype[np.generic]) -> str:
+    return str(dtype)
 
 
 @cache

@@ -169,3 +169,11 @@ def test_bytes_are_flowers_count_whether_or_not_a_record_is_decoded(values):
     assert num_bytes(record) == expected
     decode(record)
     assert num_bytes(record) == expected
+
+
+def test_a_decoded_array_passes_between_rays_processes():
+    cloudpickle = pytest.importorskip("ray.cloudpickle")
+    record = as_record({"w": np.arange(3.0)})
+    decode(record)
+    (array,) = cloudpickle.loads(cloudpickle.dumps(list(record.values())))
+    assert array.numpy().tolist() == [0, 1, 2]
