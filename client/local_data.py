@@ -27,7 +27,7 @@ from flwr_distill.task.file_state import read_once
 from flwr_distill.task.settings import TaskSettings
 from flwr_distill.task.source import PRIVATE, data_spec, domain, partition_samples, source_files
 
-MAX_LOADED = 2**28
+MAX_LOADED = 2**26
 """Bytes of samples that a process keeps: those of many virtual nodes, or of one large node."""
 NodeConfigValue = bool | int | float | str
 
