@@ -42,9 +42,9 @@ class Functions:
     def submit(self, messages: Sequence[Message]) -> None:
         """Run the nodes, one after the other."""
         for message in messages:
-            for record in message.content.array_records.values():
-                decode(record)  # once for all nodes that get it
             try:
+                for record in message.content.array_records.values():
+                    decode(record)  # once for all nodes that get it
                 answer = self.nodes[message.metadata.dst_node_id](message)
             except Exception as error:  # whatever a node raises is its answer
                 self._done.append((message.metadata.message_id, Error(0, str(error))))

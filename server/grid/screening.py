@@ -89,6 +89,7 @@ class Screening:
 
         `messages` are by node; `connected` lists the nodes that can take part.
         """
+        checked, self._norms = self._norms, {}
         phase = self.phases.get(message_type)
         if phase is None or not phase.averaged:
             return {}
@@ -106,7 +107,7 @@ class Screening:
         own = phase.averaged == "own"
         known = {*connected(), *messages} if own else ()
         samples = self._samples(known, trained, own=own)
-        reasons |= self._outliers(phase, messages, trained, samples)
+        reasons |= self._outliers(phase, messages, trained, samples, checked)
         for node, count in samples.items():
             trained[node].metric_records[METRICS][NUM_EXAMPLES] = count
         return reasons
@@ -136,16 +137,16 @@ class Screening:
         messages: Mapping[int, Message],
         trained: Mapping[int, RecordDict],
         samples: Mapping[int, int],
+        checked: Mapping[tuple[int, str], dict[str, float]],
     ) -> dict[int, str]:
         if not self.norm_threshold:
             return {}
         norms: dict[str, dict[int, float]] = defaultdict(dict)
         for node, content in trained.items():
             message = messages[node]
-            known = self._norms.get(_key(message)) or self._norms_of(message, content)
+            known = checked.get(_key(message)) or self._norms_of(message, content)
             for name in content.array_records:
                 norms[name][node] = known[name]
-        self._norms.clear()
         reasons: dict[int, str] = {}
         # The node with the most samples that count may well have the longest update, too.
         most = self.directory.most_samples

@@ -23,13 +23,13 @@ with open(folder + "/rounds.jsonl", "w") as file:
 """
 
 
-def system(name="a system", *, rounds=3, steps=STEPS, change=0.1, more="", begun=None):
+def system(name="a system", *, rounds=3, steps=STEPS, change=0.1, more="", started=None):
     """One that says it has trained."""
     code = ROUNDS.format(rounds=rounds, steps=steps, change=change) + more
 
     def start(work):
-        if begun is not None:
-            begun.append(name)
+        if started is not None:
+            started.append(name)
         return [sys.executable, "-c", code], {}
 
     return System(name, start)
@@ -60,9 +60,9 @@ def test_the_first_round_counts_as_start_up_alone():
 
 
 def test_another_system_begins_each_time(tmp_path):
-    begun = []
-    measured([system(name, begun=begun) for name in "abc"], tmp_path, repeats=2)
-    assert "".join(begun) == "abcbca"
+    started = []
+    measured([system(name, started=started) for name in "abc"], tmp_path, repeats=2)
+    assert "".join(started) == "abcbca"
 
 
 @pytest.mark.parametrize(

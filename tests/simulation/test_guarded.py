@@ -110,7 +110,7 @@ def test_rules_on_bundles_are_about_settings_alone(tmp_path):
 
 
 class Slow:
-    """A pool that answers when it is told to."""
+    """A pool that answers when the test lets it."""
 
     def __init__(self):
         self.messages, self.answers = [], []
