@@ -197,15 +197,17 @@ def lines_of(
 def summary(by_seed: list[Numbers]) -> dict[str, dict[str, Any]]:
     """Mean and standard deviation of each number over seeds; None where a seed has none."""
     keys = dict.fromkeys(key for numbers in by_seed for key in numbers)
-    values = {key: [numbers.get(key) for numbers in by_seed] for key in keys}
-    return {
-        key: {
-            "mean": None if None in each else fmean(each),
-            "deviation": None if None in each or len(each) < 2 else stdev(each),
-            "by_seed": each,
+    numbers = {}
+    for key in keys:
+        values = [each.get(key) for each in by_seed]
+        known = [value for value in values if value is not None]
+        whole = len(known) == len(values)
+        numbers[key] = {
+            "mean": fmean(known) if whole else None,
+            "deviation": stdev(known) if whole and len(known) > 1 else None,
+            "by_seed": values,
         }
-        for key, each in values.items()
-    }
+    return numbers
 
 
 def differences(row: Row, data_root: str) -> list[str]:
