@@ -137,7 +137,8 @@ def test_columns_of_clients_are_read_off_one_run(monkeypatch, tmp_path):
     lines = papers.lines_of(table, rows, [0], tmp_path, "")
     values = [line["ours"]["value"]["mean"] for line in lines if not line["missing"]]
     journal = (able[0].folder(tmp_path, 0) / "1" / "journal.jsonl").read_text().splitlines()
-    (nodes,) = (line["nodes"] for line in map(json.loads, journal) if line["phase"] == "evaluate")
+    entries = [json.loads(line) for line in journal]
+    (nodes,) = (line["nodes"] for line in entries if line.get("phase") == "evaluate")
     shares = [nodes[str(FIRST_NODE + place)]["eval-accuracy"] for place in (0, 1)]
     assert shares[0] != shares[1]
     assert values[:2] == [round(100 * share, 2) for share in shares]
