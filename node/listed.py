@@ -50,7 +50,7 @@ SETTINGS: Mapping[str, str] = {
     ),
     **_rows(
         RANGE,
-        """seed trains fourier scheme classes alpha clusters shape together
+        """seed trains fourier scheme classes alpha clusters samples spread pooled shape together
 
         optimizer lr lr-schedule momentum weight-decay batch-size drop-last proximal-mu kd-lambda
         kd-kernel feature-layer precision augment dp-clip server-round clipping_norm

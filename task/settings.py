@@ -77,22 +77,37 @@ class PartitionSettings(Block):
         "cluster-mc",
         "cluster-bc",
         "cluster-uc",
+        "class-pairs",
+        "pareto-draws",
         "index-file",
     ] = "pathological"
     """``pathological`` (C classes per node), ``dirichlet``, ``shards``, ``iid``, ``pareto``,
-    ``cluster-mc``, ``cluster-bc``, ``cluster-uc`` or ``index-file``; see
+    ``cluster-mc``, ``cluster-bc``, ``cluster-uc``, ``class-pairs`` and ``pareto-draws`` (like the
+    splits published with CADIS's code) or ``index-file``; see
     :func:`task.partition.partition_indices`."""
     classes: Annotated[int, Field(ge=0)] = 0
-    """Classes per node, C, of ``pathological`` and ``pareto``; shards per node of ``shards``. 0
-    takes the smallest number, but at least 2, with which nodes together hold all classes."""
+    """Classes per node, C, of ``pathological``, ``pareto`` and ``pareto-draws``, which may draw one
+    twice; shards per node of ``shards``. 0 takes the smallest number, but at least 2, with which
+    nodes together hold all classes."""
     alpha: Annotated[float, Field(gt=0)] = 0.5
-    """Concentration of ``dirichlet``, exponent of ``pareto``; smaller is more skewed."""
+    """Concentration of ``dirichlet``, exponent of ``pareto`` and ``pareto-draws``; smaller is more
+    skewed."""
     clusters: str = ""
-    """Ratio of nodes per cluster, ``12:5:3``; empty uses the scheme's own."""
+    """Ratio of nodes per cluster, ``12:5:3``; empty uses the scheme's own. Numbers of nodes for
+    ``class-pairs``, ``30:30:20:10:10``: each cluster has two classes, and nodes beyond them random
+    pairs of the others."""
+    samples: str = ""
+    """Mean samples of a node of ``class-pairs``, for all, or for each cluster as in ``104:5000``;
+    the last is that of all others. Empty is as many as all classes allow."""
+    spread: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """Standard deviation of the samples of nodes of ``class-pairs``, as a share of their mean."""
+    pooled: Annotated[int, Field(ge=0)] = 0
+    """Nodes whose parts a single node has together, to compare with central training
+    (``min-nodes = 1``); 0 is off."""
     index_file: Annotated[str, Field(validate_default=True)] = ""
     """JSON file of ``index-file``: client id -> list of sample indices."""
 
-    @field_validator("clusters")
+    @field_validator("clusters", "samples")
     @classmethod
     def _are_sizes(cls, clusters: str) -> str:
         if clusters and not re.fullmatch(r"[1-9]\d*(:[1-9]\d*)*", clusters):

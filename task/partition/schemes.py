@@ -36,6 +36,8 @@ class Request:
     clusters: str
     seed: int
     index_file: str | Path | None
+    samples: str = ""
+    spread: float = 0.0
 
     def available(self) -> tuple[Indices, Indices]:
         """Classes in the data, and the number of samples of each."""
