@@ -112,7 +112,7 @@ def partition(
     clusters: Annotated[
         str,
         typer.Option(
-            help="Ratio of the clusters' numbers of nodes; class-pairs: the numbers.",
+            help="Ratio of the clusters' numbers of nodes; class-pairs: percentages.",
             show_default="12:5:3, or 6:1:1:1:1 for cluster-bc and cluster-uc",
         ),
     ] = "",

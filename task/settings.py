@@ -93,12 +93,13 @@ class PartitionSettings(Block):
     """Concentration of ``dirichlet``, exponent of ``pareto`` and ``pareto-draws``; smaller is more
     skewed."""
     clusters: str = ""
-    """Ratio of nodes per cluster, ``12:5:3``; empty uses the scheme's own. Numbers of nodes for
-    ``class-pairs``, ``30:30:20:10:10``: each cluster has two classes, and nodes beyond them random
-    pairs of the others."""
+    """Ratio of nodes per cluster, ``12:5:3``; empty uses the scheme's own. Percentages of the nodes
+    for ``class-pairs``, ``30:30:20:10:10``: each cluster has two classes, and nodes in none have
+    random pairs of the others."""
     samples: str = ""
     """Mean samples of a node of ``class-pairs``, for all, or for each cluster as in ``104:5000``;
-    the last is that of all others. Empty is as many as all classes allow."""
+    the last is that of all others. Empty is as many as all classes allow, as are means that are
+    too large for them."""
     spread: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """Standard deviation of the samples of nodes of ``class-pairs``, as a share of their mean."""
     pooled: Annotated[int, Field(ge=0)] = 0

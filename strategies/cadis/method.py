@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field
 
 from flwr_distill.protocol.method import Method
 from flwr_distill.strategies.common.robust import Rule
@@ -30,9 +30,9 @@ class CADISSettings(Block):
     """Threshold eps of the first round, above which rescaled similarity links a pair (eq. 13). The
     paper tunes it for each data set; its values are lost. Defaults of the three keys of eps are the
     published code's."""
-    eps_growth: Annotated[float, Field(ge=1)] = 1.0005
+    eps_growth: Annotated[float, Field(gt=0)] = 1.0005
     """After round t, counted from 0, eps is multiplied by this to the power of t."""
-    max_eps: Annotated[float, Field(gt=0, le=1, validate_default=True)] = 0.985
+    max_eps: Annotated[float, Field(gt=0, le=1)] = 0.985
     """Highest eps."""
     closure: Literal["full", "one-step", "none"] = "full"
     """Who shares a cluster: all that linked pairs connect (``full``), pairs that are linked or have
@@ -58,13 +58,6 @@ class CADISSettings(Block):
     With any but the mean, long updates are moved back (to the median length, where all nodes have
     as many samples), and those rejected that are far longer than most, or point against both the
     last global step and most others."""
-
-    @field_validator("max_eps")
-    @classmethod
-    def _is_not_below(cls, highest: float, info: ValidationInfo) -> float:
-        if highest < (first := info.data.get("eps", 0.0)):
-            raise ValueError(f"must be at least cadis.eps, which is {first:g}")
-        return highest
 
 
 def _unprotected(settings: CADISSettings, train: TrainSettings) -> str:

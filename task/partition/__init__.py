@@ -59,10 +59,10 @@ def partition_indices(
         more skew.
     clusters : str (default: "")
         Ratio of nodes per cluster; empty means ``12:5:3`` for ``cluster-mc``, else ``6:1:1:1:1``.
-        Numbers of nodes for ``class-pairs``.
+        Percentages of the nodes for ``class-pairs``.
     samples : str (default: "")
         For ``class-pairs``, mean number of samples of a node of each cluster; the last one is that
-        of all others. Empty means as many as all classes allow.
+        of all others. Empty means as many as all classes allow, as do means that are too large.
     spread : float (default: 0.0)
         For ``class-pairs``, the standard deviation of nodes' samples as a share of their mean.
     pooled : int (default: 0)
@@ -132,6 +132,6 @@ def check_partition(
     if scheme in ("pathological", "pareto", "pareto-draws"):
         schemes.checked_classes(request, num_classes)
     if scheme == "class-pairs":
-        published.checked_pairs(request)
+        published.check_pairs(request)
     if clusters and scheme.startswith("cluster-"):
         schemes.nodes_and_classes(request, clusters)

@@ -17,30 +17,33 @@ MAX_DEVIATIONS = 2.0
 def class_pairs(request: Request) -> list[Indices]:
     """Give each node two classes, equally many samples of each (CADIS's published MC, BC and UC).
 
-    ``clusters`` are numbers of nodes, ``30:30:20:10:10``: nodes of cluster k have classes 2k and
-    2k + 1. Further nodes have random pairs of the other classes, each class as often as any.
+    ``clusters`` are percentages of the nodes, ``30:30:20:10:10``: nodes of cluster k have classes
+    2k and 2k + 1. Other nodes have random pairs of the other classes, each class as often as any.
 
     A node's number of samples is normal, with mean ``samples`` and a standard deviation of
-    ``spread`` times that, at most two deviations away. Without ``samples`` the mean is the largest
-    that all classes allow, the same for all nodes.
+    ``spread`` times that, at most two deviations away. Where a class has too few, or without
+    ``samples``, all means are the largest that all classes allow.
     """
     classes, available = request.available()
-    sizes, rest = sizes_of_clusters(request), np.arange(request.num_partitions)
+    cluster_of = _clusters(request)
     rng = np.random.default_rng([request.seed, 1])
     has = np.zeros((request.num_partitions, len(classes)), dtype=np.int64)
-    for cluster, size in enumerate(sizes):
-        members, rest = rest[:size], rest[size:]
-        has[members, 2 * cluster : 2 * cluster + 2] = 1
-    others = np.arange(2 * len(sizes), len(classes))
-    for node in rest:
-        fewest_first = np.lexsort((rng.random(len(others)), has[:, others].sum(axis=0)))
-        has[node, others[fewest_first[:2]]] = 1
-    drawn = rng.normal(1.0, request.spread, request.num_partitions)
+    others = np.arange(2 * len(_percentages(request)), len(classes))
+    for node, cluster in enumerate(cluster_of):
+        if cluster < 0:
+            fewest_first = np.lexsort((rng.random(len(others)), has[:, others].sum(axis=0)))
+            has[node, others[fewest_first[:2]]] = 1
+        else:
+            has[node, 2 * cluster : 2 * cluster + 2] = 1
     room = MAX_DEVIATIONS * request.spread
-    relative = drawn.clip(1 - room, 1 + room)
-    wanted = has.T @ relative
-    most = (available / wanted)[wanted > 0].min() if not request.samples else _means(request, sizes)
-    each = np.maximum(1, (most * relative + 1e-9).astype(np.int64))
+    relative = rng.normal(1.0, request.spread, request.num_partitions).clip(1 - room, 1 + room)
+    of_a_class = _means(request, cluster_of) / 2 * relative
+    wanted = has.T @ of_a_class
+    used = wanted > 0
+    fit = (available[used] / wanted[used]).min()
+    if request.samples:
+        fit = min(fit, 1.0)
+    each = np.maximum(1, (fit * of_a_class + 1e-9).astype(np.int64))
     return request.deal(_checked(has * each[:, None], available, request))
 
 
@@ -64,41 +67,37 @@ def pareto_draws(request: Request) -> list[Indices]:
     return request.deal(times * (1 + (most * relative).astype(np.int64))[:, None])
 
 
-def sizes_of_clusters(request: Request) -> list[int]:
-    """Nodes of each cluster; PartitionError if there are not enough, or no classes are left."""
-    sizes = checked_pairs(request)
-    rest = request.num_partitions - sum(sizes)
-    spare = len(request.available()[0]) - 2 * len(sizes)
-    if rest < 0 or (rest and spare < 2):
+def check_pairs(request: Request) -> None:
+    """Raise PartitionError if the clusters need more nodes or classes than there are."""
+    num_classes, shares = len(request.available()[0]), _percentages(request)
+    spare, rest = num_classes - 2 * len(shares), 100 - sum(shares)
+    if rest < 0 or spare < 0 or (rest and spare < 2):
         raise PartitionError(
-            f"must be at most {request.num_partitions} nodes, and leave two classes to those in "
-            "no cluster",
+            f"must be percentages of at most 100, with two of {num_classes} classes for each "
+            "cluster, and two for nodes in none",
             where="partition.clusters",
             value=request.clusters,
-            remedy="as in 30:30:20:10:10, for 100 nodes and 10 classes",
+            remedy="as in 30:30:20:10:10, for 10 classes",
         )
-    return sizes
 
 
-def checked_pairs(request: Request) -> list[int]:
-    """Nodes of each cluster; PartitionError if the data have too few classes for a pair each."""
-    sizes = [int(size) for size in request.clusters.split(":")] if request.clusters else []
-    if 2 * len(sizes) > (num_classes := len(request.available()[0])):
-        raise PartitionError(
-            f"must be at most {num_classes // 2} clusters, of two of {num_classes} classes each",
-            where="partition.clusters",
-            value=request.clusters,
-        )
-    return sizes
+def _percentages(request: Request) -> list[int]:
+    return [int(share) for share in request.clusters.split(":")] if request.clusters else []
 
 
-def _means(request: Request, sizes: list[int]) -> NDArray[np.float64]:
-    """Mean samples of a class on each node, from ``samples``, whose last is that of all others."""
-    means = [int(mean) / 2 for mean in request.samples.split(":")]
-    of_cluster = np.repeat(np.arange(len(sizes)), sizes)
-    beyond = np.full(request.num_partitions - len(of_cluster), len(sizes))
-    places = np.append(of_cluster, beyond).clip(max=len(means) - 1)
-    return np.array(means)[places]
+def _clusters(request: Request) -> NDArray[np.int64]:
+    """Cluster of each node; -1 for none."""
+    check_pairs(request)
+    ends = np.cumsum(_percentages(request)) * request.num_partitions / 100
+    nodes = np.arange(request.num_partitions)
+    cluster_of: NDArray[np.int64] = np.searchsorted(ends.round(), nodes, side="right")
+    return np.where(cluster_of < len(ends), cluster_of, -1)
+
+
+def _means(request: Request, cluster_of: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Mean samples of each node: its cluster's, whose last is that of all others."""
+    means = np.array([float(mean) for mean in (request.samples or "1").split(":")])
+    return means[np.where(cluster_of < 0, -1, np.minimum(cluster_of, len(means) - 1))]
 
 
 def _checked(
@@ -110,9 +109,8 @@ def _checked(
     ):
         if count < needed:
             raise PartitionError(
-                f"class {label} has {count} samples of {needed} that its nodes need",
-                where="partition.samples",
-                value=request.samples,
-                remedy="lower it, or use fewer nodes",
+                f"class {label} has {count} samples, and its nodes need {needed} at least",
+                where="partition.scheme",
+                remedy="use fewer nodes",
             )
     return wanted

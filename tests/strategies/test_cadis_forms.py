@@ -9,10 +9,7 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from flwr_distill.protocol.arrays import as_arrays, as_record
 from flwr_distill.strategies.cadis import CADIS
-from flwr_distill.strategies.cadis.method import CADISSettings
 from flwr_distill.strategies.cadis.similarity import cluster_sizes, threshold
-from flwr_distill.task.errors import SettingsError
-from tests.errors import at
 
 FIRST = 2**64 - 1000
 START = as_record({"last.weight": np.zeros((2, 3), dtype=np.float32)})
@@ -158,8 +155,3 @@ def test_the_threshold_follows_its_settings():
         assert threshold(t + 1, 0.5, 1.1, 0.9) == pytest.approx(eps)
         eps = min(eps * 1.1**t, 0.9)
     assert eps == 0.9
-
-
-def test_an_eps_that_starts_above_its_highest_is_an_error():
-    with pytest.raises(SettingsError, check=at("max-eps", value=0.985)):
-        CADISSettings.checked({"eps": 0.99}, "run config")

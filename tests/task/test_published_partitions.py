@@ -28,7 +28,7 @@ PUBLISHED = {
     "CIFAR-100 MC": (CIFAR100, MC_OF_CIFAR100, {}, 66, 66),
     "CIFAR-100 BC": (CIFAR100, [51], {}, 18, 18),
 }
-"""Labels, nodes of each cluster, settings, and the published bounds of a node's samples."""
+"""Labels, nodes of each cluster of 100, settings, and the published bounds of a node's samples."""
 
 
 def counts_of(labels, parts):
@@ -68,6 +68,24 @@ def test_without_a_mean_nodes_have_as_many_samples_as_all_classes_allow(seed):
     assert 5000 - 33 <= spent.max() <= 5000
     sizes = counts.max(axis=1)
     assert np.std(sizes) > 0.15 * np.mean(sizes)
+
+
+@pytest.mark.parametrize("nodes", [5, 12, 30])
+def test_clusters_keep_their_shares_among_fewer_nodes(nodes):
+    split = {"scheme": "class-pairs", "clusters": "30:30:20:10"}
+    counts = counts_of(MNIST, partition_indices(MNIST, nodes, **split))
+    for k, share in enumerate([30, 30, 20, 10]):
+        assert abs((counts[:, 2 * k] > 0).sum() - share * nodes / 100) <= 1
+
+
+def test_means_that_are_too_large_shrink_alike():
+    split = {"scheme": "class-pairs", "clusters": "96", "samples": "52:5000"}
+    few = np.repeat(np.arange(10), 600)
+    sizes = [
+        counts_of(labels, partition_indices(labels, NODES, **split)).sum(axis=1)
+        for labels in (CIFAR10, few)
+    ]
+    assert [(sizes[0][0], sizes[0][-1]), (sizes[1][0], sizes[1][-1])] == [(52, 5000), (12, 1200)]
 
 
 @pytest.mark.parametrize(("labels", "draws"), [(MNIST, 2), (CIFAR10, 3), (CIFAR100, 3)])
@@ -124,7 +142,6 @@ def test_a_single_node_may_have_what_many_would_have(split):
         ({"clusters": "60:41"}, "partition.clusters", "60:41"),
         ({"clusters": "20:20:20:20:19"}, "partition.clusters", "20:20:20:20:19"),
         ({"clusters": "1:1:1:1:1:95"}, "partition.clusters", "1:1:1:1:1:95"),
-        ({"clusters": "60", "samples": "300"}, "partition.samples", "300"),
         ({"scheme": "pareto-draws", "classes_per_node": 11}, "partition.classes", 11),
         ({"scheme": "pareto-draws", "alpha": 0}, "partition.alpha", 0),
         ({"pooled": 3}, "partition.pooled", 3),
@@ -139,6 +156,7 @@ def test_impossible_settings_are_errors_with_key_and_value(options, where, value
     ("scheme", "clusters", "classes", "where"),
     [
         ("class-pairs", "1:1:1:1:1:95", 0, "partition.clusters"),
+        ("class-pairs", "60:41", 0, "partition.clusters"),
         ("pareto-draws", "", 11, "partition.classes"),
     ],
 )
@@ -147,3 +165,9 @@ def test_what_no_number_of_nodes_makes_possible_is_an_error_before_the_run(
 ):
     with pytest.raises(PartitionError, check=at(where)):
         check_partition(MNIST, scheme=scheme, classes_per_node=classes, clusters=clusters)
+
+
+def test_more_nodes_than_a_class_has_samples_are_an_error():
+    few = np.repeat(np.arange(10), 50)
+    with pytest.raises(PartitionError, check=at("partition.scheme")):
+        partition_indices(few, NODES, scheme="class-pairs", clusters="51")
