@@ -360,7 +360,8 @@ def main() -> None:
             for row in able
         ]
         file = arguments.out / f"{table.name}{'-small' if arguments.small else ''}.png"
-        draw(table.title, table.plot, table.panel, table.targets, curves, file)
+        plot = table.plot, table.panel, table.targets
+        draw(table.title, *plot, curves, file, table.running)
         console.print(f"drawn: {file}", markup=False)
     if arguments.json is not None:
         content = {

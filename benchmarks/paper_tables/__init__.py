@@ -155,6 +155,8 @@ class Table(_Data):
         Key whose values have a panel each.
     targets : tuple[float, ...] (default: ())
         In percent.
+    running : int (default: 1)
+        Rounds over which a plotted accuracy is averaged.
     """
 
     paper: str = ""
@@ -178,6 +180,7 @@ class Table(_Data):
     plot: Literal["", "accuracy", "traffic"] = ""
     panel: str = ""
     targets: tuple[float, ...] = ()
+    running: int = 1
 
     @model_validator(mode="before")
     @classmethod

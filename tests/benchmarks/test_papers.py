@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from benchmarks import papers
 from benchmarks.paper_facts import Cell, read_facts
+from benchmarks.paper_plots import running_means
 from benchmarks.paper_runs import METRICS, Result, rounds_to
 from benchmarks.paper_tables import Row, Table, read_tables
 from flwr_distill.server.settings import RunSettings
@@ -230,7 +231,7 @@ def test_a_figure_is_drawn_and_has_the_numbers_of_the_text(monkeypatch, tmp_path
     table = TABLES["hfldd-figure-3"]
     stated = [row.cell.numbers["value"] for row in table.rows(small=False) if row.cell.numbers]
     assert sorted(stated) == sorted(c.numbers["value"] for c in table.results().cells)
-    figure = TINY.model_copy(update={"plot": "accuracy"})
+    figure = TINY.model_copy(update={"plot": "accuracy", "running": 2})
     monkeypatch.setattr(papers, "read_tables", lambda: {"tiny": figure})
     words = ["papers", "tiny", "--small", "--out", str(tmp_path), "--workers", "1"]
     monkeypatch.setattr(sys, "argv", [*words, "--where", "method=FedAvg"])
@@ -246,6 +247,11 @@ def test_metrics_of_a_series():
         "last-ten": 51.0,
     }
     assert [rounds_to([None, 10.0, 50.0], target) for target in (10, 11, 51)] == [1, 2, None]
+
+
+def test_a_running_mean_is_that_of_the_last_rounds_so_far():
+    assert running_means([1.0, 3.0, 5.0, 1.0], 2) == [1.0, 2.0, 4.0, 3.0]
+    assert running_means([1.0, 3.0], 1) == [1.0, 3.0]
 
 
 def test_speed_and_traffic_are_compared_with_the_reference_at_the_same_place():
