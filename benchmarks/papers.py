@@ -210,9 +210,7 @@ def summary(by_seed: list[Numbers]) -> dict[str, dict[str, Any]]:
 
 def differences(row: Row, data_root: str) -> list[str]:
     """What differs in our run from the paper's setting."""
-    own = find_method(str(row.ours["strategy"]))
-    others = {method.table_name for method in all_methods().values()}
-    others.discard(own.table_name if own else "")
+    others = _tables_of_others(str(row.ours["strategy"]))
     texts = [
         f"{key} {value}, not {row.full.get(key, 'the default')}"
         for key, value in row.ours.items()
@@ -223,6 +221,13 @@ def differences(row: Row, data_root: str) -> list[str]:
         if samples != row.samples:
             texts.append(f"{samples:,} training samples, not {row.samples:,}")
     return [*texts, *([row.differs] if row.differs else [])]
+
+
+@cache
+def _tables_of_others(strategy: str) -> set[str]:
+    """Tables of settings that a strategy does not read."""
+    own = find_method(strategy)
+    return {m.table_name for m in all_methods().values()} - {own.table_name if own else ""}
 
 
 def print_table(
