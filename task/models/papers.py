@@ -96,7 +96,7 @@ class _Residual(nn.Sequential):
     """Layers whose input is added to their output."""
 
     def forward(self, x: Tensor) -> Tensor:
-        added: Tensor = super().forward(x) + x
+        added: Tensor = super().forward(x) + x  # type: ignore[no-untyped-call]
         return added
 
 
