@@ -112,10 +112,19 @@ def partition(
     clusters: Annotated[
         str,
         typer.Option(
-            help="Ratio of the clusters' numbers of nodes.",
+            help="Ratio of the clusters' numbers of nodes; class-pairs: percentages.",
             show_default="12:5:3, or 6:1:1:1:1 for cluster-bc and cluster-uc",
         ),
     ] = "",
+    samples: Annotated[
+        str,
+        typer.Option(
+            help="Mean samples of a node of class-pairs, or of each cluster, as in 104:5000."
+        ),
+    ] = "",
+    spread: Annotated[
+        float, typer.Option(help="Standard deviation of class-pairs, as a share of that mean.")
+    ] = 0.0,
     index_file: Annotated[
         Path | None, typer.Option(help="JSON file: client id -> list of sample indices.")
     ] = None,
@@ -127,9 +136,9 @@ def partition(
 ) -> None:
     """Show how many samples of each class every node of a run would have.
 
-    SCHEME is pathological, dirichlet, shards, iid, pareto, cluster-mc, cluster-bc, cluster-uc or
-    index-file. Options are those of the run config's `partition.*`. A run with the same data set,
-    number of nodes and seed gets the same partition.
+    SCHEME is pathological, dirichlet, shards, iid, pareto, cluster-mc, cluster-bc, cluster-uc,
+    class-pairs, pareto-draws or index-file. Options are those of the run config's `partition.*`. A
+    run with the same data set, number of nodes and seed gets the same partition.
     """
     # Here, because every subcommand imports this file, and the node command must not import torch.
     import numpy as np
@@ -148,6 +157,8 @@ def partition(
                 "partition.classes": classes,
                 "partition.alpha": alpha,
                 "partition.clusters": clusters,
+                "partition.samples": samples,
+                "partition.spread": spread,
                 "partition.index-file": str(index_file or ""),
             }
         )

@@ -25,6 +25,7 @@ from flwr_distill.task.text_files import composed
 
 RunConfigValue = bool | int | float | str
 Precision = Literal["float32", "tf32", "bf16"]
+Kernel = Literal["gaussian", "centred"]
 Change = Literal["shift", "scale", "rotate", "shear", "flip", "colour", "cutout"]
 CHANGES: tuple[Change, ...] = get_args(Change)
 """Of training images; what each does: `task.augmentation.augmented`."""
@@ -76,22 +77,38 @@ class PartitionSettings(Block):
         "cluster-mc",
         "cluster-bc",
         "cluster-uc",
+        "class-pairs",
+        "pareto-draws",
         "index-file",
     ] = "pathological"
     """``pathological`` (C classes per node), ``dirichlet``, ``shards``, ``iid``, ``pareto``,
-    ``cluster-mc``, ``cluster-bc``, ``cluster-uc`` or ``index-file``; see
+    ``cluster-mc``, ``cluster-bc``, ``cluster-uc``, ``class-pairs`` and ``pareto-draws`` (like the
+    splits published with CADIS's code) or ``index-file``; see
     :func:`task.partition.partition_indices`."""
     classes: Annotated[int, Field(ge=0)] = 0
-    """Classes per node, C, of ``pathological`` and ``pareto``; shards per node of ``shards``. 0
-    takes the smallest number, but at least 2, with which nodes together hold all classes."""
+    """Classes per node, C, of ``pathological``, ``pareto`` and ``pareto-draws``, which may draw one
+    twice; shards per node of ``shards``. 0 takes the smallest number, but at least 2, with which
+    nodes together hold all classes."""
     alpha: Annotated[float, Field(gt=0)] = 0.5
-    """Concentration of ``dirichlet``, exponent of ``pareto``; smaller is more skewed."""
+    """Concentration of ``dirichlet``, exponent of ``pareto`` and ``pareto-draws``; smaller is more
+    skewed."""
     clusters: str = ""
-    """Ratio of nodes per cluster, ``12:5:3``; empty uses the scheme's own."""
+    """Ratio of nodes per cluster, ``12:5:3``; empty uses the scheme's own. Percentages of the nodes
+    for ``class-pairs``, ``30:30:20:10:10``: each cluster has two classes, and nodes in none have
+    random pairs of the others."""
+    samples: str = ""
+    """Mean samples of a node of ``class-pairs``, for all, or for each cluster as in ``104:5000``;
+    the last is that of all others. Empty is as many as all classes allow, as are means that are
+    too large for them."""
+    spread: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """Standard deviation of the samples of nodes of ``class-pairs``, as a share of their mean."""
+    pooled: Annotated[int, Field(ge=0)] = 0
+    """Nodes whose parts a single node has together, to compare with central training
+    (``min-nodes = 1``); 0 is off."""
     index_file: Annotated[str, Field(validate_default=True)] = ""
     """JSON file of ``index-file``: client id -> list of sample indices."""
 
-    @field_validator("clusters")
+    @field_validator("clusters", "samples")
     @classmethod
     def _are_sizes(cls, clusters: str) -> str:
         if clusters and not re.fullmatch(r"[1-9]\d*(:[1-9]\d*)*", clusters):
@@ -187,12 +204,19 @@ class TrainSettings(Block):
     """L2 penalty."""
     batch_size: Annotated[int, Field(ge=1)] = 16
     """Samples per minibatch."""
+    drop_last: bool = False
+    """Whether an epoch's last minibatch is left out if it is smaller than the others; not if it is
+    the only one."""
     local_epochs: Annotated[int, Field(ge=1)] = 2
     """Passes over the local data per round."""
     proximal_mu: Annotated[float, Field(ge=0)] = 0.0
     """Weight of FedProx's proximal term ``mu/2 ||w - w_t||^2``."""
     kd_lambda: Annotated[float, Field(ge=0)] = 0.0
     """Weight of CADIS's regulariser; the strategy ``cadis`` sets its own."""
+    kd_kernel: Kernel = "gaussian"
+    """Kernel of that regulariser: ``gaussian`` in the distances of features (the paper, which does
+    not say how wide), or ``centred`` on their mean, as wide as their deviation (its published
+    code)."""
     feature_layer: str = ""
     """Name of the model's last dense layer, whose input is the features; found if empty."""
     precision: Precision = "float32"

@@ -165,6 +165,9 @@ def _partitions(
         classes_per_node=settings.partition.classes,
         alpha=settings.partition.alpha,
         clusters=settings.partition.clusters,
+        samples=settings.partition.samples,
+        spread=settings.partition.spread,
+        pooled=settings.partition.pooled,
         seed=settings.seed,
         index_file=settings.partition.index_file or None,
     )

@@ -39,8 +39,9 @@ class FedFA(CheckedFedAvg):
     -----
     The paper's accuracy is read as that of a node's minibatches while it trains. Shares are kept
     between 1e-6 and 1 - 1e-6, so that a single participant, or one with accuracy 0, has a weight.
-    Defaults of beta and gamma are those of the code that CADIS compares with, which adds the
-    server's momentum with the opposite sign; ``server_lr`` is ours.
+    CADIS's published code, which compares with FedFA, takes beta 1, so that participation alone
+    counts, and gamma 0. It adds the server's momentum with the opposite sign, times the learning
+    rate; ``server_lr`` is ours.
     """
 
     settings: FedFASettings = FedFASettings()

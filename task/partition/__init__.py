@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_distill.task.partition import schemes
+from flwr_distill.task.partition import published, schemes
 from flwr_distill.task.partition.schemes import Indices, Request
 from flwr_distill.task.partition.schemes import PartitionError as PartitionError  # re-exported
 
@@ -20,6 +20,8 @@ SCHEMES: dict[str, Callable[[Request], list[Indices]]] = {
     "cluster-mc": schemes.multi_cluster,
     "cluster-bc": schemes.balanced_cluster,
     "cluster-uc": schemes.unbalanced_cluster,
+    "class-pairs": published.class_pairs,
+    "pareto-draws": published.pareto_draws,
     "index-file": schemes.index_file,
 }
 
@@ -32,6 +34,9 @@ def partition_indices(
     classes_per_node: int = 0,
     alpha: float = 0.5,
     clusters: str = "",
+    samples: str = "",
+    spread: float = 0.0,
+    pooled: int = 0,
     seed: int = 0,
     index_file: str | Path | None = None,
 ) -> list[Indices]:
@@ -46,12 +51,23 @@ def partition_indices(
     scheme : str (default: "pathological")
         One of `SCHEMES`; each function of `task.partition.schemes` describes its own.
     classes_per_node : int (default: 0)
-        Classes (``pathological`` and ``pareto``) or shards (``shards``) of a node. 0 takes the
-        smallest number, but at least 2, with which the nodes together can have all classes.
+        Classes (``pathological``, ``pareto``, ``pareto-draws``) or shards (``shards``) of a node. 0
+        takes the smallest number, but at least 2, with which the nodes together can have all
+        classes.
     alpha : float (default: 0.5)
-        Concentration for ``dirichlet``, exponent for ``pareto``; smaller means more skew.
+        Concentration for ``dirichlet``, exponent for ``pareto`` and ``pareto-draws``; smaller means
+        more skew.
     clusters : str (default: "")
         Ratio of nodes per cluster; empty means ``12:5:3`` for ``cluster-mc``, else ``6:1:1:1:1``.
+        Percentages of the nodes for ``class-pairs``.
+    samples : str (default: "")
+        For ``class-pairs``, mean number of samples of a node of each cluster; the last one is that
+        of all others. Empty means as many as all classes allow, as do means that are too large.
+    spread : float (default: 0.0)
+        For ``class-pairs``, the standard deviation of nodes' samples as a share of their mean.
+    pooled : int (default: 0)
+        If above 0, the number of nodes among which samples are split, and a single node has all
+        their parts together.
     seed : int (default: 0)
         Seed of all random draws.
     index_file : str or Path, optional (default: None)
@@ -76,9 +92,19 @@ def partition_indices(
             value=scheme,
             remedy=f"choose one of {', '.join(SCHEMES)}",
         )
+    if pooled and num_partitions > 1:
+        raise PartitionError(
+            f"gives all parts to a single node, and there are {num_partitions}",
+            where="partition.pooled",
+            value=pooled,
+            remedy="set min-nodes to 1, or this to 0",
+        )
+    num_partitions = pooled or num_partitions
     num_classes = len(np.unique(labels))
     per_node = classes_per_node or min(num_classes, max(2, math.ceil(num_classes / num_partitions)))
-    request = Request(labels, num_partitions, per_node, alpha, clusters, seed, index_file)
+    request = Request(
+        labels, num_partitions, per_node, alpha, clusters, seed, index_file, samples, spread
+    )
     parts = [np.sort(np.asarray(part, dtype=np.int64)) for part in SCHEMES[scheme](request)]
     for node, part in enumerate(parts):
         if not len(part):
@@ -88,7 +114,7 @@ def partition_indices(
                 value=scheme,
                 remedy="use fewer nodes",
             )
-    return parts
+    return [np.sort(np.concatenate(parts))] if pooled else parts
 
 
 def check_partition(
@@ -103,7 +129,9 @@ def check_partition(
     """
     num_classes = len(np.unique(labels))
     request = Request(labels, num_classes, classes_per_node or 1, 1.0, clusters, 0, None)
-    if scheme in ("pathological", "pareto"):
+    if scheme in ("pathological", "pareto", "pareto-draws"):
         schemes.checked_classes(request, num_classes)
+    if scheme == "class-pairs":
+        published.check_pairs(request)
     if clusters and scheme.startswith("cluster-"):
         schemes.nodes_and_classes(request, clusters)

@@ -36,6 +36,8 @@ class Request:
     clusters: str
     seed: int
     index_file: str | Path | None
+    samples: str = ""
+    spread: float = 0.0
 
     def available(self) -> tuple[Indices, Indices]:
         """Classes in the data, and the number of samples of each."""
@@ -129,9 +131,8 @@ def _nodes_per_class(request: Request, has: NDArray[np.int64]) -> NDArray[np.int
 # Cluster skew (CADIS): the nodes of a cluster have the same classes.
 #
 # Consecutive nodes form clusters by ratio; consecutive classes form as many blocks, as equal as
-# possible. The paper's main cluster has 60 % of the nodes; four equal other clusters, and the ratio
-# of MC, are our choice. The authors' published MNIST index files have five clusters of two digits
-# in the ratio 3:3:2:1:1, and on unbalanced nodes 1 to 5 units of 7 samples per digit.
+# possible. The paper's main cluster has 60 % of the nodes; four equal other clusters, the ratio of
+# MC and the units of UC are our choice. The authors' published splits are more like class_pairs.
 
 
 def multi_cluster(request: Request) -> list[Indices]:

@@ -31,7 +31,7 @@ TINY = Table(
     name="tiny",
     title="digits",
     differs="the data are digits",
-    preset="cadis-mnist-mc",
+    preset="cadis-mnist",
     small=DIGITS,
     small_reason="they come with a package",
     axes={
@@ -108,7 +108,7 @@ def test_a_table_that_is_not_whole_is_refused(changes, reason):
 def test_what_depends_on_several_keys_wins_over_axes_and_must_fit_a_cell():
     axes = {"C": {"1": {"seed": 1}, "2": {"seed": 2}}, "method": {"CADIS": {}, "FedAvg": {}}}
     case = {"place": {"C": 2, "method": "FedAvg"}, "seed": 3}
-    table = {"name": "own", "preset": "cadis-mnist-mc", "axes": axes, "cases": [case]}
+    table = {"name": "own", "preset": "cadis-mnist", "axes": axes, "cases": [case]}
     seeds = [row.full["seed"] for row in Table(**table).rows(small=False)]
     assert seeds == [1, 1, 2, 3]
     for wrong in ({"place": {"C": 3}}, {**case, "small": {"seed": 4}}):

@@ -123,6 +123,19 @@ def test_clients_of_a_round_estimate_pairs_with_those_away_through_each_other():
     assert deviations[0] == pytest.approx(math.sqrt((1 - 0.999**2) * (1 - 0.99**2)))
 
 
+@given(st.integers(0, 1000))
+def test_the_true_similarity_is_at_most_a_deviation_from_its_estimate(seed):
+    """Theorem III.3, for a pair that one other client knows."""
+    generator = np.random.default_rng(seed)
+    S = instance_similarity(generator.normal(size=4) + 0.03 * generator.normal(size=(3, 4)))
+    truth, rows = S[0, 2], S.copy()
+    rows[0, 2] = rows[2, 0] = math.nan
+    np.fill_diagonal(rows, math.nan)
+    _, means, deviations = transitive_similarity(rows, np.arange(3))
+    for mean, deviation in zip(means, deviations, strict=True):
+        assert mean - deviation - 1e-9 <= truth <= mean + deviation + 1e-9
+
+
 def test_the_threshold_rises_as_published():
     eps = 0.975
     for t in range(60):

@@ -33,6 +33,7 @@ def _num_parameters(model):
         ("hfldd-mnist", MNIST, 44_426, 0),
         ("hfldd-cifar10", CIFAR, 1_020_160, 0.02),
         ("cadis-mnist", MNIST, 1_663_370, 0),
+        ("resnet9", CIFAR, 1_647_242, 0),
         ("convnet3", CIFAR, 320_010, 0),
         ("convnet3-gn", CIFAR, 320_010, 0),
         ("resnet18", _spec(3, 64, 64, num_classes=1000), 11_689_512, 0),
@@ -214,6 +215,15 @@ def test_a_residual_block_is_the_papers_sum():
         for column in range(4):
             shortcut[:, :16, row, column] = x[:, :, 2 * row, 2 * column]
     torch.testing.assert_close(block(x), F.relu(inner + shortcut))
+
+
+def test_the_blocks_of_resnet9_add_their_input():
+    model = create_model("resnet9", CIFAR, seed=0).eval()
+    x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    inner = model[1](model[0](x))
+    inner = model[4](model[3](inner + model[2][1](model[2][0](inner))))
+    inner = inner + model[5][1](model[5][0](inner))
+    torch.testing.assert_close(model(x), model[9](inner.amax(dim=(2, 3))))
 
 
 def tokens(*texts):

@@ -18,7 +18,14 @@ from tests.errors import at
 
 LIBRARY_SCHEMES = ["iid", "dirichlet", "shards"]
 CLUSTER_SCHEMES = ["cluster-mc", "cluster-bc", "cluster-uc"]
-SEEDED_SCHEMES = ["pathological", "pareto", *LIBRARY_SCHEMES, *CLUSTER_SCHEMES]
+PUBLISHED_SCHEMES = ["class-pairs", "pareto-draws"]
+SEEDED_SCHEMES = [
+    "pathological",
+    "pareto",
+    *LIBRARY_SCHEMES,
+    *CLUSTER_SCHEMES,
+    *PUBLISHED_SCHEMES,
+]
 
 
 def _labels(per_class, num_classes, seed=0):
