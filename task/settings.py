@@ -90,6 +90,11 @@ class PartitionSettings(Block):
     """Ratio of nodes per cluster, ``12:5:3``; empty uses the scheme's own."""
     index_file: Annotated[str, Field(validate_default=True)] = ""
     """JSON file of ``index-file``: client id -> list of sample indices."""
+    max_of_a_class: Annotated[int, Field(ge=0)] = 0
+    """Training samples of each class that are split at most, drawn by the seed; 0 splits all."""
+    reserved: Annotated[int, Field(ge=0)] = 0
+    """Training samples among these that no node gets, drawn by the seed: the auxiliary set
+    ``reserved``."""
 
     @field_validator("clusters")
     @classmethod
@@ -107,6 +112,15 @@ class PartitionSettings(Block):
                 "sample indices, at the same path on every node"
             )
         return file
+
+    @field_validator("max_of_a_class", "reserved")
+    @classmethod
+    def _are_no_index_files(cls, number: int, info: ValidationInfo) -> int:
+        if number and info.data.get("scheme") == "index-file":
+            raise ValueError(
+                'must be 0 for partition.scheme = "index-file", whose file has all nodes\' samples'
+            )
+        return number
 
 
 class PrivateSettings(Block):

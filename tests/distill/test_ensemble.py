@@ -122,9 +122,7 @@ def test_without_restoring_the_student_is_that_of_the_epoch_in_which_training_st
 
     def run(**settings):
         student = small_model(9)
-        report = distil_ensemble(
-            student, INPUTS, teacher, lr=0.05, generator=seeded(4), **settings
-        )
+        report = distil_ensemble(student, INPUTS, teacher, lr=0.05, generator=seeded(4), **settings)
         return student, report
 
     restored, best = run(epochs=500, patience=3)
