@@ -14,6 +14,7 @@ same for all rows; each difference is printed. ``--where method=HFLDD C=1 C=2`` 
 
 Accuracies are in percent: of the global model on the server's test samples, or the nodes'
 unweighted mean where each node brings its own. With several seeds: mean and standard deviation.
+``test ±`` is half the 95 % interval by bootstrap over the test samples, where the paper prints one.
 
 Runs are kept in ``--out``. Those that are over are not run again; one that was interrupted, or that
 ``--seconds`` ended, continues after its last round. On a GPU, nodes with the same message train in
@@ -45,6 +46,7 @@ from rich.progress import (
 )
 from rich.table import Table as Printed
 
+from benchmarks.bootstrap import half_interval
 from benchmarks.paper_facts import MEASURED
 from benchmarks.paper_plots import draw
 from benchmarks.paper_runs import METRICS, Result, rounds_to, run_row
@@ -79,8 +81,10 @@ def _is_there(dataset: str, data_root: str) -> bool:
 
 
 @cache
-def _num_samples(dataset: str, data_root: str) -> int:
-    return len(load_dataset(dataset, data_root or None).train)
+def _num_samples(dataset: str, data_root: str) -> tuple[int, int]:
+    """To train and to test on."""
+    data = load_dataset(dataset, data_root or None)
+    return len(data.train), len(data.test)
 
 
 def run_rows(
@@ -132,6 +136,8 @@ def our_numbers(table: Table, row: Row, result: Result) -> Numbers:
         series = [None, *result.by_node[table.place_of(client)]]
     trained = [accuracy for accuracy in series[1:] if accuracy is not None]
     numbers: Numbers = {name: metric(trained) for name, metric in METRICS.items()}
+    if table.metric == "round-trips":
+        return {"formula": result.round_trips, **numbers}
     if table.metric != "rounds":
         return {"value": numbers[table.metric], **numbers}
     target = row.place.get(TARGET, table.results().target_accuracy if table.facts else None)
@@ -146,6 +152,18 @@ def our_numbers(table: Table, row: Row, result: Result) -> Numbers:
         "measured_mb": result.measured_bytes(reached) / MEBIBYTE,
         **numbers,
     }
+
+
+def by_formula(row: Row) -> dict[str, str]:
+    """A formula of round trips, such as ``2 M T``, with its value in our run."""
+    if "formula" not in row.cell.numbers or row.missing:
+        return {}
+    settings = {"M": "fedhead.sectors", "N": "min-nodes", "T": "num-rounds"}
+    formula = str(row.cell.numbers["formula"])
+    factors = [
+        int(word if word.isdigit() else row.ours[settings[word]]) for word in formula.split()
+    ]
+    return {"formula": f"{formula} = {math.prod(factors)}"}
 
 
 def compared(table: Table, rows: list[Row], by_row: list[Numbers]) -> None:
@@ -175,13 +193,16 @@ def lines_of(
         for index, row in enumerate(rows):
             if not missing[index] and (result := Result(row.folder(out, seed))).rounds > 0:
                 results[index][seed] = result
-                ours[index][seed] = our_numbers(table, row, result)
+                ours[index][seed] = numbers = our_numbers(table, row, result)
+                if "deviation" in row.cell.numbers and (value := numbers.get("value")):
+                    _, tested = _num_samples(str(row.ours["dataset"]), data_root)
+                    numbers["deviation"] = half_interval(value, tested, seed)
         ran = [index for index in range(len(rows)) if seed in ours[index]]
         compared(table, [rows[i] for i in ran], [ours[i][seed] for i in ran])
     return [
         {
             "place": row.place,
-            "paper": row.cell.numbers,
+            "paper": {**row.cell.numbers, **by_formula(row)},
             "remark": row.cell.remark,
             "missing": "; ".join(missing[index]),
             "ours": summary(list(ours[index].values())),
@@ -219,7 +240,7 @@ def differences(row: Row, data_root: str) -> list[str]:
         if value != row.full.get(key) and key.partition(".")[0] not in others
     ]
     if row.samples:
-        samples = _num_samples(str(row.ours["dataset"]), data_root)
+        samples, _ = _num_samples(str(row.ours["dataset"]), data_root)
         if samples != row.samples:
             texts.append(f"{samples:,} training samples, not {row.samples:,}")
     return [*texts, *([row.differs] if row.differs else [])]
@@ -278,7 +299,8 @@ def _our_text(ours: dict[str, dict[str, Any]], key: str) -> str:
         have = [value for value in number["by_seed"] if value is not None]
         return f"in {len(have)} of {len(number['by_seed'])} seeds"
     spread = "" if number["deviation"] is None else f" ± {number['deviation']:.2f}"
-    return f"{number['mean']:.2f}{spread}"
+    test = ours["deviation"]["mean"] if key == "value" and "deviation" in ours else None
+    return f"{number['mean']:.2f}{spread}" + (f" (test ± {test:.2f})" if test else "")
 
 
 def print_list(tables: dict[str, Table], data_root: str, console: Console) -> None:

@@ -6,7 +6,7 @@ how it is run. Its rows are the paper's own cells, so no number of a paper stand
     [[tables]]
     facts = "VI"                     # table of benchmarks/paper_facts/hfldd.toml, or "figure 5"
     preset = "hfldd-cifar10-c1"
-    metric = "last"                  # what the paper prints: last, best, last-ten, rounds
+    metric = "last"                  # what the paper prints: last, best, last-ten, rounds, ...
     settings = { seed = 0 }          # what all cells change of the preset
     small = { num-rounds = 10 }      # what --small changes besides, for all rows alike
     small_reason = "the paper's nodes, skew and network; fewer rounds"
@@ -109,7 +109,7 @@ class Table(_Data):
         Preset of all cells whose axes name no other.
     metric : str (default: "last")
         What the paper prints: accuracy after the ``last`` round, the ``best`` of any round, the
-        mean of the ``last-ten``, or ``rounds`` to a target accuracy.
+        mean of the ``last-ten``, ``rounds`` to a target accuracy, or ``round-trips`` of models.
     first_round : int (default: 1)
         What the paper calls its first round, where rounds are counted.
     relative_to : str (default: "")
@@ -143,7 +143,7 @@ class Table(_Data):
     name: str = ""
     title: str = ""
     preset: str = ""
-    metric: Literal["last", "best", "last-ten", "rounds"] = "last"
+    metric: Literal["last", "best", "last-ten", "rounds", "round-trips"] = "last"
     first_round: int = 1
     relative_to: str = ""
     missing: str = ""
