@@ -28,7 +28,7 @@ def auxiliary_of(session: Session, name: str, size: int) -> Tensor:
     Those that cannot be read, or are not what the run read first, are a DatasetError.
     """
     task, root = session.task, str(session.node_config.get("data-root", ""))
-    of_data = TaskSettings(**{name: getattr(task, name) for name in OF_DATA})
+    of_data = TaskSettings(**{key: getattr(task, key) for key in OF_DATA})
     wanted = of_data, session.data.spec, own_file(session.node_config, name), size, root
     samples, fingerprint = _read(*wanted)
     own = hashlib.blake2b(repr(wanted).encode(), digest_size=8).hexdigest()

@@ -105,7 +105,7 @@ def draw_samples(
     reserved : int (default: 0)
         Samples that no node gets.
     seed : int (default: 0)
-        Seed of both draws.
+        Seed of the draws.
 
     Returns
     -------
@@ -119,12 +119,13 @@ def draw_samples(
     PartitionError
         If no sample is left for nodes.
     """
-    order = np.random.default_rng([seed, 1]).permutation(len(labels))
+    order: Indices = np.random.default_rng([seed, 1]).permutation(len(labels))
     if max_of_a_class:
-        order = np.concatenate(
-            [order[labels[order] == label][:max_of_a_class] for label in np.unique(labels)]
-        )
-        order = np.random.default_rng([seed, 2]).permutation(order)
+        rank = np.zeros(len(order), dtype=np.int64)  # of a sample in its class
+        for label in np.unique(labels):
+            own = labels[order] == label
+            rank[own] = np.arange(own.sum())
+        order = order[rank < max_of_a_class]
     if reserved >= len(order):
         raise PartitionError(
             f"leaves none of {len(order)} training samples to nodes",
