@@ -144,12 +144,12 @@ def test_fedhead_plus_distils_the_sectors_ensemble_on_the_reference_set(client_g
     assert divergence(found) < divergence(before)
 
 
-def test_feddf_distils_the_nodes_models_on_the_server(client_grid, by_hand):
+@pytest.mark.parametrize(("lr", "restore_best"), [(1e-3, True), (0.1, False)])
+def test_feddf_distils_the_nodes_models_on_the_server(client_grid, by_hand, lr, restore_best):
     reference = auxiliary_images("noise", SPEC, 50, seed=0)
     federation = by_hand(3, RUN_CONFIG, MODEL)
-    strategy = strategy_of(
-        FedDF, model=MODEL, reference_set=lambda: reference, server_epochs=4, seed=5
-    )
+    own = {"distill_lr": lr, "restore_best": restore_best, "server_epochs": 4}
+    strategy = strategy_of(FedDF, model=MODEL, reference_set=lambda: reference, seed=5, **own)
     found = play(strategy, client_grid(3, RUN_CONFIG))
     models = [
         (federation.size(n), federation.trained(n, MODEL.state_dict())) for n in federation.sessions
@@ -162,6 +162,8 @@ def test_feddf_distils_the_nodes_models_on_the_server(client_grid, by_hand):
         reference,
         teacher_probabilities(models, reference),
         epochs=4,
+        lr=lr,
+        restore_best=restore_best,
         generator=torch.Generator().manual_seed(int(words[0]) >> 1),
     )
     assert_equal(found, (student.state_dict()), atol=1e-5)
