@@ -144,7 +144,7 @@ def test_fedhead_plus_distils_the_sectors_ensemble_on_the_reference_set(client_g
     assert divergence(found) < divergence(before)
 
 
-@pytest.mark.parametrize(("lr", "restore_best"), [(1e-3, True), (0.1, False)])
+@pytest.mark.parametrize(("lr", "restore_best"), [(1e-3, True), (0.3, False)])
 def test_feddf_distils_the_nodes_models_on_the_server(client_grid, by_hand, lr, restore_best):
     reference = auxiliary_images("noise", SPEC, 50, seed=0)
     federation = by_hand(3, RUN_CONFIG, MODEL)
