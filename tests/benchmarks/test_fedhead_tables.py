@@ -51,5 +51,5 @@ def test_halved_images_have_the_mean_of_each_block(tmp_path):
         np.savez(tmp_path / "cifar10" / f"{part}.npz", images=images, labels=np.arange(4))
     halved = half_cifar10(tmp_path, False)
     assert halved.spec.shape == (3, 16, 16)
-    block = images[2, 6:8, 10:12, 1].astype(float)
-    assert halved.train.images[2, 1, 3, 5] == np.rint(block.mean())
+    mean = images[2, 6:8, 10:12, 1].astype(float).mean()
+    assert abs(halved.train.images[2, 1, 3, 5] - mean) <= 0.5
