@@ -218,22 +218,22 @@ def lines_of(
 def summary(by_seed: list[Numbers]) -> dict[str, dict[str, Any]]:
     """Mean and standard deviation of each number over seeds; None where a seed has none."""
     keys = dict.fromkeys(key for numbers in by_seed for key in numbers)
-    values = {key: [numbers.get(key) for numbers in by_seed] for key in keys}
-    return {
-        key: {
-            "mean": None if None in each else fmean(each),
-            "deviation": None if None in each or len(each) < 2 else stdev(each),
-            "by_seed": each,
+    numbers = {}
+    for key in keys:
+        values = [each.get(key) for each in by_seed]
+        known = [value for value in values if value is not None]
+        whole = len(known) == len(values)
+        numbers[key] = {
+            "mean": fmean(known) if whole else None,
+            "deviation": stdev(known) if whole and len(known) > 1 else None,
+            "by_seed": values,
         }
-        for key, each in values.items()
-    }
+    return numbers
 
 
 def differences(row: Row, data_root: str) -> list[str]:
     """What differs in our run from the paper's setting."""
-    own = find_method(str(row.ours["strategy"]))
-    others = {method.table_name for method in all_methods().values()}
-    others.discard(own.table_name if own else "")
+    others = _tables_of_others(str(row.ours["strategy"]))
     texts = [
         f"{key} {value}, not {row.full.get(key, 'the default')}"
         for key, value in row.ours.items()
@@ -244,6 +244,13 @@ def differences(row: Row, data_root: str) -> list[str]:
         if samples != row.samples:
             texts.append(f"{samples:,} training samples, not {row.samples:,}")
     return [*texts, *([row.differs] if row.differs else [])]
+
+
+@cache
+def _tables_of_others(strategy: str) -> set[str]:
+    """Tables of settings that a strategy does not read."""
+    own = find_method(strategy)
+    return {m.table_name for m in all_methods().values()} - {own.table_name if own else ""}
 
 
 def print_table(
