@@ -128,6 +128,10 @@ def partition(
     index_file: Annotated[
         Path | None, typer.Option(help="JSON file: client id -> list of sample indices.")
     ] = None,
+    max_of_a_class: Annotated[
+        int, typer.Option(min=0, help="Samples of each class that are split at most; 0: all.")
+    ] = 0,
+    reserved: Annotated[int, typer.Option(min=0, help="Samples that no node gets.")] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
     data_root: DataRoot = None,
     plot: Annotated[
@@ -160,6 +164,8 @@ def partition(
                 "partition.samples": samples,
                 "partition.spread": spread,
                 "partition.index-file": str(index_file or ""),
+                "partition.max-of-a-class": max_of_a_class,
+                "partition.reserved": reserved,
             }
         )
         names = data_spec(settings).class_names

@@ -34,7 +34,7 @@ from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.file_state import FilesChangedError
 from flwr_distill.task.models import model_of
 from flwr_distill.task.settings import TaskSettings
-from flwr_distill.task.source import data_spec, open_columns
+from flwr_distill.task.source import data_spec, open_columns, server_data
 
 SCALE = "column-scale"
 """Blob with the run's means and deviations of a table's columns."""
@@ -278,6 +278,17 @@ def held_out(session: Session) -> Samples:
             remedy="set it to 0.1, or fraction-evaluate to 0",
         )
     return holdout
+
+
+def common_test_set(session: Session) -> Samples:
+    """The test samples of the run's named data set; SettingsError if it has none."""
+    root = str(session.node_config.get("data-root", "")) or session.task.data_root
+    data = server_data(session.task.model_copy(update={"data_root": root}))
+    if data is None:
+        raise SettingsError(
+            "is not one data set with a test set", where="dataset", value=session.task.dataset
+        )
+    return data.test.to_samples(session.data.spec)
 
 
 def deadline_of(message: Message) -> float:

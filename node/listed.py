@@ -50,7 +50,7 @@ SETTINGS: Mapping[str, str] = {
     ),
     **_rows(
         RANGE,
-        """seed trains fourier scheme classes alpha clusters samples spread pooled shape together
+        """seed trains fourier scheme classes alpha clusters samples spread pooled reserved max-of-a-class shape together
 
         optimizer lr lr-schedule momentum weight-decay batch-size drop-last proximal-mu kd-lambda
         kd-kernel feature-layer precision augment dp-clip server-round clipping_norm
@@ -61,8 +61,8 @@ SETTINGS: Mapping[str, str] = {
         temperature distill-lr distill-weight-decay distill-batch-size patience average least-gain
         rule longest leads formation first-steps contrast gradient auxiliary-size mu
         initial-steps initial-lr initial-batch-size distilled-size bits own-divergence balanced
-        average-last left-out ranks images of-a-class steps method settings run-id node-id
-        round resumes columns column-means column-deviations label refine-steps""",
+        average-last restore-best left-out ranks images of-a-class steps method settings run-id
+        node-id round resumes columns column-means column-deviations label refine-steps""",
     ),
     **_rows(
         LINKS,

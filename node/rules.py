@@ -22,7 +22,7 @@ from flwr_distill.protocol.messages import PACE
 from flwr_distill.protocol.method import Method
 from flwr_distill.protocol.registry import COMMON, all_methods
 from flwr_distill.protocol.schema import Pace
-from flwr_distill.task.auxiliary_names import NAMED, NOISE, OWN_FILE
+from flwr_distill.task.auxiliary_names import NAMED, NOISE, OWN_FILE, RESERVED
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.settings import TaskSettings, TrainSettings
 
@@ -378,7 +378,7 @@ def _settings_by_table() -> dict[str, set[str]]:
 
 
 def _is_a_name(setting: Setting) -> bool:
-    public = (NOISE, *NAMED) if setting.name == "auxiliary" else ()
+    public = (NOISE, RESERVED, *NAMED) if setting.name == "auxiliary" else ()
     value = setting.value
     return value in ("", *public) or (isinstance(value, str) and bool(OWN_FILE.fullmatch(value)))
 

@@ -14,6 +14,7 @@ from flwr_distill.strategies.common.registry import (
 )
 from flwr_distill.strategies.common.run import Run
 from flwr_distill.task.errors import SettingsError
+from flwr_distill.task.source import reserved_samples
 
 
 def strategy_of_run(
@@ -49,6 +50,7 @@ def strategy_of_run(
         aggregator=create_aggregator(settings.aggregator, settings.aggregator_args),
         num_rounds=settings.num_rounds,
         secure_sums=settings.secure_sums,
+        reserved=lambda size: reserved_samples(settings, task.spec, size).inputs,
     )
     arguments = settings.constructor_arguments(method)
     return create_strategy(strategy, settings.of_method(method), run, arguments)

@@ -6,14 +6,16 @@ import re
 from flwr_distill.task.errors import DatasetError
 
 NOISE = "noise"
-NAMED = ("fashion-mnist", "tiny-imagenet")
+RESERVED = "reserved"
+"""The training samples that ``partition.reserved`` keeps from nodes."""
+NAMED = ("cifar100", "fashion-mnist", "tiny-imagenet")
 OWN_FILE = re.compile(r"@[\w.-]{1,64}")
 """How a run names a file or folder that each node's owner has given the name (``files``)."""
 
 
 def check_auxiliary(name: str) -> str:
     """Return the name of an auxiliary set, or the path or ``@NAME`` of one on the nodes."""
-    known = (NOISE, *NAMED)
+    known = (NOISE, RESERVED, *NAMED)
     if name in known or "/" in name or name.endswith(".npz") or OWN_FILE.fullmatch(name):
         return name
     close = difflib.get_close_matches(name, known, n=1)

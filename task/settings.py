@@ -107,6 +107,11 @@ class PartitionSettings(Block):
     (``min-nodes = 1``); 0 is off."""
     index_file: Annotated[str, Field(validate_default=True)] = ""
     """JSON file of ``index-file``: client id -> list of sample indices."""
+    max_of_a_class: Annotated[int, Field(ge=0)] = 0
+    """Training samples of each class that are split at most, drawn by the seed; 0 splits all."""
+    reserved: Annotated[int, Field(ge=0)] = 0
+    """Training samples among these that no node gets, drawn by the seed: the auxiliary set
+    ``reserved``."""
 
     @field_validator("clusters", "samples")
     @classmethod
@@ -124,6 +129,15 @@ class PartitionSettings(Block):
                 "sample indices, at the same path on every node"
             )
         return file
+
+    @field_validator("max_of_a_class", "reserved")
+    @classmethod
+    def _are_no_index_files(cls, number: int, info: ValidationInfo) -> int:
+        if number and info.data.get("scheme") == "index-file":
+            raise ValueError(
+                'must be 0 for partition.scheme = "index-file", whose file has all nodes\' samples'
+            )
+        return number
 
 
 class PrivateSettings(Block):

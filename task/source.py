@@ -6,12 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_distill.base.text import listed
+from flwr_distill.task.auxiliary_names import RESERVED
 from flwr_distill.task.columns import Scale
 from flwr_distill.task.datasets import (
     Dataset,
     DatasetError,
     DataSpec,
     RawSamples,
+    Samples,
     dataset_files,
     load_dataset,
 )
@@ -21,7 +23,7 @@ from flwr_distill.task.datasets.types import check_raw_samples
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.file_state import read_once
 from flwr_distill.task.labels import LabelMap
-from flwr_distill.task.partition import check_partition, partition_indices
+from flwr_distill.task.partition import check_partition, draw_samples, partition_indices
 from flwr_distill.task.settings import TaskSettings
 
 
@@ -90,12 +92,33 @@ def partition_samples(
     return dataset.train.subset(_partitions(settings, num_partitions, data_root)[partition_id])
 
 
+def reserved_samples(
+    settings: TaskSettings, spec: DataSpec, size: int, data_root: str = ""
+) -> Samples:
+    """Some of the training samples that ``partition.reserved`` keeps from nodes, for all alike.
+
+    Raises DatasetError if there are fewer than `size`.
+    """
+    reserved = 0 if settings.dataset == PRIVATE else settings.partition.reserved
+    if size > reserved:
+        raise DatasetError(
+            f"has {reserved} samples, not {size}",
+            where="auxiliary",
+            value=RESERVED,
+            remedy=f"set partition.reserved to {size}, with a named data set",
+        )
+    dataset = _dataset(settings.dataset, data_root or settings.data_root, settings.download)
+    _, chosen = _drawn(settings, dataset)
+    return dataset.train.subset(chosen[:size]).to_samples(spec)
+
+
 def check_partition_settings(settings: TaskSettings) -> None:
     """Raise PartitionError if no number of nodes makes the partition possible."""
     if settings.dataset != PRIVATE:
         dataset = _dataset(settings.dataset, settings.data_root, settings.download)
+        shared, _ = _drawn(settings, dataset)
         check_partition(
-            dataset.train.labels,
+            dataset.train.labels[shared],
             scheme=settings.partition.scheme,
             classes_per_node=settings.partition.classes,
             clusters=settings.partition.clusters,
@@ -157,9 +180,10 @@ def _partition_files(settings: TaskSettings, num_partitions: int, data_root: str
 def _partitions(
     settings: TaskSettings, num_partitions: int, data_root: str
 ) -> list[NDArray[np.int64]]:
-    labels = _dataset(settings.dataset, data_root or settings.data_root, settings.download).train
-    return partition_indices(
-        labels.labels,
+    dataset = _dataset(settings.dataset, data_root or settings.data_root, settings.download)
+    shared, _ = _drawn(settings, dataset)
+    parts = partition_indices(
+        dataset.train.labels[shared],
         num_partitions,
         scheme=settings.partition.scheme,
         classes_per_node=settings.partition.classes,
@@ -170,4 +194,14 @@ def _partitions(
         pooled=settings.partition.pooled,
         seed=settings.seed,
         index_file=settings.partition.index_file or None,
+    )
+    return [shared[part] for part in parts]
+
+
+def _drawn(settings: TaskSettings, dataset: Dataset) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    return draw_samples(
+        dataset.train.labels,
+        max_of_a_class=settings.partition.max_of_a_class,
+        reserved=settings.partition.reserved,
+        seed=settings.seed,
     )

@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 from flwr.serverapp.strategy import Strategy
-from torch import nn
+from torch import Tensor, nn
 
 from flwr_distill.links.records import LinkMode
 from flwr_distill.strategies.common.directory import Directory
+from flwr_distill.task.auxiliary_names import RESERVED
 from flwr_distill.task.backbones import seen_spec
 from flwr_distill.task.datasets import DatasetError, DataSpec, auxiliary_images
 from flwr_distill.task.errors import SettingsError
@@ -52,6 +53,8 @@ class Run:
     """Rounds of the run; 0 if unknown."""
     secure_sums: bool = False
     """Whether the strategy gets means in place of single models (`Method.summed`)."""
+    reserved: Callable[[int], Tensor] | None = None
+    """Gives so many of the training samples that no node gets (``partition.reserved``)."""
 
     @property
     def seen_spec(self) -> DataSpec:
@@ -73,15 +76,18 @@ class Run:
         }
 
     def auxiliary(self, name: str, size: int, setting: str) -> Callable[[], Any]:
-        """Loader of a set of samples without labels, (size, ...); see `auxiliary_images`.
+        """Loader of samples without labels, (size, ...); see `auxiliary_images` and `reserved`.
 
         The set is loaded at once, so that a run without it ends before any node trains.
 
         Raises SettingsError if it cannot be loaded; names `setting`.
         """
-        root = self.data_root or None
         try:
-            images = auxiliary_images(name, self.spec, size, self.seed, root)
+            if name == RESERVED and self.reserved:
+                samples = self.reserved(size)
+            else:
+                root = self.data_root or None
+                samples = auxiliary_images(name, self.spec, size, self.seed, root)
         except DatasetError as error:
             raise SettingsError(f"on the server: {error}", where=setting, value=name) from error
-        return lambda: images
+        return lambda: samples

@@ -94,8 +94,11 @@ class FedHEAD(Configured, Answered, FedAvg):
     Without a fixed leader, node k leads with probability ``p_km / p_m``, or with a rule other than
     the mean all do alike; fixed leaders are those of the paper's table 7.
 
-    Letters and steps are the FedHEAD paper's. It leaves open what the ensemble averages; here it is
-    probabilities by default, and students minimise ``KL(teacher || student)``.
+    Letters and steps are the FedHEAD paper's. The ensemble averages the classifiers' outputs (eq.
+    4), which are probabilities by default, and students minimise ``KL(teacher || student)``: the
+    paper's cross-entropy less a constant. Early stopping is by a tenth of the leader's samples,
+    since the paper does not state its validation set, and keeps the best student unless
+    ``restore_best`` is off.
     """
 
     settings: FedHEADSettings = FedHEADSettings()
@@ -245,7 +248,9 @@ class FedHEAD(Configured, Answered, FedAvg):
         self, server_round: int, sectors: Mapping[int, Weighted], mean: Arrays
     ) -> dict[int, Arrays]:
         """Step 4. z_m of each sector whose leader succeeded."""
-        request = self.settings.ensemble_distillation.model_dump(by_alias=True)
+        settings = self.settings.ensemble_distillation
+        same = {"restore_best"} if settings.restore_best else set()  # as nodes do by default
+        request = settings.model_dump(by_alias=True, exclude=same)
         content = RecordDict(
             {
                 ARRAYS: as_record(mean),

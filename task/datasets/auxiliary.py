@@ -4,11 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from flwr_distill.task.auxiliary_names import NAMED, NOISE
+from flwr_distill.task.auxiliary_names import NAMED, NOISE, RESERVED
 from flwr_distill.task.datasets.images import fit_array, read_image
-from flwr_distill.task.datasets.npz import read_npz_images
+from flwr_distill.task.datasets.npz import read_npz_images, read_npz_labels
 from flwr_distill.task.datasets.registry import (
     data_root,
     dataset_files,
@@ -30,8 +31,8 @@ def auxiliary_images(
     Parameters
     ----------
     name : str
-        ``noise`` (smooth random patterns), ``fashion-mnist``, ``tiny-imagenet``, or the path of a
-        folder of images or an ``.npz`` file with ``images``.
+        ``noise`` (smooth random patterns), ``cifar100``, ``fashion-mnist``, ``tiny-imagenet``, or
+        the path of a folder of images or an ``.npz`` file with ``images``.
     seed : int
         Seed of the patterns, or of the choice of images (without replacement).
     root : str or Path, optional (default: None)
@@ -45,6 +46,13 @@ def auxiliary_images(
     """
     if size < 1:
         raise DatasetError("must be >= 1", where="auxiliary size", value=size, remedy="try 1000")
+    if spec.kind == "text":
+        raise DatasetError(
+            "has no texts",
+            where="auxiliary",
+            value=name,
+            remedy=f"choose {RESERVED}, and set partition.reserved",
+        )
     rng = np.random.default_rng(seed)
     if name == NOISE:
         return _smooth_noise(spec, size, rng)
@@ -58,6 +66,21 @@ def auxiliary_images(
         )
     chosen = rng.choice(len(stored), size, replace=False)
     return normalise(stacked(_fit(stored[index], spec) for index in chosen), spec)
+
+
+def auxiliary_labels(
+    name: str, size: int, seed: int, root: str | Path | None = None
+) -> torch.Tensor:
+    """Labels of the set's own classes, int64 (size,), of `auxiliary_images` with these arguments.
+
+    Raises
+    ------
+    DatasetError
+        If the set has none.
+    """
+    labels = _stored_labels(name, data_root() if root is None else Path(root))
+    chosen = np.random.default_rng(seed).choice(len(labels), size, replace=False)
+    return torch.from_numpy(labels[chosen])
 
 
 def auxiliary_files(name: str, root: str | Path | None = None) -> list[Path]:
@@ -98,13 +121,25 @@ def _stored_images(name: str, root: Path) -> Pixels | list[Path]:
 
 
 def _named_images(name: str, root: Path) -> Pixels:
-    files = _named_files(name, root)
-    for file in files:
-        if file.exists():
-            return read_npz_images(file)
+    if file := _named_file(name, root):
+        return read_npz_images(file)
     if name in dataset_names():
         return load_dataset(name, root).train.images
-    raise not_found(name, ", ".join(map(str, files)), ", or use noise", where="auxiliary")
+    places = ", ".join(map(str, _named_files(name, root)))
+    raise not_found(name, places, ", or use noise", where="auxiliary")
+
+
+def _stored_labels(name: str, root: Path) -> NDArray[np.int64]:
+    file = _named_file(name, root) if name in NAMED else Path(name)
+    if file and file.suffix == ".npz" and file.exists():
+        return read_npz_labels(file)
+    if name in NAMED and name in dataset_names():
+        return load_dataset(name, root).train.labels
+    raise DatasetError("has no labels", where="auxiliary", value=name)
+
+
+def _named_file(name: str, root: Path) -> Path | None:
+    return next((file for file in _named_files(name, root) if file.exists()), None)
 
 
 def _named_files(name: str, root: Path) -> list[Path]:

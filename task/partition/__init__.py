@@ -117,6 +117,50 @@ def partition_indices(
     return [np.sort(np.concatenate(parts))] if pooled else parts
 
 
+def draw_samples(
+    labels: NDArray[np.int64], *, max_of_a_class: int = 0, reserved: int = 0, seed: int = 0
+) -> tuple[Indices, Indices]:
+    """Draw the samples that nodes share, and those that no node gets.
+
+    Parameters
+    ----------
+    labels : ndarray
+        int64 (n,), the label of each sample.
+    max_of_a_class : int (default: 0)
+        Samples of a class that are drawn at most, for both; 0 draws all.
+    reserved : int (default: 0)
+        Samples that no node gets.
+    seed : int (default: 0)
+        Seed of the draws.
+
+    Returns
+    -------
+    shared : ndarray
+        Indices in order, all without a limit and a reserve.
+    reserved : ndarray
+        Indices in random order, so that the first of them are a draw as well.
+
+    Raises
+    ------
+    PartitionError
+        If no sample is left for nodes.
+    """
+    order: Indices = np.random.default_rng([seed, 1]).permutation(len(labels))
+    if max_of_a_class:
+        rank = np.zeros(len(order), dtype=np.int64)  # of a sample in its class
+        for label in np.unique(labels):
+            own = labels[order] == label
+            rank[own] = np.arange(own.sum())
+        order = order[rank < max_of_a_class]
+    if reserved >= len(order):
+        raise PartitionError(
+            f"leaves none of {len(order)} training samples to nodes",
+            where="partition.reserved",
+            value=reserved,
+        )
+    return np.sort(order[reserved:]), order[:reserved]
+
+
 def check_partition(
     labels: NDArray[np.int64], *, scheme: str, classes_per_node: int, clusters: str
 ) -> None:

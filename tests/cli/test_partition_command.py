@@ -36,6 +36,12 @@ def test_the_table_tells_what_nodes_of_a_run_with_these_settings_hold():
     assert table == {name: [*held, sum(held)] for name, held in {**expected, "all": total}.items()}
 
 
+def test_samples_beyond_a_limit_and_reserved_ones_are_nobodys():
+    options = ["--nodes", 3, "--max-of-a-class", 20, "--reserved", 50]
+    *held, samples = rows(partition("iid", *options).output)["all"]
+    assert (max(held) <= 20, samples) == (True, 150)
+
+
 def test_an_index_file_is_shown_and_drawn(tmp_path):
     labels = load_dataset("digits").train.labels
     ones, twos = (np.flatnonzero(labels == c)[:5].tolist() for c in (1, 2))

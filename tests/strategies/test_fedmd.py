@@ -8,10 +8,12 @@ import torch
 from flwr.app import ConfigRecord, Context, RecordDict
 from safetensors.torch import load
 
+from flwr_distill.client.training import train_round
 from flwr_distill.server.app import main
 from flwr_distill.storage.store import NodeStore
-from flwr_distill.task.datasets import auxiliary_images, load_dataset
+from flwr_distill.task.datasets import Samples, auxiliary_images, load_dataset
 from flwr_distill.task.models import create_model
+from flwr_distill.task.source import reserved_samples
 from flwr_distill_baselines.fedmd.method import EVALUATE_OWN, LOGITS
 from flwr_distill_baselines.fedmd.strategy import FedMD
 
@@ -69,6 +71,55 @@ def test_rounds_equal_the_papers_steps_as_plain_loops(client_grid, tmp_path):
         for name, value in kept(tmp_path, place).items():
             torch.testing.assert_close(value, model.state_dict()[name], atol=1e-4, rtol=0)
     assert arrays.keys() == MODEL.state_dict().keys()
+
+
+@pytest.mark.parametrize("public", ["reserved", "labelled"])
+def test_a_node_learns_the_labels_of_public_samples_first(client_grid, tmp_path, public):
+    """Those of other classes with a last layer of their own, which does not stay."""
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (60, 8, 8), np.uint8), rng.integers(0, 3, 60)
+    np.savez(tmp_path / "set.npz", images=images, labels=labels)
+    config = {**RUN_CONFIG, "partition.reserved": PUBLIC, "partition.scheme": "iid"}
+    name = "reserved" if public == "reserved" else str(tmp_path / "set.npz")
+    strategy = strategy_of(auxiliary=name, public_epochs=2)
+    play(strategy, client_grid(NODES, config), 1, start(MODEL))
+    for place, session in enumerate(sessions(config, tmp_path, NODES)):
+        model = copy.deepcopy(MODEL)
+        if public == "reserved":
+            samples = reserved_samples(session.task, SPEC, PUBLIC)
+        else:
+            chosen = np.random.default_rng(0).choice(60, PUBLIC, replace=False)
+            inputs = auxiliary_images(name, SPEC, PUBLIC, seed=0)
+            samples = Samples(inputs, torch.from_numpy(labels[chosen]))
+            model[-1] = torch.nn.Linear(MODEL[-1].in_features, 3)
+            torch.nn.init.zeros_(model[-1].weight)
+            torch.nn.init.zeros_(model[-1].bias)
+        settings = session.task.train.model_copy(update={"local_epochs": 2})
+        train_round(model, samples, settings, session.generator("public", 1))
+        if public != "reserved":
+            model[-1] = copy.deepcopy(MODEL[-1])
+        model = trained(session, model, 1, epochs=EPOCHS["pretrain_epochs"])
+        for key, value in kept(tmp_path, place).items():
+            torch.testing.assert_close(value, model.state_dict()[key], atol=1e-4, rtol=0)
+
+
+def test_nodes_may_be_tested_on_the_common_test_set(client_grid, tmp_path):
+    grid, strategy = client_grid(NODES, RUN_CONFIG), strategy_of(test_set=True)
+    arrays = play(strategy, grid, 1, start(MODEL))
+    messages = strategy.configure_evaluate(1, arrays, ConfigRecord(), grid)
+    test = load_dataset("digits").test.to_samples(SPEC)
+    for place, reply in enumerate(grid.send_and_receive(messages)):
+        model = copy.deepcopy(MODEL)
+        model.load_state_dict(kept(tmp_path, place))
+        right = (model.eval()(test.inputs).argmax(1) == test.labels).double().mean()
+        metrics = reply.content["metrics"]
+        assert metrics["num-examples"] == len(test)
+        assert metrics["eval-accuracy"] == pytest.approx(float(right))
+
+
+def test_public_samples_without_labels_are_missing_on_nodes(run):
+    with pytest.raises(Exception, match="auxiliary = 'noise': has no labels"):
+        run(**{"fedmd__public_epochs": 1})
 
 
 def test_nothing_but_logits_travels(client_grid):

@@ -5,7 +5,12 @@ import pytest
 import torch
 from PIL import Image
 
-from flwr_distill.task.datasets import DatasetError, DataSpec, auxiliary_images
+from flwr_distill.task.datasets import (
+    DatasetError,
+    DataSpec,
+    auxiliary_images,
+    auxiliary_labels,
+)
 from tests.errors import at
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
@@ -67,8 +72,32 @@ def test_noise_draws_from_its_seed_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("place", ["named", "by path"])
+def test_labels_are_those_of_the_same_images(tmp_path, place):
+    file = tmp_path / "cifar100" / "train.npz"
+    file.parent.mkdir()
+    labels = np.arange(20) * 5
+    np.savez(
+        file, images=np.full((20, 6, 8, 3), labels[:, None, None, None], np.uint8), labels=labels
+    )
+    name = "cifar100" if place == "named" else str(file)
+    images = auxiliary_images(name, COLOUR, 7, 3, tmp_path)
+    found = auxiliary_labels(name, 7, 3, tmp_path)
+    pixels = (images * torch.tensor(COLOUR.std)[:, None, None]).add(
+        torch.tensor(COLOUR.mean)[:, None, None]
+    )
+    assert (255 * pixels[:, 0, 0, 0]).round().long().tolist() == found.tolist()
+
+
+@pytest.mark.parametrize("name", ["noise", "pictures"])
+def test_noise_and_folders_have_no_labels(root, name):
+    name = str(root / name) if name == "pictures" else name
+    with pytest.raises(DatasetError, check=at("auxiliary", value=name)):
+        auxiliary_labels(name, 3, 0, root)
+
+
 @pytest.mark.skipif(not SHARED.exists(), reason=f"no real data in {SHARED}")
-@pytest.mark.parametrize("name", ["fashion-mnist", "tiny-imagenet"])
+@pytest.mark.parametrize("name", ["cifar100", "fashion-mnist", "tiny-imagenet"])
 def test_a_thousand_real_images_are_there(name):
     images = auxiliary_images(name, GREY, 1000, 0, SHARED)
     assert images.shape == (1000, *GREY.shape)
@@ -79,7 +108,7 @@ def test_a_thousand_real_images_are_there(name):
     [
         ("tiny-imagenet", 21, ".", "has 20 images, not 21"),
         ("tiny-imagenet", 1, "none", r"tiny_imagenet_aux/train\.npz.*data-root"),
-        ("odd", 1, ".", "noise, fashion-mnist"),
+        ("odd", 1, ".", "noise, cifar100"),
     ],
 )
 def test_a_set_that_is_too_small_missing_or_unknown_is_an_error(root, name, size, folder, said):

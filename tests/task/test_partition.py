@@ -11,7 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flwr_distill.task.datasets import load_dataset
-from flwr_distill.task.partition import SCHEMES, PartitionError, partition_indices
+from flwr_distill.task.errors import SettingsError
+from flwr_distill.task.partition import (
+    SCHEMES,
+    PartitionError,
+    draw_samples,
+    partition_indices,
+)
 from flwr_distill.task.partition.picture import partition_picture
 from flwr_distill.task.settings import PartitionSettings
 from tests.errors import at
@@ -446,3 +452,32 @@ def test_dots_do_not_touch_where_there_is_room():
     (axes,) = figure.axes
     column = axes.get_position().width * figure.get_size_inches()[0] * 72 / 20
     assert max(dots(figure)[0].values()) ** 0.5 < column
+
+
+def test_nodes_share_all_samples_but_those_beyond_the_limit_and_the_reserved_ones():
+    labels = np.repeat(np.arange(3), (50, 20, 5))
+    shared, reserved = draw_samples(labels)
+    assert shared.tolist() == list(range(75))
+    assert len(reserved) == 0
+    shared, reserved = draw_samples(labels, max_of_a_class=20, reserved=12, seed=3)
+    assert (np.diff(shared) > 0).all()
+    drawn = np.concatenate([shared, reserved])
+    assert (len(shared), len(np.unique(drawn))) == (33, 45)
+    assert np.bincount(labels[drawn]).tolist() == [20, 20, 5]
+    assert len(np.unique(labels[reserved[:6]])) > 1  # of no class first
+    again, other = (draw_samples(labels, max_of_a_class=20, reserved=12, seed=s) for s in (3, 4))
+    assert (reserved.tolist(), shared.tolist()) == (again[1].tolist(), again[0].tolist())
+    assert set(other[1]) != set(reserved)
+    assert set(np.concatenate(other)) != set(drawn)
+
+
+def test_a_reserve_that_leaves_nodes_nothing_is_refused():
+    with pytest.raises(PartitionError, check=at("partition.reserved", value=6)):
+        draw_samples(np.arange(20) % 3, max_of_a_class=2, reserved=6)
+
+
+@pytest.mark.parametrize("name", ["reserved", "max-of-a-class"])
+def test_an_index_file_has_all_samples_of_nodes(name):
+    own = {"scheme": "index-file", "index-file": "parts.json", name: 3}
+    with pytest.raises(SettingsError, check=at(name, value=3)):
+        PartitionSettings.checked(own, "run config")

@@ -57,6 +57,16 @@ def test_ag_news_is_read_whole():
     assert part.images.dtype == np.float32
 
 
+@pytest.mark.skipif(not SHARED.exists(), reason=f"no real data in {SHARED}")
+def test_sst2_and_unicaucas_flows_are_read_whole():
+    texts = load_dataset("sst-2", SHARED)
+    assert np.bincount(texts.train.labels).tolist() == [3000, 3000]
+    assert len(texts.test) == 872
+    flows = load_dataset("csv", SHARED / "unicauca")
+    assert (flows.spec.shape, flows.spec.num_classes) == ((80, 1, 1), 15)
+    assert (len(flows.train), len(flows.test)) == (5643, 1410)
+
+
 @pytest.mark.parametrize(
     ("lines", "where", "need"),
     [

@@ -8,15 +8,17 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flwr_distill.client.auxiliary import auxiliary_of
+from flwr_distill.client.auxiliary import auxiliary_of, labelled_auxiliary
 from flwr_distill.client.dp_sgd import require_no_privacy
 from flwr_distill.client.local_round import LocalRound
 from flwr_distill.client.own_model import keep_own_model, own_model, with_own_model
-from flwr_distill.client.session import Session, held_out
-from flwr_distill.client.training import epoch_batches
+from flwr_distill.client.session import Session, common_test_set, held_out
+from flwr_distill.client.training import epoch_batches, train_round
 from flwr_distill.protocol.arrays import arrays_of
 from flwr_distill.protocol.messages import METRICS, NUM_EXAMPLES
+from flwr_distill.task.auxiliary_names import RESERVED
 from flwr_distill.task.evaluation import evaluate_model, outputs
+from flwr_distill.task.models import last_dense, last_dense_layer
 from flwr_distill_baselines.fedmd.method import DIGEST, LOGITS, FedMDSettings
 
 
@@ -25,12 +27,17 @@ def needs(session: Session, settings: FedMDSettings) -> Iterable[Callable[[], ob
     own = with_own_model(session)
     yield own.new_model
     yield lambda: auxiliary_of(session, settings.auxiliary, settings.auxiliary_size)
+    if settings.public_epochs:
+        yield lambda: labelled_auxiliary(session, settings.auxiliary, settings.auxiliary_size)
+    if settings.test_set:
+        yield lambda: common_test_set(session)
 
 
 def train_consensus(message: Message, context: Context) -> Message:
     """Digest the consensus, revisit the node's own samples, and reply with logits.
 
-    A node without a model of its own first trains one. If there is no consensus yet, that is all.
+    A node without a model of its own first trains one, on the public samples' labels and then on
+    its own. If there is no consensus yet, that is all.
     """
     session, content = with_own_model(Session.of(context)), message.content
     request = FedMDSettings.checked(content.config_records[DIGEST], "message")
@@ -41,6 +48,8 @@ def train_consensus(message: Message, context: Context) -> Message:
     consensus = content.array_records.get(LOGITS)
     reply = RecordDict()
     if not was_kept:
+        if request.public_epochs:
+            learn_public(local, request)
         reply = _train(local, request.pretrain_epochs)
     if consensus is not None:
         target = consensus.to_torch_state_dict()[LOGITS].to(session.device)
@@ -53,15 +62,37 @@ def train_consensus(message: Message, context: Context) -> Message:
 
 
 def evaluate_own(message: Message, context: Context) -> Message:
-    """Evaluate the node's own model on its holdout."""
+    """Evaluate the node's own model on its holdout, or on the test set."""
     session = with_own_model(Session.of(context))
-    holdout = held_out(session)
+    request = FedMDSettings.checked(message.content.config_records[DIGEST], "message")
+    samples = common_test_set(session) if request.test_set else held_out(session)
     model, _ = own_model(session)
-    accuracy, loss = evaluate_model(model, holdout, session.device)
+    accuracy, loss = evaluate_model(model, samples, session.device)
     metrics = MetricRecord(
-        {NUM_EXAMPLES: len(holdout), "eval-accuracy": accuracy, "eval-loss": loss}
+        {NUM_EXAMPLES: len(samples), "eval-accuracy": accuracy, "eval-loss": loss}
     )
     return Message(RecordDict({METRICS: metrics}), reply_to=message)
+
+
+def learn_public(local: LocalRound, request: FedMDSettings) -> None:
+    """Train the model in place on the public samples' labels (Algorithm 1, transfer learning).
+
+    Where these are another set's, a last dense layer for its classes takes the place of the model's
+    meanwhile.
+    """
+    session, model = local.session, local.model
+    public = labelled_auxiliary(session, request.auxiliary, request.auxiliary_size)
+    settings = local.settings.model_copy(update={"local_epochs": request.public_epochs})
+    generator = session.generator("public", local.round)
+    name = last_dense(model, settings.feature_layer)
+    own = last_dense_layer(model, name)
+    if request.auxiliary != RESERVED:
+        head = nn.Linear(own.in_features, 1 + int(public.labels.max()), device=session.device)
+        for weights in head.parameters():
+            nn.init.zeros_(weights)
+        model.set_submodule(name, head)
+    train_round(model, public.to(session.device), settings, generator)
+    model.set_submodule(name, own)
 
 
 def digest(

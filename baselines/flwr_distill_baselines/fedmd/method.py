@@ -3,7 +3,7 @@
 from typing import Annotated
 
 import numpy as np
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, ConfigRecord
 from pydantic import AfterValidator, Field
 
 from flwr_distill.protocol.arrays import Arrays, finite_arrays
@@ -30,16 +30,23 @@ DIGEST = "digest"
 LOGITS = "logits"
 """Name of the record of logits on public samples, the nodes' or their mean, and of its array."""
 
+OPTIONAL = ("public_epochs", "test_set")
+"""Settings that the record ``digest`` omits if they are off."""
+
 
 class FedMDSettings(Block):
     """Settings of FedMD (``fedmd.*``), also its request to nodes."""
 
     auxiliary: Annotated[str, AfterValidator(check_auxiliary)] = "noise"
-    """Public samples, which every node builds for itself: ``noise``, ``fashion-mnist``,
-    ``tiny-imagenet``, or a folder or npz that is on every node, or ``@NAME`` for what nodes' owners
-    call so."""
+    """Public samples, which every node builds for itself: ``noise``, ``cifar100``,
+    ``fashion-mnist``, ``tiny-imagenet``, ``reserved`` for training samples that no node gets
+    (``partition.reserved``), or a folder or npz that is on every node, or ``@NAME`` for what nodes'
+    owners call so."""
     auxiliary_size: Annotated[int, Field(ge=2)] = 5000
     """Number of public samples."""
+    public_epochs: Annotated[int, Field(ge=0)] = 0
+    """Epochs on the public samples' labels before all others, as in the paper; 0 uses no labels.
+    ``reserved``, named sets and npz files may have some."""
     pretrain_epochs: Annotated[int, Field(ge=1)] = 25
     """Epochs on the node's own samples in its first round, before it sends logits."""
     digest_epochs: Annotated[int, Field(ge=1)] = 1
@@ -51,6 +58,15 @@ class FedMDSettings(Block):
     private_epochs: Annotated[int, Field(ge=1)] = 4
     """Epochs on the node's own samples after that, in place of ``train.local-epochs`` (the paper: 4
     on FEMNIST, 10 on CIFAR)."""
+    test_set: bool = False
+    """Whether nodes evaluate on the test samples of the run's named data set, in place of their own
+    held-out ones."""
+
+    @property
+    def request(self) -> ConfigRecord:
+        """These settings as the record ``digest``."""
+        empty = {name for name in OPTIONAL if not getattr(self, name)}
+        return ConfigRecord(self.model_dump(by_alias=True, exclude=empty))
 
 
 def logits_of(record: ArrayRecord, shape: tuple[int, int] | None = None) -> Arrays:
@@ -107,7 +123,7 @@ METHOD = Method(
             "nodes evaluate their own models",
             (EVALUATE,),
             "flwr_distill_baselines.fedmd.client:evaluate_own",
-            request=EVALUATE_REQUEST,
+            request=EVALUATE_REQUEST.plus({DIGEST: FedMDSettings}, (LOGITS,)),
             leaves="accuracy and loss of its own model on held-out samples",
             averaged="own",
         ),

@@ -40,8 +40,9 @@ class FedMD(OwnModels):
 
     Notes
     -----
-    The paper first trains all models on the public samples' labels, which ours do not have, and
-    draws other public samples in each round; here they are the same ones throughout.
+    The paper first trains all models on the public samples' labels; ours do with
+    ``public_epochs``. It draws other public samples in each round; here they are the same ones
+    throughout.
     """
 
     settings: FedMDSettings = FedMDSettings()
@@ -64,7 +65,7 @@ class FedMD(OwnModels):
     def records(self) -> Mapping[str, ArrayRecord | ConfigRecord]:
         """Ask for logits, and send the consensus once there is one."""
         consensus = {LOGITS: as_record(self.consensus)} if self.consensus else {}
-        return {DIGEST: ConfigRecord(self.settings.model_dump(by_alias=True)), **consensus}
+        return {DIGEST: self.settings.request, **consensus}
 
     def sent(self, reply: Message) -> Arrays:
         """Logits of a node."""
