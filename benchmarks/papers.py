@@ -137,7 +137,8 @@ def our_numbers(table: Table, row: Row, result: Result) -> Numbers:
     numbers: Numbers = {name: metric(trained) for name, metric in METRICS.items()}
     if table.metric != "rounds":
         return {"value": numbers[table.metric], **numbers}
-    target = row.place.get(TARGET, table.results().target_accuracy if table.facts else None)
+    stated = row.place.get(TARGET, table.results().target_accuracy if table.facts else None)
+    target = row.target or stated
     reached = rounds_to(series, float(target or 0))
     if reached is None:
         return {"rounds": None, **numbers}

@@ -124,6 +124,8 @@ class Table(_Data):
         What all cells change of their preset; what ``--small`` changes besides.
     small_reason : str (default: "")
         What the smaller setting keeps, and why it is enough.
+    small_target : float (default: 0.0)
+        With ``--small``, the accuracy to which rounds are counted, in percent; 0 takes the paper's.
     axes : Mapping[str, str | Mapping[str, Change]] (default: {})
         What each value of a cell's key changes; a text is the setting that takes the value itself.
     clients : Mapping[str, Change] (default: {})
@@ -152,6 +154,7 @@ class Table(_Data):
     settings: Settings = {}
     small: Settings = {}
     small_reason: str = ""
+    small_target: float = 0.0
     axes: Mapping[str, str | Mapping[str, Change]] = {}
     clients: Mapping[str, Change] = {}
     parts: int = 1
@@ -250,7 +253,10 @@ class Table(_Data):
         if len(nodes) < self.parts * len(self.clients):
             texts.append(f"{len(nodes)} of {self.parts * len(self.clients)} clients")
         samples = next((change.samples for change in changes if change.samples), 0)
-        return Row(cell, (), full, ours, nodes, "; ".join(texts), samples)
+        target = self.small_target if small else 0.0
+        if target:
+            texts.append(f"rounds to {target:g} %, not {self.results().target_accuracy:g} %")
+        return Row(cell, (), full, ours, nodes, "; ".join(texts), samples, target)
 
     def node_configs(self, settings: Settings) -> list[Settings]:
         """Node config of each node of a run, on its GPU if the machine has one."""
@@ -291,6 +297,8 @@ class Row:
         What differs and no setting tells.
     samples : int
         The paper's training samples; 0 if unknown.
+    target : float
+        Accuracy to which rounds are counted in place of the paper's; 0 for that.
     """
 
     cell: Cell
@@ -300,6 +308,7 @@ class Row:
     nodes: list[Settings] = field(default_factory=list)
     differs: str = ""
     samples: int = 0
+    target: float = 0.0
 
     @property
     def place(self) -> dict[str, Value]:
