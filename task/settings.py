@@ -97,8 +97,8 @@ class PartitionSettings(Block):
     """Share of each class that is for testing, drawn from training and test samples alike; 0 keeps
     the data set's own split."""
     pool: Annotated[int, Field(ge=0)] = 0
-    """Samples from which these are drawn, the first of the data set, those for training before
-    those for testing; 0 takes all. The others are not used."""
+    """Samples that ``test-share`` splits, at most: the first of the data set, those for training
+    before those for testing. The others are not used; 0 takes all."""
 
     @field_validator("pool")
     @classmethod

@@ -13,25 +13,17 @@ def split_anew(dataset: Dataset, test_share: float, pool: int, seed: int) -> Dat
     test_share : float
         Share of each class that is for testing, rounded to whole samples.
     pool : int
-        The first samples, those for training before those for testing, of which both parts are; 0
-        takes all.
+        At most so many samples, the first ones, are used: those for training before those for
+        testing; 0 takes all.
     seed : int
         Seed of the draws.
 
     Raises
     ------
     DatasetError
-        If there are fewer samples than `pool`, or so few that a part would be empty.
+        If there are so few samples that a part would be empty.
     """
     parts = dataset.train, dataset.test
-    available = sum(map(len, parts))
-    if pool > available:
-        raise DatasetError(
-            f"{dataset.spec.name} has {available:,} samples here",
-            where="partition.pool",
-            value=pool,
-            remedy="set it to 0 for all of them",
-        )
     labels = np.concatenate([part.labels for part in parts])[: pool or None]
     images = np.concatenate([part.images for part in parts])[: pool or None]
     draws = np.random.default_rng([seed, 2])

@@ -35,6 +35,8 @@ def test_the_pool_is_the_first_samples_of_training_and_then_of_test():
     made = split_anew(numbered(60, 40), 0.2, 80, seed=1)
     assert sorted(places(made.train) + places(made.test)) == list(range(80))
     assert (len(made.train), len(made.test)) == (64, 16)
+    whole = split_anew(numbered(60, 40), 0.2, 1000, seed=1)
+    assert len(whole.train) + len(whole.test) == 100
 
 
 def test_equal_seeds_draw_alike_and_others_do_not():
@@ -55,9 +57,7 @@ def test_nodes_train_on_one_part_and_the_server_tests_on_the_other():
     assert seen.isdisjoint(image.tobytes() for image in tested.images)
 
 
-def test_a_pool_larger_than_the_data_set_or_an_empty_part_is_an_error():
-    with pytest.raises(DatasetError, check=at("partition.pool", value=101)):
-        split_anew(numbered(80, 20), 0.2, 101, seed=0)
+def test_an_empty_part_is_an_error():
     with pytest.raises(DatasetError, check=at("partition.test-share", value=0.01)):
         split_anew(numbered(8, 2), 0.01, 0, seed=0)
 

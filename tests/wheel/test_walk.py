@@ -30,7 +30,7 @@ SHOWN = ("README.md", "docs/start.md", "docs/runs.md", "docs/distil.md", "docs/p
 """Pages whose commands it does."""
 ONLINE = "online. In another terminal"
 LITTLE = (
-    'dataset="digits" model="auto" min-nodes=2 num-rounds=1 partition.classes=5 partition.pool=0 '
+    'dataset="digits" model="auto" min-nodes=2 num-rounds=1 partition.classes=5 '
     'hfldd.groups=2 hfldd.auxiliary="noise" hfldd.auxiliary-size=50 hfldd.distill-steps=2 '
     "hfldd.distilled-size=20 train.local-epochs=1"
 )
