@@ -178,6 +178,7 @@ def kip_gradient(
     virtual_targets: Tensor,
     real: Tensor,
     real_targets: Tensor,
+    *,
     descent: Descent = DESCENT,
 ) -> KipStep:
     """Loss of HFLDD's eq. 1 and its gradient by the virtual points.
@@ -198,7 +199,7 @@ def kip_gradient(
                 "the virtual images have diverged", remedy="use a lower learning rate"
             )
         arguments = (x.double() for x in (virtual, virtual_targets, real, real_targets))
-        step = kip_gradient(*arguments, descent)
+        step = kip_gradient(*arguments, descent=descent)
         return step._replace(by_virtual=step.by_virtual.to(virtual.dtype))
     return regression.step(virtual_targets, real_targets)
 

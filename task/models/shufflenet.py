@@ -48,7 +48,9 @@ class ShuffleUnit(nn.Module):
 
 def shuffled(x: Tensor, groups: int) -> Tensor:
     """Channels (n, c, H, W) of all groups in turn, so that the next group sees each of them."""
-    return x.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2)
+    n, channels, height, width = x.shape
+    by_group = x.reshape(n, groups, channels // groups, height, width)
+    return by_group.transpose(1, 2).reshape(x.shape)
 
 
 @register("shufflenet-v1", fits=lambda spec: spec.kind == "image")

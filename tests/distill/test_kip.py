@@ -59,7 +59,7 @@ def test_gradient_equals_autograd(n, m, d, dtype, tolerance, descent):
     expected_loss = naive_loss(virtual, y_s, real, y_t, depth=3, descent=descent)
     (expected,) = torch.autograd.grad(expected_loss, virtual)
     points = (x.detach().to(dtype) for x in (virtual, y_s, real, y_t))
-    loss, gradient = kip_gradient(*points, descent)
+    loss, gradient = kip_gradient(*points, descent=descent)
     assert float(loss) == pytest.approx(float(expected_loss.detach()), rel=tolerance)
     assert float((gradient - expected).norm() / expected.norm()) < tolerance
 
@@ -173,7 +173,7 @@ def test_each_step_predicts_a_minibatch_that_is_drawn_anew(monkeypatch):
 
     def spied(virtual, targets, real, real_targets, descent):
         drawn.append(real[0])
-        return kip_gradient(virtual, targets, real, real_targets, descent)
+        return kip_gradient(virtual, targets, real, real_targets, descent=descent)
 
     monkeypatch.setattr(kip, "kip_gradient", spied)
     images, labels = normal(40, 1, 4, 4), torch.arange(40) % 2
