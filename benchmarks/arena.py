@@ -65,6 +65,7 @@ STRATEGIES: Mapping[str, Settings] = {
     "feddm": {},
     "fedaf": {},
     "fedseq": {},
+    "fedseq-zaccone": {},
     "dynafed": {"dynafed.trajectory": 10},
     "fedhkd": {},
     "fedproto": {},

@@ -114,9 +114,10 @@ def little_distillation():
         "feddm.per-class": 2,
         "feddm.distill-steps": 2,
         "feddm.server-epochs": 2,
-        "fedseq.pretraining-epochs": 1,
-        "fedseq.auxiliary-size": 16,
-        "fedseq.most-nodes": 2,
+        "fedseq.cluster-size": 2,
+        "fedseq-zaccone.pretraining-epochs": 1,
+        "fedseq-zaccone.auxiliary-size": 16,
+        "fedseq-zaccone.most-nodes": 2,
         "vhl.per-class": 2,
         "vhl.virtual-batch": 8,
     }

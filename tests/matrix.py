@@ -7,7 +7,10 @@ import pytest
 
 OURS = {"cadis", "fedavg", "fedhead-plus", "fedlgd", "fedproto", "hfldd", "scaffold"}
 """One of each way to keep a state, and to use phases and arrays of their own."""
-BASELINES = ("dynafed", "fedaf", "feddm", "fedhkd", "fedmd", "fedproto", "fedseq", "vhl")
+BASELINES = (
+    *("dynafed", "fedaf", "feddm", "fedhkd", "fedmd", "fedproto", "fedseq", "fedseq-zaccone"),
+    "vhl",
+)
 """Methods of other papers than those of this project's, with phases or steps of their own."""
 
 

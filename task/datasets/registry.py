@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from flwr_distill.task.datasets import corruptions
+from flwr_distill.task.datasets.class_folders import ClassFolders
 from flwr_distill.task.datasets.npz import read_npz
 from flwr_distill.task.datasets.tables import load_tables
 from flwr_distill.task.datasets.text import load_texts, text_spec
@@ -26,6 +27,7 @@ from flwr_distill.task.plugin import PluginError, call_plugin, import_object, pl
 from flwr_distill.task.settings import Change
 
 Loader = Callable[[DataSpec, Path, bool], Dataset]
+Layout = TorchvisionFiles | ClassFolders
 
 _ENDS = (".npz", ".csv", ".tsv")
 _SPLIT_SEED = 0
@@ -35,7 +37,7 @@ _SPLIT_SEED = 0
 class _Entry:
     spec: DataSpec
     load: Loader
-    layout: TorchvisionFiles | None = None
+    layout: Layout | None = None
 
 
 def load_dataset(name: str, root: str | Path | None = None, *, download: bool = False) -> Dataset:
@@ -45,13 +47,14 @@ def load_dataset(name: str, root: str | Path | None = None, *, download: bool = 
     ----------
     name : str
         ``digits`` (embedded), ``mnist``, ``fashion-mnist``, ``usps``, ``cifar10``, ``cifar100``,
-        ``svhn``, ``mnist-m``, ``ag-news``, ``sst-2``, ``csv`` (a table of numbers with a label
-        column: see `load_tables`), ``cifar10-c/contrast-3`` and the like (see `corruptions`), or
-        ``"my_pkg.mod:fn"``, where ``fn(root, download)`` returns a `Dataset`.
+        ``cinic10``, ``svhn``, ``mnist-m``, ``ag-news``, ``sst-2``, ``csv`` (a table of numbers with
+        a label column: see `load_tables`), ``cifar10-c/contrast-3`` and the like (see
+        `corruptions`), or ``"my_pkg.mod:fn"``, where ``fn(root, download)`` returns a `Dataset`.
     root : str or Path, optional (default: `data_root()`)
         Folder of the files. Tried in this order: ``<root>/<name>/train.npz`` and ``test.npz`` (also
-        with ``_`` for ``-``), torchvision's layout below ``<root>``, ``<root>/train.npz`` and
-        ``test.npz``.
+        with ``_`` for ``-``), torchvision's layout below ``<root>`` (of ``cinic10`` the folders
+        ``train``, ``valid`` and ``test`` of classes in ``<root>/cinic10``), ``<root>/train.npz``
+        and ``test.npz``.
     download : bool (default: False)
         Let torchvision download missing files.
 
@@ -124,14 +127,12 @@ def _refused(name: str, problem: str, remedy: str) -> DatasetError:
     return DatasetError(problem, where="dataset", value=name, remedy=remedy)
 
 
-def _load_files(
-    spec: DataSpec, root: Path, download: bool, *, layout: TorchvisionFiles | None
-) -> Dataset:
+def _load_files(spec: DataSpec, root: Path, download: bool, *, layout: Layout | None) -> Dataset:
     folders = [root / folder for folder in folder_names(spec.name)]
     for folder in folders:
         if _has_npz(folder):
             return _read_npz_pair(folder, spec)
-    if layout is not None and download and not layout.exists(root):
+    if isinstance(layout, TorchvisionFiles) and download and not layout.exists(root):
         layout.download(root)
     if layout is not None and layout.exists(root):
         train, test = (layout.read(root, part, spec) for part in (True, False))
@@ -140,7 +141,8 @@ def _load_files(
         return _read_npz_pair(root, spec)
     places = [f"{folder / 'train.npz'} and test.npz" for folder in [*folders, root]]
     places += [" and ".join(str(root / file) for file in layout.files)] if layout else []
-    raise not_found(spec.name, "; ".join(places), ", or download=true" if layout else "")
+    hint = ", or download=true" if isinstance(layout, TorchvisionFiles) else ""
+    raise not_found(spec.name, "; ".join(places), hint)
 
 
 def _has_npz(folder: Path) -> bool:
@@ -180,7 +182,7 @@ def _images(
     mean: tuple[float, ...],
     std: tuple[float, ...],
     changes: tuple[Change, ...],
-    layout: TorchvisionFiles | None = None,
+    layout: Layout | None = None,
     num_classes: int = 10,
 ) -> _Entry:
     spec = DataSpec(name, shape, num_classes, mean, std, safe_changes=changes)
@@ -191,12 +193,14 @@ _DIGITS: tuple[Change, ...] = ("shift", "scale", "rotate", "shear")
 _THINGS: tuple[Change, ...] = ("shift", "scale", "rotate", "flip", "cutout")
 _CIFAR10 = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 _CIFAR100 = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+_CINIC10 = (0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587)
 _SVHN = (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)
 _MNIST_M = (0.4603, 0.4645, 0.4095), (0.2528, 0.2382, 0.2582)
-"""Means and deviations are of the training pixels; of CIFAR and SVHN the values in common use."""
+"""Of the training pixels; those of CIFAR, CINIC and SVHN are the values in common use."""
 _USPS_FILES = TorchvisionFiles("USPS", ("usps.bz2", "usps.t.bz2"))
 _CIFAR10_FILES = TorchvisionFiles("CIFAR10", ("cifar-10-batches-py",))
 _CIFAR100_FILES = TorchvisionFiles("CIFAR100", ("cifar-100-python",))
+_CINIC10_FILES = ClassFolders("cinic10", train=("train", "valid"), test=("test",))
 _SVHN_FILES = TorchvisionFiles(
     "SVHN", ("train_32x32.mat", "test_32x32.mat"), labels="labels", split_by_name=True
 )
@@ -214,6 +218,7 @@ _ENTRIES = {
         _images("usps", (1, 16, 16), (0.2539,), (0.3842,), _DIGITS, _USPS_FILES),
         _images("cifar10", _COLOUR, *_CIFAR10, _THINGS, _CIFAR10_FILES),
         _images("cifar100", _COLOUR, *_CIFAR100, _THINGS, _CIFAR100_FILES, num_classes=100),
+        _images("cinic10", _COLOUR, *_CINIC10, _THINGS, _CINIC10_FILES),
         _images("svhn", _COLOUR, *_SVHN, _DIGITS, _SVHN_FILES),
         _images("mnist-m", _COLOUR, *_MNIST_M, _DIGITS),
         _Entry(text_spec("ag-news", num_classes=4), load_texts),

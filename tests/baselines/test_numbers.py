@@ -18,7 +18,8 @@ def close(value):
 
 
 @pytest.mark.parametrize(
-    "strategy", ["dynafed", "fedaf", "fedhkd", "fedmd", "fedproto", "fedseq", "vhl"]
+    "strategy",
+    ["dynafed", "fedaf", "fedhkd", "fedmd", "fedproto", "fedseq", "fedseq-zaccone", "vhl"],
 )
 def test_a_seeded_run_gives_the_approved_scores_and_bytes(
     strategy, client_grid, little_distillation, tmp_path

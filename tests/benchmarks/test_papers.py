@@ -97,7 +97,7 @@ def test_each_corruption_is_the_domain_of_a_node():
     ids=["without an axis", "without a method", "without a reason"],
 )
 def test_a_table_that_is_not_whole_is_refused(changes, reason):
-    whole = {"paper": "hfldd", "facts": "III", "preset": "hfldd-mnist-c10"}
+    whole = {"paper": "hfldd", "facts": "III", "preset": "hfldd-mnist"}
     methods = ("HFLDD", "FedAvg", "FedProx", "FedSeq", "DynaFed")
     whole["axes"] = {"method": {method: {} for method in methods}}
     assert len(Table(**whole).rows(small=False)) == 5
@@ -278,7 +278,7 @@ def test_speed_and_traffic_are_compared_with_the_reference_at_the_same_place():
 def test_traffic_until_a_round_is_that_of_a_run_of_so_many(strategy, tmp_path):
     small = {**DIGITS, "strategy": strategy, "hfldd.groups": 2, "hfldd.distill-steps": 2}
     small |= {"hfldd.auxiliary-size": 20, "hfldd.initial-steps": 2, "hfldd.distilled-size": 4}
-    small |= {"fraction-train": 1.0, "fedseq.pretraining-epochs": 1, "fedseq.most-nodes": 2}
+    small |= {"fraction-train": 1.0, "fedseq.cluster-size": 2}
     small |= {"hfldd.auxiliary": "noise", "hfldd.formation": 1, "hfldd.rotate": False}
     row = TINY.model_copy(update={"small": small}).rows(small=True)[1]
     results = []

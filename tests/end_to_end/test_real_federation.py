@@ -211,7 +211,7 @@ def test_a_resumed_run_on_real_processes_learns_what_a_whole_one_in_one_process_
     for row, same in zip(rows(folder), whole, strict=True):
         for measure in ("accuracy", "loss", "node_accuracy"):
             assert row[measure] == pytest.approx(same[measure], abs=1e-5)
-    if strategy == "fedseq":  # the others send nothing from node to node
+    if strategy.startswith("fedseq"):  # the others send nothing from node to node
         assert rows(folder)[-1]["link_bytes"] > 0
 
 

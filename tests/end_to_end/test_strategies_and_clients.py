@@ -89,7 +89,8 @@ def test_texts_are_trained_on(run, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "strategy", ["fednova", "feddyn", "scaffold", "moon", "fedfa", "vhl", "fedseq"]
+    "strategy",
+    ["fednova", "feddyn", "scaffold", "moon", "fedfa", "vhl", "fedseq", "fedseq-zaccone"],
 )
 def test_baselines_learn_the_digits_in_a_few_rounds(run, strategy):
     partition = {"partition__scheme": "dirichlet", "partition__alpha": 2.0}

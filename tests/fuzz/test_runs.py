@@ -67,7 +67,8 @@ LITTLE = {
     "fedaf.server-epochs": 1,
     "feddm.per-class": 2,
     "feddm.server-epochs": 1,
-    "fedseq.auxiliary-size": 8,
+    "fedseq.cluster-size": 2,
+    "fedseq-zaccone.auxiliary-size": 8,
     "dynafed.trajectory": 1,
     "dynafed.distill-steps": 1,
     "dynafed.follow-steps": 1,
@@ -290,7 +291,7 @@ class Honest:
 
     fedaf_distill = feddm_distill
 
-    def fedseq_confidence(self, content):
+    def fedseq_zaccone_confidence(self, content):
         chances = self.draws.dirichlet(np.ones(3)).tolist()
         return {"metrics": MetricRecord({"num-examples": 20 + self.place, "confidence": chances})}
 
@@ -301,6 +302,15 @@ class Honest:
 
     def fedseq_again(self, content):
         return {} if "route" in content else {"arrays": as_record(self.moved())}
+
+    def fedseq_pass_on(self, content):
+        return {}
+
+    fedseq_zaccone_turn, fedseq_zaccone_last, fedseq_zaccone_again = (
+        fedseq_turn,
+        fedseq_last,
+        fedseq_again,
+    )
 
 
 class Results(Hook):
@@ -440,7 +450,7 @@ def finite(state):
 METHODS = sorted(all_methods())
 METHODS_TO_LEARN = (
     *("auto", "cadis", "dynafed", "fedaf", "fedavg", "feddm", "fedhead", "fedhkd", "fedlgd"),
-    *("fedmd", "fedproto", "fedseq", "hfldd", "vhl"),
+    *("fedmd", "fedproto", "fedseq", "fedseq-zaccone", "hfldd", "vhl"),
 )
 RUNS = settings(
     FUZZ,

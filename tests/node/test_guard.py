@@ -67,7 +67,8 @@ from flwr_distill.protocol.registry import find_method
 from flwr_distill.protocol.replies import REFUSED
 from flwr_distill.storage.store import CONTINUES, NodeStore
 from flwr_distill.strategies.fedlgd.method import TRAIN_VIRTUAL, VirtualTraining
-from flwr_distill_baselines.fedseq.method import PASSED_MODEL, TRAIN_IN_TURN
+from flwr_distill_baselines.common.passing.messages import PASSED_MODEL
+from flwr_distill_baselines.fedseq.method import TURNS
 
 SERVER, NODE, OTHER = 1, 5, 6
 NODE_CONFIG: dict[str, Any] = {"data": "/data/ward-3", "name": "ward-3"}
@@ -847,7 +848,7 @@ def test_a_model_for_another_node_is_the_runs_and_holds_nothing_else(
     del message["config"]
     message["arrays"] = model()
     reply["metrics"] = MetricRecord({"num-examples": 3, "num-steps": 1})
-    check(node.answers(message, TRAIN_IN_TURN, reply), rule)
+    check(node.answers(message, TURNS.in_turn, reply), rule)
 
 
 def test_a_receipt_of_a_parcel_that_went_past_the_node_does_not_leave(make_node: MakeNode) -> None:
@@ -878,7 +879,7 @@ def test_a_parcel_for_a_key_that_no_authority_signed_does_not_leave(
 def test_a_node_knows_the_model_from_the_one_that_another_node_sent_it(
     make_node: MakeNode,
 ) -> None:
-    """The last node of a superclient gets no model from the server, and sends one there."""
+    """The head of a cluster of FedSeq gets no model from the server, and sends one there."""
     node = make_node(SEALED.model_copy(update={"strategies": None}), strategy="fedseq")
     other = Sender(node.state_dir / "other", OTHER)
     introductions = {

@@ -128,15 +128,15 @@ def test_ensembles_that_no_leader_can_distil_are_failed_rounds(fail, caplog):
     assert len(red(caplog)) == 2
 
 
-def test_a_round_whose_only_superclient_rejects_its_model_has_failed(
+def test_a_round_whose_only_group_rejects_its_model_has_failed(
     play, little_distillation, monkeypatch, caplog
 ):
     def unreadable(*parcel):
         raise ValueError("no model of this run")
 
-    monkeypatch.setattr("flwr_distill_baselines.fedseq.client.receive", unreadable)
+    monkeypatch.setattr("flwr_distill_baselines.common.passing.client.receive", unreadable)
     with pytest.raises(NothingLearntError, match="2 failed rounds"):
-        play({**QUICK, **little_distillation}, nodes=2, strategy="fedseq")
+        play({**QUICK, **little_distillation}, nodes=2, strategy="fedseq-zaccone")
     why = "the strategy could use nothing that nodes sent: the log says why"
     assert red(caplog) == [f"Round {number} failed: {why}" for number in (1, 2)]
 

@@ -20,6 +20,7 @@ from flwr_distill_baselines.fedhkd import FedHKD
 from flwr_distill_baselines.fedmd import FedMD
 from flwr_distill_baselines.fedproto import FedProto
 from flwr_distill_baselines.fedseq import FedSeq
+from flwr_distill_baselines.fedseq_zaccone import FedSeq as FedSeqZaccone
 from flwr_distill_baselines.vhl import VHL
 from tests.errors import at
 from tests.strategies.naive import FIRST, UNEQUAL, play, spoil, start
@@ -35,7 +36,8 @@ MAKE = {
     "fedhkd": lambda **settings: FedHKD(model=MODEL, **settings),
     "fedmd": lambda **settings: FedMD(num_classes=10, **{"auxiliary_size": PUBLIC, **settings}),
     "fedproto": lambda **settings: FedProto(model=MODEL, **settings),
-    "fedseq": lambda **settings: FedSeq(num_classes=10, **settings),
+    "fedseq": lambda **settings: FedSeq(**settings),
+    "fedseq-zaccone": lambda **settings: FedSeqZaccone(num_classes=10, **settings),
     "vhl": lambda **settings: VHL(**settings),
 }
 LOGITS = np.random.default_rng(0).normal(size=(PUBLIC, 10)).astype(np.float32)
@@ -127,7 +129,8 @@ def test_differential_privacy_is_refused_by_server_and_node(client_grid, name, f
         *(
             ("fedhkd", {"noise": -1.0}),
             ("fedproto", {"weight": -1.0}),
-            ("fedseq", {"most_nodes": 0}),
+            ("fedseq", {"cluster_size": 0}),
+            ("fedseq-zaccone", {"most_nodes": 0}),
         ),
         ("vhl", {"virtual_batch": 1}),
     ],

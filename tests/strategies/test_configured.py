@@ -39,7 +39,8 @@ OTHER_THAN_DEFAULT = {
     "fedhkd": {"noise": 1.0},
     "fedmd": {"digest_epochs": 2},
     "fedproto": {"weight": 0.1},
-    "fedseq": {"most_nodes": 5},
+    "fedseq": {"cluster_size": 5},
+    "fedseq-zaccone": {"most_nodes": 5},
     "vhl": {"contrast": 0.2},
 }
 """A setting of each method."""

@@ -1,390 +1,155 @@
-"""FedSeq with our real ClientApp; only the wire is replaced, by a grid in memory."""
+"""FedSeq of Chen et al. with our real ClientApp, over a grid in memory."""
 
 import copy
 from collections import Counter
+from itertools import chain
 
 import numpy as np
 import pytest
-import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from safetensors.numpy import save
+from flwr.app import ArrayRecord, ConfigRecord
 
-import flwr_distill_baselines.fedseq.client
-from flwr_distill.client.training import soft_labels
-from flwr_distill.protocol.registry import all_methods, phases_of
-from flwr_distill.protocol.replies import NothingUsableError
-from flwr_distill.task.datasets import auxiliary_images, load_dataset
-from flwr_distill.task.errors import SettingsError
+from flwr_distill.strategies.common.traffic import fedseq_bits
+from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
+from flwr_distill_baselines.common.passing.strategy import formulas
 from flwr_distill_baselines.fedseq import FedSeq
-from flwr_distill_baselines.fedseq.method import (
-    PASS_AGAIN,
-    REPORT_CONFIDENCE,
-    TRAIN_IN_TURN,
-    TRAIN_LAST,
-)
-from flwr_distill_baselines.fedseq.strategy import formulas
-from tests.grids import screening_grid
+from flwr_distill_baselines.fedseq.method import PASS_ON, TURNS
 
 FIRST = 2**64 - 1000  # as in conftest.py
 RUN_CONFIG = {"partition.classes": 3, "train.local-epochs": 1, "train.batch-size": 64}
-SPEC = load_dataset("digits").spec
-MODEL = create_model("auto", SPEC, seed=0)
-HERE = {"peer-address": "here:1"}
+MODEL = create_model("auto", load_dataset("digits").spec, seed=0)
 
 
 def strategy_of(**settings):
-    return FedSeq(
-        **{
-            "num_classes": 10,
-            "least_samples": 10_000,
-            "most_nodes": 3,
-            "pretraining_epochs": 1,
-            "auxiliary_size": 20,
-            "links": "relay",
-            "fraction_evaluate": 0.0,
-            **settings,
-        }
-    )
-
-
-def start():
-    return ArrayRecord(MODEL.state_dict())
+    return FedSeq(**{"cluster_size": 3, "links": "relay", "fraction_evaluate": 0.0, **settings})
 
 
 def play(strategy, grid, server_round=1, arrays=None):
     """One round, as Flower's loop does it."""
-    messages = strategy.configure_train(server_round, arrays or start(), ConfigRecord(), grid)
+    arrays = arrays or ArrayRecord(MODEL.state_dict())
+    messages = strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
     return strategy.aggregate_train(server_round, grid.send_and_receive(messages))[0]
 
 
-def trained_in_turn(federation, nodes, weights, server_round=1):
-    """The model that passes through some nodes, by hand."""
-    for node in nodes:
+def around(federation, ring, weights, server_round=1):
+    """What a ring makes of the model, and its samples."""
+    for node in ring:
         weights = federation.trained(node, weights, server_round).state_dict()
-    return sum(federation.size(node) for node in nodes), weights
+    return sum(federation.size(node) for node in ring), weights
 
 
-def assert_equal(found, expected, atol=1e-5):
+def assert_equal(found, expected):
     for name, weight in expected.items():
-        np.testing.assert_allclose(found[name].numpy(), weight.numpy(), atol=atol, err_msg=name)
+        np.testing.assert_allclose(found[name].numpy(), weight.numpy(), atol=1e-5, err_msg=name)
 
 
-def kinds(grid):
-    return Counter(message.metadata.message_type for message in grid.pushed)
-
-
-@pytest.mark.parametrize("over", ["relay", "direct"])
-def test_two_rounds_equal_models_passed_by_hand(client_grid, by_hand, direct, over):
-    grid = client_grid(5, RUN_CONFIG, node_config=HERE if over == "direct" else None)
-    federation, strategy = by_hand(5, RUN_CONFIG, MODEL), strategy_of(links=over)
-    arrays, weights, orders = start(), MODEL.state_dict(), []
+def test_rounds_equal_a_model_that_goes_around_the_same_rings_by_hand(client_grid, by_hand):
+    grid, federation = client_grid(6, RUN_CONFIG), by_hand(6, RUN_CONFIG, MODEL)
+    strategy = strategy_of()
+    arrays, weights, clusters = None, MODEL.state_dict(), []
     for server_round in (1, 2):
         arrays = play(strategy, grid, server_round, arrays)
-        orders.append([chain.nodes for chain in strategy._chains])
-        models = [trained_in_turn(federation, c, weights, server_round) for c in orders[-1]]
+        clusters.append(copy.deepcopy(strategy.groups))
+        rings = [[*others, head] for head, *others in clusters[-1]]
+        models = [around(federation, ring, weights, server_round) for ring in rings]
         weights = federation.mean(models)
         assert_equal(arrays, weights)
-    assert sorted(map(len, orders[0])) == [2, 3]
-    assert orders[0] != orders[1]
-    assert [sorted(chain) for chain in orders[0]] == [sorted(chain) for chain in orders[1]]
-    # 5 nodes, 2 superclients: in each round three nodes pass the model on, two send it up
-    assert kinds(grid)[TRAIN_IN_TURN] == 6
-    assert kinds(grid)[TRAIN_LAST] == 4
-    sent = [m.content for m in grid.pushed if m.metadata.message_type.startswith("train.fedseq")]
-    assert sum("arrays" in content for content in sent) == 4  # to the first nodes alone
+    assert clusters[0] == clusters[1]
+    assert [len(cluster) for cluster in clusters[0]] == [3, 3]
 
 
-def test_nodes_tell_what_a_model_trained_on_their_data_predicts(client_grid, by_hand):
-    grid, federation = client_grid(4, RUN_CONFIG), by_hand(4, RUN_CONFIG, MODEL)
-    strategy = strategy_of(pretraining_epochs=2)
-    play(strategy, grid)
-    for node, session in federation.sessions.items():
-        told = strategy._confidences[node]
-        expected = soft_labels(
-            create_model("auto", SPEC, seed=session.task.seed),
-            session.data.train,
-            auxiliary_images("noise", SPEC, 20, session.task.seed),
-            steps=2 * -(-federation.size(node) // 64),
-            lr=session.task.train.lr,
-            batch_size=64,
-            generator=session.generator("fedseq-confidence"),
-        ).mean(0)
-        torch.testing.assert_close(torch.tensor(told), expected, atol=1e-6, rtol=0)
+def test_the_heads_alone_talk_to_the_server_and_models_pass_as_often_as_in_eq_19(client_grid):
+    grid, strategy, rounds = client_grid(6, RUN_CONFIG), strategy_of(), 2
+    arrays = None
+    for server_round in range(1, rounds + 1):
+        arrays = play(strategy, grid, server_round, arrays)
+    heads = {cluster[0] for cluster in strategy.groups}
+    sent = [m for m in grid.pushed if m.metadata.message_type in (PASS_ON, *vars(TURNS).values())]
+    down = [m for m in sent if "arrays" in m.content]
+    passed = [m for m in sent if "route" in m.content]
+    up = [m for m in sent if m.metadata.message_type == TURNS.last]
+    assert {m.metadata.dst_node_id for m in down} == heads
+    assert {m.metadata.dst_node_id for m in up} == heads
+    assert len(passed) == rounds * 2 * 3  # T O J
+    # Eq. 19 has no first model for the two heads: 2T - 1.
+    models = len(down) + len(up) - 2 + len(passed)
+    assert models * 32 * 100 == fedseq_bits(2, 100, rounds, clients_each=3)
+    assert formulas(strategy, 6, 100, rounds) == {
+        "fedseq (HFLDD, eq. 19)": fedseq_bits(2, 100, rounds, clients_each=3)
+    }
 
 
-def failing(strategy, *when):
-    """A node breaks if its place in its superclient and the kind of message are among `when`."""
+def test_clusters_are_random_of_equal_size_and_cover_all_nodes(client_grid):
+    grid = client_grid(7, RUN_CONFIG)
+    drawn = []
+    for seed in (0, 0, 1):
+        strategy = strategy_of(seed=seed)
+        strategy.grid = grid
+        strategy.form(1)
+        drawn.append(strategy.groups)
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert sorted(map(len, drawn[0])) == [2, 2, 3]
+    assert sorted(chain(*drawn[0])) == sorted(grid.get_node_ids())
+
+
+@pytest.mark.parametrize("kind", [PASS_ON, TURNS.in_turn, TURNS.last])
+def test_a_round_goes_on_without_a_node_that_fails(client_grid, by_hand, kind):
+    strategy = strategy_of()
 
     def broken(index, message):
-        kind = message.metadata.message_type
-        for chain in strategy._chains:
-            if FIRST + index in chain.nodes:
-                return (chain.nodes.index(FIRST + index), kind) in when
-        return False
+        if message.metadata.message_type != kind:
+            return False
+        return FIRST + index == strategy._chains[0].nodes[1 if kind == TURNS.in_turn else -1]
 
-    return broken
-
-
-@pytest.mark.parametrize(
-    ("when", "taken"),
-    [
-        ([(1, TRAIN_IN_TURN)], [0, 2, 3]),  # the node before it passes its model again
-        ([(0, TRAIN_IN_TURN)], [1, 2, 3]),
-        ([(0, TRAIN_IN_TURN), (1, TRAIN_IN_TURN)], [2, 3]),
-        ([(3, TRAIN_LAST)], [0, 1, 2]),  # the server gets the model of the node before
-        ([(1, TRAIN_IN_TURN), (0, PASS_AGAIN)], [2, 3]),  # it is lost with its holder
-    ],
-)
-def test_a_round_goes_on_without_nodes_that_fail(client_grid, by_hand, when, taken):
-    strategy = strategy_of(most_nodes=4)
-    grid = client_grid(4, RUN_CONFIG, failing(strategy, *when))
-    found = play(strategy, grid)
-    (chain,) = strategy._chains
-    federation = by_hand(4, RUN_CONFIG, MODEL)
-    nodes = [chain.nodes[place] for place in taken]
-    assert chain.trained == nodes
-    _, expected = trained_in_turn(federation, nodes, MODEL.state_dict())
+    found = play(strategy, client_grid(3, RUN_CONFIG, broken))
+    first, second, head = strategy._chains[0].nodes
+    taken = {
+        PASS_ON: [first, second, head],  # the server sends the model to the first node itself
+        TURNS.in_turn: [first, head],
+        TURNS.last: [first, second],
+    }[kind]
+    _, expected = around(by_hand(3, RUN_CONFIG, MODEL), taken, MODEL.state_dict())
     assert_equal(found, expected)
 
 
-def test_a_node_that_always_fails_has_its_turn_in_ever_fewer_rounds(client_grid):
-    """All others of its superclient wait for it."""
-
-    def broken(index, message):
-        return index == 1 and message.metadata.message_type in (TRAIN_IN_TURN, TRAIN_LAST)
-
-    strategy, grid, asked = strategy_of(), client_grid(3, RUN_CONFIG, broken), []
-    for server_round in range(1, 10):
-        assert play(strategy, grid, server_round) is not None
-        if any(FIRST + 1 in chain.nodes for chain in strategy._chains):
-            asked.append(server_round)
-    assert asked == [1, 2, 4, 8]
-
-
-def test_a_superclient_that_is_lost_leaves_the_others(client_grid, by_hand):
-    strategy = strategy_of()
-    grid = client_grid(5, RUN_CONFIG)
-    play(strategy, grid)
-    lost = strategy.superclients[0]
-    grid.nodes = {node: answer for node, answer in grid.nodes.items() if node not in lost}
-    found = play(strategy, grid, 2)
-    (chain,) = strategy._chains
-    federation = by_hand(5, RUN_CONFIG, MODEL)
-    _, expected = trained_in_turn(federation, chain.nodes, MODEL.state_dict(), 2)
-    assert_equal(found, expected)
-
-
-def test_a_round_without_any_model_changes_nothing(client_grid):
-    kinds = (TRAIN_IN_TURN, TRAIN_LAST, PASS_AGAIN)
-    broken = lambda index, message: message.metadata.message_type in kinds  # noqa: E731
-    assert play(strategy_of(), client_grid(4, RUN_CONFIG, broken)) is None
-
-
-def test_a_run_in_which_no_node_tells_anything_ends(client_grid):
-    broken = lambda index, message: message.metadata.message_type == REPORT_CONFIDENCE  # noqa: E731
-    with pytest.raises(NothingUsableError, match="from 4 nodes"):
-        play(strategy_of(), client_grid(4, RUN_CONFIG, broken))
-
-
-HOSTILE = {
-    "other names": lambda arrays: {"odd": np.zeros(3, np.float32)},
-    "other shapes": lambda arrays: {n: a[None] for n, a in arrays.items()},
-    "absurdly large": lambda arrays: {n: a * np.float32(1e30) for n, a in arrays.items()},
-    "NaN": lambda arrays: {n: np.full_like(a, np.nan) for n, a in arrays.items()},
-}
-
-
-@pytest.mark.parametrize("how", HOSTILE)
-def test_a_bad_model_of_the_node_before_is_rejected_and_training_begins_anew(
-    client_grid, by_hand, how, monkeypatch, flower_log
-):
-    strategy, real = strategy_of(most_nodes=4), flwr_distill_baselines.fedseq.client._sent
-    grid = client_grid(4, RUN_CONFIG)
-
-    def sent(session, route, payload, deadline):
-        (chain,) = strategy._chains
-        if session.node_id == chain.nodes[0]:
-            spoilt = HOSTILE[how](
-                {
-                    n: np.array(a)
-                    for n, a in flwr_distill_baselines.fedseq.client.load(payload).items()
-                }
-            )
-            payload = save(spoilt)
-        return real(session, route, payload, deadline)
-
-    monkeypatch.setattr(flwr_distill_baselines.fedseq.client, "_sent", sent)
-    found = play(strategy, grid)
-    (chain,) = strategy._chains
-    assert chain.trained == chain.nodes[2:]
-    federation = by_hand(4, RUN_CONFIG, MODEL)
-    _, expected = trained_in_turn(federation, chain.nodes[2:], MODEL.state_dict())
-    assert_equal(found, expected)
-    assert "rejects its superclient's model" in flower_log.text
-
-
-@pytest.mark.parametrize("last_fails", [False, True])
-def test_a_superclient_whose_model_is_absurdly_large_is_set_aside(
-    client_grid, by_hand, monkeypatch, flower_log, last_fails
-):
-    """Whether its last node sends it, or the one before where that failed."""
-    strategy = strategy_of(most_nodes=2, least_samples=10_000)
-    honest = client_grid(12, {**RUN_CONFIG, "partition.classes": 2})
-    everyone = dict(honest.nodes)
-    play(strategy, honest, 1)
-    bad = set(strategy.superclients[0])
-
-    def spoiling(node):
-        def answer(message):
-            kind = message.metadata.message_type
-            if last_fails and node in bad and kind == TRAIN_LAST:
-                raise RuntimeError("this node is broken")
-            content = everyone[node](message)
-            if node in bad and "arrays" in content:
-                for name, array in content["arrays"].items():
-                    content["arrays"][name] = Array(array.numpy() * np.float32(1e6))
-            return content
-
-        return answer
-
-    honest.nodes = {node: spoiling(node) for node in everyone}
-    found = play(strategy, honest, 2)
-    assert "norm is beyond norm-threshold" in flower_log.text
-    assert max(float(np.abs(array.numpy()).max()) for array in found.values()) < 10
-
-
-def test_bytes_that_are_no_model_are_rejected(client_grid, monkeypatch):
-    real = flwr_distill_baselines.fedseq.client._sent
-    monkeypatch.setattr(
-        flwr_distill_baselines.fedseq.client,
-        "_sent",
-        lambda s, r, payload, d: real(s, r, b"\x01", d),
-    )
-    strategy = strategy_of(most_nodes=4)
-    play(strategy, client_grid(3, RUN_CONFIG))
-    (chain,) = strategy._chains
-    assert chain.trained == [chain.nodes[2]]  # which began anew
-
-
-def test_over_direct_links_a_node_that_cannot_be_reached_is_left_out(client_grid, direct, by_hand):
-    grid, strategy = (
-        client_grid(4, RUN_CONFIG, node_config=HERE),
-        strategy_of(most_nodes=4, links="direct"),
-    )
-    play(strategy, grid)
-    (group,) = strategy.superclients
-    order = np.random.default_rng([0, 2])
-    order.permutation(1)
-    nodes = [group[i] for i in order.permutation(4)]
-    direct.append(nodes[2])
-    found = play(strategy, grid, 2)
-    (chain,) = strategy._chains
-    assert chain.nodes == nodes
-    assert chain.trained == [nodes[0], nodes[1], nodes[3]]
-    _, expected = trained_in_turn(by_hand(4, RUN_CONFIG, MODEL), chain.trained, start_weights(), 2)
-    assert_equal(found, expected)
-
-
-def start_weights():
-    return MODEL.state_dict()
-
-
-def test_links_that_must_be_direct_need_addresses_in_the_first_round(client_grid):
-    with pytest.raises(SettingsError, match=r"links = 'direct': node .* has no address"):
-        play(strategy_of(links="direct"), client_grid(4, RUN_CONFIG))
-
-
-@pytest.mark.parametrize(
-    "confidence", [[0.1] * 9, [0.2] * 10, [], [0.1] * 11, [0.5] + [0.0] * 9, None]
-)
-def test_what_is_no_distribution_over_the_classes_is_set_aside(memory_grid, confidence, flower_log):
-    def tells(values):
-        metrics = {"num-examples": 5}
-        if values is not None:
-            metrics["confidence"] = values
-        return lambda message: RecordDict({"metrics": MetricRecord(metrics)})
-
-    grid = memory_grid({1: tells(confidence), 2: tells([0.1] * 10)})
-    strategy = strategy_of()
-    strategy.grid = grid
-    assert strategy._confidences_of([1, 2]) == {2: [0.1] * 10}
-    assert "no distribution" in flower_log.text
-
-
-@pytest.mark.parametrize(
-    "values", [[float("nan")] * 10, [-0.1] * 10, [2.0] * 10, "all", [0.1] * 20_000]
-)
-def test_confidences_are_checked_before_the_strategy_sees_them(memory_grid, values):
-    def tells(message):
-        if values == "all":
-            return RecordDict({"metrics": ConfigRecord({"confidence": "all"})})
-        metrics = {"num-examples": 5, "confidence": values}
-        return RecordDict({"metrics": MetricRecord(metrics)})
-
-    phases = phases_of(all_methods()["fedseq"])
-    screening = screening_grid(memory_grid({FIRST: tells}), deadline=5, phases=phases, model={})
-    (reply,) = screening.send_and_receive([Message(RecordDict(), FIRST, REPORT_CONFIDENCE)])
-    assert reply.has_error()
-
-
-def test_a_new_node_joins_and_a_lost_one_is_left_out_until_it_is_back(client_grid):
-    grid, strategy = client_grid(5, RUN_CONFIG), strategy_of()
+def test_the_next_of_the_ring_stands_in_for_a_head_that_is_away(client_grid):
+    grid, strategy = client_grid(3, RUN_CONFIG), strategy_of()
     everyone = dict(grid.nodes)
-    late, lost = FIRST + 4, FIRST
-    grid.nodes = {node: everyone[node] for node in everyone if node != late}
-    play(strategy, grid, 1)
-    assert sum(map(len, strategy.superclients)) == 4
-    grid.nodes = {node: everyone[node] for node in everyone if node != lost}
+    play(strategy, grid)
+    ((head, second, third),) = strategy.groups
+    grid.nodes = {node: answer for node, answer in everyone.items() if node != head}
     play(strategy, grid, 2)
-    assert sorted(n for group in strategy.superclients for n in group) == sorted(everyone)
-    assert lost not in {node for chain in strategy._chains for node in chain.nodes}
+    assert strategy._chains[0].nodes == [third, second]
     grid.nodes = everyone
     play(strategy, grid, 3)
-    assert {node for chain in strategy._chains for node in chain.nodes} == set(everyone)
-    assert kinds(grid)[REPORT_CONFIDENCE] == 5
+    assert strategy._chains[0].nodes == [second, third, head]
 
 
-def test_a_share_of_the_superclients_trains(client_grid):
-    grid, strategy = client_grid(6, RUN_CONFIG), strategy_of(most_nodes=2, fraction_train=0.67)
-    for server_round in (1, 2, 3):
-        play(strategy, grid, server_round)
-        assert len(strategy._chains) == 2
-    assert len(strategy.superclients) == 3
+def test_new_nodes_fill_the_smallest_cluster_and_then_begin_another(client_grid):
+    grid, strategy = client_grid(5, RUN_CONFIG), strategy_of(cluster_size=2)
+    everyone = dict(grid.nodes)
+    grid.nodes = {node: everyone[node] for node in list(everyone)[:3]}
+    play(strategy, grid)
+    assert sorted(map(len, strategy.groups)) == [1, 2]
+    grid.nodes = everyone
+    play(strategy, grid, 2)
+    assert sorted(map(len, strategy.groups)) == [1, 2, 2]
 
 
-def test_it_goes_on_from_its_state_as_if_it_had_not_stopped(client_grid):
-    grid, strategy = client_grid(4, RUN_CONFIG), strategy_of(most_nodes=2)
+def test_a_node_alone_in_its_cluster_trains_for_the_server(client_grid, by_hand):
+    grid, strategy = client_grid(2, RUN_CONFIG), strategy_of(cluster_size=1)
+    found = play(strategy, grid)
+    federation = by_hand(2, RUN_CONFIG, MODEL)
+    models = [around(federation, cluster, MODEL.state_dict()) for cluster in strategy.groups]
+    assert_equal(found, federation.mean(models))
+    kinds = Counter(message.metadata.message_type for message in grid.pushed)
+    assert kinds[PASS_ON] == kinds[TURNS.in_turn] == 0
+
+
+def test_it_resumes_from_its_state(client_grid):
+    grid, strategy, again = client_grid(6, RUN_CONFIG), strategy_of(), strategy_of()
     arrays = play(strategy, grid)
-    again = strategy_of(most_nodes=2)
     again.load_state_dict(copy.deepcopy(strategy.state_dict()))
     found, expected = (play(s, grid, 2, arrays) for s in (again, strategy))
     for name, array in expected.items():
         assert np.array_equal(found[name].numpy(), array.numpy())
-    assert kinds(grid)[REPORT_CONFIDENCE] == 4
-    assert again.state_dict() == strategy.state_dict()
-
-
-def test_samples_count_as_told_at_the_first_meeting(client_grid):
-    """A node that claims a million samples weighs ten times the median, as elsewhere."""
-    grid, strategy = client_grid(4, RUN_CONFIG), strategy_of(most_nodes=2)
-    everyone = dict(grid.nodes)
-
-    def boasting(message):
-        content = everyone[FIRST](message)
-        if "describe" in message.metadata.message_type:
-            content["metrics"]["num-examples"] = 10**6
-        return content
-
-    grid.nodes[FIRST] = boasting
-    play(strategy, grid)
-    others = sorted(strategy._num_examples[FIRST + i] for i in (1, 2, 3))
-    assert strategy._num_examples[FIRST] <= 10 * others[-1]
-
-
-def test_the_report_has_the_bytes_of_eq_19(client_grid):
-    strategy = strategy_of(most_nodes=2)
-    assert formulas(strategy, 4, 100, 3) == {}
-    play(strategy, client_grid(4, RUN_CONFIG))
-    # O |w| B1 ((2T - 1) + T J) with O = 2, |w| = 100, T = 3, J = 2
-    assert formulas(strategy, 4, 100, 3) == {"fedseq (HFLDD, eq. 19)": 2 * 100 * 32 * (5 + 3 * 2)}

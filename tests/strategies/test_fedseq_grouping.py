@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flwr_distill_baselines.fedseq.grouping import (
+from flwr_distill_baselines.fedseq_zaccone.grouping import (
     evenness,
     greedy_superclients,
     superclient_to_join,

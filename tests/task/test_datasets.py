@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from PIL import Image
 
 from flwr_distill.task.datasets import (
     Dataset,
@@ -96,6 +97,7 @@ def test_digits_are_scikit_learns_split_for_good():
         ("mnist", (60_000, 10_000), [5, 0, 4]),
         ("usps", (7_291, 2_007), [6, 5, 4]),
         ("cifar10", (6_000, 1_500), None),
+        ("cinic10", (5_000, 1_000), None),
         ("mnist-m", (3_000, 1_000), None),
     ],
 )
@@ -108,6 +110,36 @@ def test_real_sets_are_read_whole_and_normalised(name, sizes, first_labels):
     inputs = dataset.test.to_samples(dataset.spec).inputs
     assert inputs.mean(dim=(0, 2, 3)).abs().max() < 0.1
     assert (inputs.std(dim=(0, 2, 3)) - 1).abs().max() < 0.1
+
+
+def _cinic10(root, classes, parts=("train", "valid", "test")):
+    """Two images a class and part, whose pixel is the part's place times 100 plus the label."""
+    for place, part in enumerate(parts):
+        for label, name in enumerate(classes):
+            folder = root / "cinic10" / part / name
+            folder.mkdir(parents=True)
+            for number in range(2):
+                colour = (100 * place + label, number, 0)
+                Image.new("RGB", (32, 32), colour).save(folder / f"cifar10-{part}-{number}.png")
+
+
+def test_cinic10_is_read_from_its_folders_the_validation_part_for_training(tmp_path):
+    _cinic10(tmp_path, "jihgfedcba")
+    dataset = load_dataset("cinic10", tmp_path)
+    assert (len(dataset.train), len(dataset.test)) == (40, 20)
+    assert np.bincount(dataset.train.labels).tolist() == [4] * 10
+    red = dataset.train.images[:, 0, 0, 0]
+    assert {int(value) // 100 for value in red} == {0, 1}
+    assert {int(value) // 100 for value in dataset.test.images[:, 0, 0, 0]} == {2}
+    assert ((9 - red % 100) == dataset.train.labels).all()  # labels follow the sorted names
+
+
+def test_cinic10_with_a_class_too_few_or_without_files_is_an_error(tmp_path):
+    with pytest.raises(DatasetError, check=at("dataset", value="cinic10")):
+        load_dataset("cinic10", tmp_path)
+    _cinic10(tmp_path, "abcdefghi")
+    with pytest.raises(DatasetError, check=at(tmp_path / "cinic10")):
+        load_dataset("cinic10", tmp_path)
 
 
 @pytest.mark.parametrize("end", ["", ".gz"], ids=["unpacked", "gzipped"])

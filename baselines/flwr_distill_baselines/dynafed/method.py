@@ -23,7 +23,8 @@ class DynaFedSettings(Block):
     image_lr: Annotated[float, Field(gt=0)] = 0.05
     """Learning rate of the images."""
     tune_steps: Annotated[int, Field(ge=1)] = 20
-    """Steps of Adam on virtual data after each average."""
+    """Steps of Adam after each average, on 256 virtual images at most: with 15 of each of ten
+    classes, so many epochs."""
     tune_lr: Annotated[float, Field(gt=0)] = 1e-4
     """Their learning rate."""
 

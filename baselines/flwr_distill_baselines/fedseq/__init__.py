@@ -1,4 +1,4 @@
-"""FedSeq: superclients whose nodes train one model after another."""
+"""FedSeq: clusters in which the model goes around a ring of nodes; heads talk to the server."""
 
 from typing import TYPE_CHECKING
 

@@ -1,446 +1,88 @@
-"""FedSeq: the model passes through the nodes of a superclient; superclients are averaged."""
+"""FedSeq of Chen et al.: the model goes around the ring of each cluster; heads are averaged."""
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
-from logging import INFO, WARNING
-from typing import Any, Self
+from logging import INFO
+from typing import ClassVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common import log
-from flwr.serverapp import Grid
 
 from flwr_distill.base.text import counted
-from flwr_distill.links.records import LinkMode
-from flwr_distill.links.routes import Links
-from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record, model_arrays, sent_arrays
-from flwr_distill.protocol.meeting import one_line
-from flwr_distill.protocol.messages import (
-    ARRAYS,
-    CONFIG,
-    DELIVERY,
-    LINK_ERROR,
-    METRICS,
-    PARCEL,
-    REJECTED,
-    ROUTE,
-    SERVER_ROUND,
-    TRAIN_LOSS,
-)
-from flwr_distill.protocol.outliers import absurdly_large, update_norm
-from flwr_distill.protocol.replies import NothingUsableError, number, set_aside, usable
-from flwr_distill.strategies.common.averages import weighted_mean
-from flwr_distill.strategies.common.checked import CheckedFedAvg
-from flwr_distill.strategies.common.directory import Directory
-from flwr_distill.strategies.common.retries import Retries
-from flwr_distill.strategies.common.run import Run
-from flwr_distill.strategies.common.topology import FlatClusters
-from flwr_distill.strategies.common.traffic import fedseq_bits
-from flwr_distill.strategies.common.waiting import connected_nodes
-from flwr_distill.task.errors import SettingsError
-from flwr_distill_baselines.fedseq.grouping import greedy_superclients, superclient_to_join
-from flwr_distill_baselines.fedseq.method import (
-    CONFIDENCE,
-    PASS_AGAIN,
-    PASSED_MODEL,
-    REPORT_CONFIDENCE,
-    TRAIN_IN_TURN,
-    TRAIN_LAST,
-    FedSeqSettings,
-)
-
-HEADER = 1024
-"""Bytes that an array's name, type and shape may take in a parcel."""
+from flwr_distill.protocol.messages import ARRAYS, ROUTE
+from flwr_distill.strategies.common.topology import Cluster, Topology
+from flwr_distill_baselines.common.passing.messages import Turns
+from flwr_distill_baselines.common.passing.strategy import Chain, SequentialStrategy
+from flwr_distill_baselines.fedseq.method import PASS_ON, TURNS, FedSeqSettings
 
 
-@dataclass
-class Chain:
-    """A superclient in a round.
+class FedSeq(SequentialStrategy):
+    """Sequential training around a ring of nodes in each cluster (Chen et al. 2023).
+
+    Nodes form random clusters once. In each round the head of a cluster gets the global model and
+    passes it to the next node of its ring. Each node trains it and passes it on, until it is back
+    at the head, which trains last and sends it to the server. So J models pass within a cluster of
+    J nodes, and two between its head and the server: the traffic of HFLDD's eq. 19. The server
+    averages clusters by their samples.
+
+    Where a head is away or was never there, the next node of its ring stands in for it. A new node
+    joins the smallest cluster with room, or begins another one.
 
     Parameters
     ----------
-    nodes : list[int]
-        Its connected nodes, in the order in which they train.
-    trained : list[int]
-        Those whose training is in the model; the last of them has it.
-    delivery : ConfigRecord, optional (default: None)
-        The model, on its way to the next node; None if that gets the global model, or nothing yet.
-    """
-
-    nodes: list[int]
-    trained: list[int] = field(default_factory=list)
-    delivery: ConfigRecord | None = None
-
-    def restart(self) -> None:
-        """Have the next node start from the global model."""
-        self.trained, self.delivery = [], None
-
-
-class FedSeq(CheckedFedAvg):
-    """Sequential training in superclients, which are averaged (Zaccone et al. 2022).
-
-    Before the first round every node trains the initial model and reports its mean prediction.
-    Nodes with unlike predictions form a superclient, until it has enough samples or nodes
-    (`grouping.greedy_superclients`). In each round the global model passes through the nodes of
-    every superclient, in random order: each trains it and sends it to the next one over a link, the
-    last one to the server, which averages superclients by samples.
-
-    If a node fails, the one before it sends its model to the one after it. If that is gone too, or
-    a node rejects the model, the next one starts from the global model. New nodes join the
-    superclient that they even out most.
-
-    Parameters
-    ----------
-    num_classes : int
-        Classes of the task.
-    links : str (default: "auto")
-        How nodes send to each other: ``relay`` (through the server, sealed), ``direct`` or ``auto``
-        (direct where that works).
-    phase_timeout : float (default: 600.0)
-        Seconds to wait for each node of a superclient.
-    seed : int (default: 0)
-        Seed of the order in each round, and of the superclients that train.
-    directory : Directory, optional (default: None)
-        Descriptions of known nodes; None starts an empty one.
-    norm_threshold : float (default: 5.0)
-        Score above which a norm is absurd; see `protocol.outliers.absurdly_large`.
     **kwargs
-        Settings (`method.FedSeqSettings`), and what Flower's FedAvg takes; ``fraction_train`` is
-        the share of superclients that train.
+        Settings (`method.FedSeqSettings`), and arguments of `SequentialStrategy`.
 
     Notes
     -----
-    In the paper the server has labelled samples to test the pre-trained models on; here predictions
-    are on an auxiliary set without labels, as in HFLDD.
+    Source: the abstract of "FedSeq: A Hybrid Federated Learning Framework Based on Sequential
+    In-Cluster Training" (IEEE Systems Journal), and HFLDD's eq. 19. That the head trains last is
+    our choice.
     """
 
     settings: FedSeqSettings = FedSeqSettings()
-    run_arguments = ("links", "phase_timeout", "seed", "directory", "norm_threshold")
-
-    def __init__(
-        self,
-        *,
-        num_classes: int,
-        links: LinkMode = "auto",
-        phase_timeout: float = 600.0,
-        seed: int = 0,
-        directory: Directory | None = None,
-        norm_threshold: float = 5.0,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.num_classes = num_classes
-        self.links = links
-        self.phase_timeout = phase_timeout
-        self.seed = seed
-        self.norm_threshold = norm_threshold
-        self.superclients: list[list[int]] = []
-        """Node ids of each superclient."""
-        self._confidences: dict[int, list[float]] = {}
-        self._retries = Retries()
-        self._directory = directory or Directory()
-        self._chains: list[Chain] = []
-        self._losses: dict[int, float] = {}
-        self._num_examples: dict[int, int] = {}
-        self._round = 0
-        self._routes: Links
-        self._config: ConfigRecord
-        self._arrays: ArrayRecord
-
-    @classmethod
-    def from_run(cls, settings: FedSeqSettings, run: Run, **arguments: Any) -> Self:
-        """Make the strategy for a run of our ServerApp; see `strategies.common.run.Run`."""
-        classes = run.spec.num_classes
-        return super().from_run(settings, run, **{"num_classes": classes, **arguments})
+    turns: ClassVar[Turns] = TURNS
 
     @property
-    def topology(self) -> FlatClusters | None:
-        """The superclients; None before they are formed."""
-        return FlatClusters(tuple(map(tuple, self.superclients))) if self.superclients else None
+    def topology(self) -> Topology | None:
+        """The clusters with their heads; None before they are formed."""
+        clusters = tuple(Cluster(head, tuple(others)) for head, *others in self.groups)
+        return Topology(clusters, ()) if clusters else None
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Form or complete the superclients; have all but the last nodes of each train in turn."""
-        self.start_of_round = as_arrays(arrays)
-        self.grid, self._round, self._arrays = grid, server_round, arrays
-        self._config = ConfigRecord({**config, SERVER_ROUND: server_round})
-        self._losses = {}
-        if not self.superclients:
-            connected_nodes(grid, self.min_available_nodes, self.phase_timeout)
-        self._place_new_nodes(server_round)
-        nodes = self._meet()
-        self._chains = self._drawn(nodes, server_round)
-        log(INFO, "FedSeq: %s train in turn", counted(len(self._chains), "superclient"))
-        for left in range(max((len(c.nodes) for c in self._chains), default=0), 1, -1):
-            # Chains end together, so that all models reach the server in one phase.
-            self._step([chain for chain in self._chains if len(chain.nodes) >= left], left)
-        self._pass_again(self._chains, 1)
-        messages = (self._message(chain, 1, TRAIN_LAST) for chain in self._chains)
-        return [message for message in messages if message is not None]
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Average the models of the superclients."""
-        by_node = {reply.metadata.src_node_id: reply for reply in usable(replies)}
-        last: list[tuple[Chain, Message]] = []
-        holders: dict[int, Chain] = {}
-        for chain in self._chains:
-            reply = by_node.get(chain.nodes[-1])
-            if reply is None:
-                self._retries.failed(chain.nodes[-1], server_round)
-            elif self._has_trained(chain, reply):
-                last.append((chain, reply))
-                continue
-            if chain.trained:
-                holders[chain.trained[-1]] = chain
-        messages = [Message(RecordDict(), node, PASS_AGAIN) for node in holders]
-        last += [(holders[node], reply) for node, reply in self._ask(messages).items()]
-        models = self._models_of(last)
-        if not models:
-            log(WARNING, "Round %d: no superclient has a model, the global one stays", server_round)
-            return None, None
-        counts = {node: self._num_examples[node] for node in self._losses}
-        loss = sum(counts[node] * self._losses[node] for node in counts)
-        metrics = MetricRecord({TRAIN_LOSS: loss / sum(counts.values())} if counts else {})
-        return as_record(weighted_mean(models)), metrics
-
-    def state_dict(self) -> dict[str, Any]:
-        """State for a checkpoint, besides the global model."""
-        return {
-            **super().state_dict(),
-            "superclients": [list(group) for group in self.superclients],
-            "confidences": dict(self._confidences),
-            "retries": self._retries.state_dict(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state; see `CheckedFedAvg`."""
-        super().load_state_dict(state)
-        self.superclients = [list(group) for group in state["superclients"]]
-        self._confidences = {node: list(each) for node, each in state["confidences"].items()}
-        self._retries = Retries(state["retries"])
-
-    def _place_new_nodes(self, server_round: int) -> None:
-        """Form superclients of the first nodes, or have new ones join."""
-        connected = self.grid.get_node_ids()
-        about = self._directory.look_up(self.grid, connected, self.phase_timeout)
-        new = [
-            node
-            for node in connected
-            if node not in self._confidences
-            and not about[node].missing
-            and self._retries.due(node, server_round)
-        ]
-        confidences = self._confidences_of(new)
-        for node in new:
-            if node not in confidences:
-                self._retries.failed(node, server_round)
-        if not self.superclients:
-            if not confidences:
-                nodes = counted(len(new), "node")
-                raise NothingUsableError(f"no predictions came from {nodes}")
-            self._confidences = confidences
-            samples = self._directory.samples(connected)
-            groups = greedy_superclients(
-                np.array(list(confidences.values())),
-                np.array([samples[node] for node in confidences]),
-                self.settings.least_samples,
-                self.settings.most_nodes,
-            )
-            order = list(confidences)
-            self.superclients = [[order[place] for place in group] for group in groups]
-            log(INFO, "FedSeq: %s formed", counted(len(groups), "superclient"))
+    def form(self, server_round: int) -> None:
+        """Deal the first nodes out over random clusters, or have new ones join."""
+        placed = {node for group in self.groups for node in group}
+        new = [node for node in self.grid.get_node_ids() if node not in placed]
+        size = self.settings.cluster_size
+        if not self.groups and new:
+            draws = np.random.default_rng(self.seed)
+            shuffled = [new[i] for i in draws.permutation(len(new))]
+            number = -(-len(new) // size)
+            self.groups = [shuffled[first::number] for first in range(number)]
+            log(INFO, "FedSeq: %s formed", counted(number, "cluster"))
             return
-        for node, confidence in confidences.items():
-            self._join(node, confidence)
-
-    def _join(self, node: int, confidence: list[float]) -> None:
-        """Put a new node into the superclient that it evens out most, or one of its own."""
-        order = {known: place for place, known in enumerate(self._confidences)}
-        samples = self._directory.num_examples
-        joined = superclient_to_join(
-            [[order[known] for known in group] for group in self.superclients],
-            np.array(list(self._confidences.values())),
-            np.array([samples.get(known, 1) for known in order]),
-            np.array(confidence),
-            self.settings.most_nodes,
-        )
-        self._confidences[node] = confidence
-        if joined is None:
-            self.superclients.append([node])
-        else:
-            self.superclients[joined].append(node)
-
-    def _confidences_of(self, nodes: list[int]) -> dict[int, list[float]]:
-        """Mean predictions by node; a reply without a distribution is rejected."""
-        request = RecordDict(
-            {CONFIG: ConfigRecord(self.settings.pretraining.model_dump(by_alias=True))}
-        )
-        replies = self._ask([Message(request, node, REPORT_CONFIDENCE) for node in nodes])
-        confidences = {}
-        for node, reply in replies.items():
-            confidence = reply.content.metric_records.get(METRICS, MetricRecord()).get(CONFIDENCE)
-            values = confidence if isinstance(confidence, list) else []
-            if len(values) == self.num_classes and abs(sum(values) - 1) < 1e-3:
-                confidences[node] = [float(value) for value in values]
+        for node in new:
+            smallest = min(self.groups, key=len, default=[])
+            if self.groups and len(smallest) < size:
+                smallest.append(node)
             else:
-                self.set_aside(reply, "it predicts no distribution")
-        return confidences
+                self.groups.append([node])
 
-    def _meet(self) -> list[int]:
-        """Connected nodes of the superclients that others can send to.
+    def order(self, group: list[int], draws: np.random.Generator) -> list[int]:
+        """The ring from the node after the head on; the head, the first that is there, is last."""
+        head, *others = group
+        return [*others, head]
 
-        A node that fails repeatedly has its turn in ever fewer rounds: all others wait for it.
-        """
-        connected = [node for node in self.grid.get_node_ids() if node in self._confidences]
-        about = self._directory.look_up(self.grid, connected, self.phase_timeout)
-        introductions = {n: d.introduction for n, d in about.items() if d.introduction}
-        self._routes = Links(introductions, self.links)
-        self._num_examples = self._directory.samples(self.grid.get_node_ids())
-        return [
-            node
-            for node in connected
-            if node in introductions
-            and node in self._num_examples
-            and self._retries.due(node, self._round)
-        ]
-
-    def _drawn(self, nodes: Collection[int], server_round: int) -> list[Chain]:
-        """The superclients that train in the round, their nodes in a random order."""
-        draws = np.random.default_rng([self.seed, server_round])
-        groups = [[node for node in group if node in nodes] for group in self.superclients]
-        groups = [group for group in groups if group]
-        count = max(1, int(self.fraction_train * len(groups))) if self.fraction_train else 0
-        chosen = sorted(draws.permutation(len(groups))[:count].tolist())
-        return [
-            Chain([groups[place][i] for i in draws.permutation(len(groups[place]))])
-            for place in chosen
-        ]
-
-    def _step(self, chains: list[Chain], left: int) -> None:
-        """Have the next node of each chain train, with so many left in it, and pass the model."""
-        self._pass_again(chains, left)
-        messages: list[Message] = []
-        routes: dict[int, ConfigRecord] = {}
-        for chain in chains:
-            message = self._message(chain, left, TRAIN_IN_TURN)
-            if message is None:
-                continue
-            node, following = chain.nodes[-left], chain.nodes[1 - left]
-            if (route := self._route(node, following)) is not None:
-                message.content[ROUTE] = routes[node] = route
-            messages.append(message)
-        replies = self._ask(messages)
-        for chain in chains:
-            chain.delivery = None
-            node = chain.nodes[-left]
-            if (reply := replies.get(node)) is None:
-                self._retries.failed(node, self._round)
-            elif self._has_trained(chain, reply):
-                chain.delivery = self._delivery(reply, routes.get(node))
-
-    def _pass_again(self, chains: list[Chain], left: int) -> None:
-        """Have the model passed to the next node of each chain to which none is on its way."""
+    def send_off(self) -> None:
+        """Have heads pass the global model on; where one fails, the server sends it instead."""
         waiting: dict[int, Chain] = {}
         routes: dict[int, ConfigRecord] = {}
-        for chain in chains:
-            if not chain.trained or chain.delivery is not None:
-                continue
-            holder, node = chain.trained[-1], chain.nodes[-left]
-            if (route := self._route(holder, node)) is not None:
-                waiting[holder], routes[holder] = chain, route
-        messages = [Message(RecordDict({ROUTE: routes[n]}), n, PASS_AGAIN) for n in waiting]
-        replies = self._ask(messages)
-        for holder, chain in waiting.items():
-            if holder in replies:
-                chain.delivery = self._delivery(replies[holder], routes[holder])
-            else:
-                log(WARNING, "Node %d is gone with its superclient's model", holder)
-                chain.restart()
-
-    def _message(self, chain: Chain, left: int, message_type: str) -> Message | None:
-        """The message to a chain's next node; None if the model cannot reach that."""
-        if chain.trained and chain.delivery is None:
-            return None
-        content = RecordDict({CONFIG: self._config})
-        if chain.delivery is None:
-            content[ARRAYS] = self._arrays
-        else:
-            content[DELIVERY] = chain.delivery
-        return Message(content, chain.nodes[-left], message_type)
-
-    def _has_trained(self, chain: Chain, reply: Message) -> bool:
-        """Note that a node trained; if it rejects the model, restart the chain."""
-        node = reply.metadata.src_node_id
-        metrics = reply.content.metric_records.get(METRICS, MetricRecord())
-        if REJECTED in metrics:
-            log(WARNING, "Node %d rejects its superclient's model, which restarts", node)
-            chain.restart()
-            return False
-        chain.trained.append(node)
-        if TRAIN_LOSS in metrics:
-            self._losses[node] = number(reply, TRAIN_LOSS)
-        return True
-
-    def _delivery(self, reply: Message, route: ConfigRecord | None) -> ConfigRecord | None:
-        """The node's parcel as a delivery for the next one; None if it sent none."""
-        node, parcel = reply.metadata.src_node_id, reply.content.config_records.get(PARCEL)
-        if parcel is None or route is None:
-            report = reply.content.config_records.get(CONFIG, ConfigRecord())
-            reason = one_line(report.get(LINK_ERROR, "it had no route"))
-            log(WARNING, "Node %d passed no model: %s", node, reason)
-            return None
-        try:
-            return self._routes.forward(route, parcel)
-        except ValueError as error:
-            self.set_aside(reply, one_line(error))
-            return None
-
-    def _route(self, sender: int, receiver: int) -> ConfigRecord | None:
-        """A route for the model; None if there is none, which in the first round is an error."""
-        largest = sum(array.nbytes + HEADER for array in self.start_of_round.values())
-        try:
-            return self._routes.route(sender, receiver, PASSED_MODEL, largest)
-        except SettingsError as error:
-            if self._round == 1:  # the user can still change the setting
-                raise
-            log(WARNING, "Node %d cannot send to node %d: %s", sender, receiver, error)
-            return None
-
-    def _models_of(self, last: Iterable[tuple[Chain, Message]]) -> list[tuple[float, Arrays]]:
-        """Models of superclients with their samples, without those that cannot be averaged."""
-        models: dict[int, tuple[float, Arrays]] = {}
-        for chain, reply in last:
-            node = reply.metadata.src_node_id
-            try:
-                arrays = model_arrays(sent_arrays(reply), self.start_of_round)
-            except ValueError as error:
-                self.set_aside(reply, one_line(error))
-                continue
-            models[node] = sum(self._num_examples[each] for each in chain.trained), arrays
-        # The grid compares last nodes' models with the run's first one, and holders' not at all.
-        norms = {n: update_norm(arrays, self.start_of_round) for n, (_, arrays) in models.items()}
-        for node in absurdly_large(norms, self.norm_threshold):
-            set_aside(self.grid, node, TRAIN_LAST, "its norm is beyond norm-threshold")
-            del models[node]
-        return list(models.values())
-
-    def _ask(self, messages: list[Message]) -> dict[int, Message]:
-        """Usable replies by node, in the order of the messages."""
-        if not messages:
-            return {}
-        replies = usable(self.grid.send_and_receive(messages, timeout=self.phase_timeout))
-        by_node = {reply.metadata.src_node_id: reply for reply in replies}
-        nodes = (message.metadata.dst_node_id for message in messages)
-        return {node: by_node[node] for node in nodes if node in by_node}
-
-
-def formulas(strategy: Any, num_nodes: int, num_weights: int, num_rounds: int) -> dict[str, int]:
-    """Bits of a run by the formula of HFLDD's paper; none before superclients are formed."""
-    if not strategy.topology:
-        return {}
-    superclients = len(strategy.topology.clusters)
-    bits = fedseq_bits(superclients, num_weights, num_rounds, num_nodes // superclients)
-    return {"fedseq (HFLDD, eq. 19)": bits}
+        for chain in self._chains:
+            first, head = chain.nodes[0], chain.nodes[-1]
+            if first != head and (route := self._route(head, first)) is not None:
+                waiting[head], routes[head] = chain, route
+        messages = [
+            Message(RecordDict({ARRAYS: self._arrays, ROUTE: routes[head]}), head, PASS_ON)
+            for head in waiting
+        ]
+        for head, reply in self._ask(messages).items():
+            waiting[head].delivery = self._delivery(reply, routes[head])

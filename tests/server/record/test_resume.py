@@ -32,7 +32,8 @@ from flwr_distill_baselines.fedaf.method import DISTILL_WITH_PEERS
 from flwr_distill_baselines.fedhkd.method import TRAIN_KNOWLEDGE
 from flwr_distill_baselines.fedmd.method import TRAIN_CONSENSUS
 from flwr_distill_baselines.fedproto.method import TRAIN_PROTOTYPES
-from flwr_distill_baselines.fedseq.method import TRAIN_LAST
+from flwr_distill_baselines.fedseq.method import TURNS
+from flwr_distill_baselines.fedseq_zaccone.method import TURNS as ZACCONE
 from tests.errors import at
 from tests.matrix import strategies
 from tests.server.run_folder import journal, rows
@@ -59,7 +60,7 @@ STATEFUL = [
 ]
 TRAINING = {
     *("train", DISTILL_AROUND, DISTILL_WITH_PEERS, TRAIN_VIRTUAL, TRAIN_POOL, TRAIN_SECTOR),
-    *(TRAIN_LAST, TRAIN_CONSENSUS, TRAIN_KNOWLEDGE, TRAIN_PROTOTYPES),
+    *(TURNS.last, ZACCONE.last, TRAIN_CONSENSUS, TRAIN_KNOWLEDGE, TRAIN_PROTOTYPES),
 }
 
 

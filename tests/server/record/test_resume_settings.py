@@ -56,7 +56,7 @@ OTHERS = {
     "hfldd.auxiliary": "fashion-mnist",
     "hfldd.network": "my_pkg.nets:Encoder",
     "hfldd.network-weights": "encoder.safetensors",
-    "fedseq.auxiliary": "fashion-mnist",
+    "fedseq-zaccone.auxiliary": "fashion-mnist",
     "fedmd.auxiliary": "fashion-mnist",
     "fedhead.average": "logits",
     "fedhead.reference": "fashion-mnist",

@@ -1,0 +1,1 @@
+"""Groups of nodes that train one model after another: FedSeq, in both its forms."""
