@@ -1,42 +1,39 @@
-"""Tables of the papers beside ours: paper's value, ours, and what differs in the setting.
+"""Tables of the papers beside ours: the paper's numbers, ours, and what differs in the setting.
 
 ``python -m benchmarks.papers --list [--data-root DIR]``
 
-All tables, with what is missing on this machine: data, or a GPU.
+All tables, with the number of cells, and what is missing to run them.
 
-``python -m benchmarks.papers TABLE [--row NAME] [--method NAME] [--quick] [--seconds S]
+``python -m benchmarks.papers TABLE [--small] [--seeds N ...] [--where KEY=VALUE ...] [--seconds S]
 [--workers N] [--data-root DIR] [--out DIR] [--json FILE]``
 
-A run for each cell, with the real apps in worker processes: a preset, and what the cell changes of
-it. With ``--workers 1`` nodes run in this process, one by one; results are the same.
-Values are accuracies in percent after the last round: of the global model on the server's test
-samples, or the nodes' unweighted mean where each node brings its own. ``--quick`` is a smaller
-setting, of fewer rounds; each difference is printed. Runs are kept in ``--out``: those that are
-over are not run again, one that was interrupted continues after its last round, as does one that
-``--seconds`` ended. On a GPU, nodes with the same message train in a batch. The JSON file has the
-accuracy after each round, and the seconds of a core that nodes took by type of message, and all.
+A run for each cell and seed, with the real apps in worker processes: a preset, and what the cell
+changes of it. Cells that one run answers share it, also between tables. With ``--workers 1`` nodes
+run in this process, one by one; results are the same. ``--small`` is a setting for two cores, the
+same for all rows; each difference is printed. ``--where method=HFLDD C=1 C=2`` takes some rows.
 
-The tables are data, in ``benchmarks/paper_tables``. A value of a paper stands there with its
-source, or not at all.
+Accuracies are in percent: of the global model on the server's test samples, or the nodes'
+unweighted mean where each node brings its own. With several seeds: mean and standard deviation.
+
+Runs are kept in ``--out``. Those that are over are not run again; one that was interrupted, or that
+``--seconds`` ended, continues after its last round. On a GPU, nodes with the same message train in
+a batch. The JSON file has the accuracy after each round, and the seconds of a core that nodes took
+by type of message, and all. A figure is drawn into ``--out``.
+
+The papers' numbers are in ``benchmarks/paper_facts``; how a table is run, in
+``benchmarks/paper_tables``, whose ``__init__.py`` explains the format.
 """
 
 import argparse
-import hashlib
 import json
 import math
 import time
-import tomllib
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
-from flwr.app import Message, RecordDict
-from flwr.common.config import flatten_dict
-from pydantic import BaseModel, ConfigDict
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -48,303 +45,37 @@ from rich.progress import (
 )
 from rich.table import Table as Printed
 
-from benchmarks.in_process import Settings, only_errors, run_in_process
-from flwr_distill.client.simulation import SIMULATED
-from flwr_distill.flower.own_app import PRESETS
+from benchmarks.paper_facts import MEASURED
+from benchmarks.paper_plots import draw
+from benchmarks.paper_runs import METRICS, Result, rounds_to, run_row
+from benchmarks.paper_tables import CLIENT, MEAN, TARGET, Row, Table, read_tables
 from flwr_distill.protocol.registry import all_methods, find_method
-from flwr_distill.server.record.checkpoint import checkpoints
-from flwr_distill.simulation.grid import Node
-from flwr_distill.simulation.run import simulate, spread
-from flwr_distill.task.datasets import DatasetError, load_dataset
+from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.datasets.registry import dataset_files
 
-TABLES = Path(__file__).with_name("paper_tables")
 OUT = Path("runs") / "papers"
-ALL = "all"
-"""Key of the seconds of a whole run, with the server's."""
-
-
-class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Value(_Data):
-    """A number of a paper, in percent, and where it was read."""
-
-    value: float
-    source: str
-
-
-class Row(_Data):
-    """A row of a table: a preset, changes to it, and the paper's values by method."""
-
-    name: str
-    preset: str
-    settings: Settings = {}
-    paper: dict[str, Value] = {}
-
-
-class Table(_Data):
-    """A table of a paper.
-
-    Parameters
-    ----------
-    name, title : str
-        For the command line; what is measured.
-    missing : str (default: "")
-        Why it cannot be run anywhere: data that this project cannot read.
-    gpu : str (default: "")
-        What makes the whole setting too much for a CPU.
-    differs : str (default: "")
-        What differs from the paper and no setting tells.
-    data : tuple[str, ...] (default: ())
-        Data sets whose files it needs.
-    samples : int (default: 0)
-        Training samples of the paper's data set; 0 where it has several.
-    nodes : tuple[str, ...] (default: ())
-        Data set of each node, where they have their own.
-    shared : bool (default: False)
-        Whether each of these nodes has only a part of its data set, another one than the others.
-    settings : Settings (default: {})
-        What all cells change of their preset.
-    methods : Mapping[str, Settings] (default: {})
-        What a method changes of it.
-    quick : Settings (default: {})
-        What ``--quick`` changes of it.
-    rows : tuple[Row, ...] (default: ())
-        Each is run with each method.
-    """
-
-    name: str
-    title: str
-    missing: str = ""
-    gpu: str = ""
-    differs: str = ""
-    data: tuple[str, ...] = ()
-    samples: int = 0
-    nodes: tuple[str, ...] = ()
-    shared: bool = False
-    settings: Settings = {}
-    methods: Mapping[str, Settings] = {}
-    quick: Settings = {}
-    rows: tuple[Row, ...] = ()
-
-    def cells(self, *, quick: bool) -> "Iterator[Cell]":
-        """A cell for each row and method."""
-        changed = {**(self.quick if quick else {})}
-        if self.nodes:
-            changed["min-nodes"] = len(self.nodes)
-        for row in self.rows:
-            preset = flatten_dict(tomllib.loads((PRESETS / f"{row.preset}.toml").read_text()))
-            for method, changes in self.methods.items():
-                full = {**preset, **self.settings, **row.settings, **changes}
-                yield Cell(row.name, method, row.paper.get(method), full, {**full, **changed})
-
-    def node_configs(self, cell: "Cell") -> list[Settings]:
-        """Node config of each node of a cell; on its GPU, if the machine has one."""
-        if not self.nodes:
-            number = int(cell.ours["min-nodes"])
-            return [
-                {"num-partitions": number, "device": spread("auto", place), SIMULATED: True}
-                for place in range(number)
-            ]
-        part = {"num-partitions": len(self.nodes)} if self.shared else {}
-        return [
-            {"dataset": name, "device": spread("auto", place), **part}
-            for place, name in enumerate(self.nodes)
-        ]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A cell of a table: the paper's value, its settings, and ours."""
-
-    row: str
-    method: str
-    paper: Value | None
-    full: Settings
-    ours: Settings
-
-    @property
-    def rounds(self) -> int:
-        """Rounds of our run."""
-        return int(self.ours["num-rounds"])
-
-    def folder(self, table: Path) -> Path:
-        """Folder of its run within its table's; another one for other settings."""
-        digest = hashlib.sha256(json.dumps(self.ours, sort_keys=True).encode()).hexdigest()[:8]
-        words = f"{self.row} {self.method} {digest}".lower()
-        return table / "".join(c if c.isalnum() or c in ".+" else "-" for c in words)
-
-
-def read_tables() -> dict[str, Table]:
-    """All tables by name; what stands above the tables of a file holds for those without it."""
-    tables = {}
-    for file in sorted(TABLES.glob("*.toml")):
-        common = tomllib.loads(file.read_text())
-        for own in common.pop("tables"):
-            table = Table.model_validate({**common, **own})
-            tables[table.name] = table
-    return tables
-
-
-def missing_for(table: Table, data_root: str) -> str:
-    """What a table needs and this machine does not have; empty if nothing."""
-    if table.missing:
-        return table.missing
-    absent = []
-    for name in table.data:
-        try:
-            load_dataset(name, data_root or None)
-        except DatasetError:
-            absent.append(name)
-    return f"no files of {', '.join(absent)} in --data-root" if absent else ""
-
-
-def rounds_done(folder: Path) -> int:
-    """Finished rounds of the run in a cell's folder."""
-    metrics = folder / "1" / "metrics.jsonl"
-    return len(metrics.read_text().splitlines()) - 1 if metrics.exists() else 0
-
-
-def run_cell(
-    table: Table,
-    cell: Cell,
-    folder: Path,
-    data_root: str,
-    show: Callable[[], None],
-    workers: int | None,
-) -> None:
-    """Run a cell, or continue it after its last round; calls `show` at each message to a node."""
-    spent = defaultdict(float, seconds(folder))
-
-    def book(message: Message, taken: float) -> None:
-        show()
-        for purpose in (message.metadata.message_type, ALL):
-            spent[purpose] += taken
-
-    def watched(place: int, node: Node) -> Node:
-        def answer(message: Message) -> RecordDict | None:
-            show()
-            with booked(spent, message.metadata.message_type):
-                return node(message)
-
-        return answer
-
-    resume = "latest" if checkpoints(folder / "1") else ""
-    config = {**cell.ours, "data-root": data_root, "resume": resume}
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with booked(spent, ALL), only_errors():
-            if workers == 1:
-                run_in_process(config, table.node_configs(cell), folder, watched)
-            else:
-                simulate(
-                    config,
-                    table.node_configs(cell),
-                    folder,
-                    workers=workers,
-                    run_id=1,
-                    on_answer=book,
-                )
-    finally:
-        (folder / "seconds.json").write_text(json.dumps(spent))
-
-
-@contextmanager
-def booked(spent: dict[str, float], purpose: str) -> Iterator[None]:
-    """Add the seconds of a core that the block takes."""
-    start = time.process_time()
-    try:
-        yield
-    finally:
-        spent[purpose] += time.process_time() - start
-
-
-def seconds(folder: Path) -> dict[str, float]:
-    """Seconds of a core that a cell took so far, by type of message, and of all."""
-    file = folder / "seconds.json"
-    spent: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
-    return spent
-
-
-def accuracies(folder: Path) -> list[float | None]:
-    """Accuracy by round, from 0 on, in percent; the nodes' mean where there is no other."""
-    lines = (folder / "1" / "metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    shares = [row["node_accuracy" if row["accuracy"] is None else "accuracy"] for row in rows]
-    return [None if share is None else round(100 * share, 2) for share in shares]
+MEBIBYTE = 2**20
+PRIVATE = "private"
+Numbers = dict[str, float | None]
 
 
 class OutOfTime(BaseException):
     """The time for a table is over; not an error that a server would take for a node's."""
 
 
-def run_table(
-    table: Table,
-    cells: list[Cell],
-    *,
-    data_root: str,
-    out: Path,
-    console: Console,
-    seconds_at_most: float,
-    workers: int | None,
-) -> list[dict[str, Any]]:
-    """Run what is left of a table's cells until time is up or Ctrl-C; a line for each that ran."""
-    deadline = time.monotonic() + seconds_at_most
-    folders = [cell.folder(out / table.name) for cell in cells]
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    lines = []
-    with Progress(
-        *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console
-    ) as progress:
-        all_rounds, done = sum(cell.rounds for cell in cells), sum(map(rounds_done, folders))
-        bar = progress.add_task("rounds", total=all_rounds, completed=done)
-
-        def show() -> None:
-            progress.update(bar, completed=sum(map(rounds_done, folders)))
-            if time.monotonic() > deadline:
-                raise OutOfTime
-
-        for cell, folder in zip(cells, folders, strict=True):
-            if rounds_done(folder) < cell.rounds:
-                progress.update(bar, description=f"rounds; {cell.row}, {cell.method}")
-                try:
-                    run_cell(table, cell, folder, data_root, show, workers)
-                except OutOfTime:
-                    pass
-                except KeyboardInterrupt:  # what ran so far is shown; the same command continues
-                    deadline = 0.0
-            if rounds_done(folder) < 1:
-                break
-            line = _line(table, cell, accuracies(folder), data_root)
-            lines.append({**line, "seconds": seconds(folder)})
-            state = f"after {rounds_done(folder)} of {cell.rounds} rounds"
-            progress.console.print(f"{cell.row}, {cell.method}: {lines[-1]['ours']:.1f} % {state}")
-    return lines
+def missing_for(row: Row, data_root: str) -> tuple[str, ...]:
+    """What a row needs and is nowhere or not on this machine; empty if nothing."""
+    if row.missing:
+        return row.missing
+    named = {str(node.get("dataset", "")) for node in row.nodes} | {str(row.ours["dataset"])}
+    absent = [name for name in sorted(named - {PRIVATE, ""}) if not _is_there(name, data_root)]
+    return (f"no files of {', '.join(absent)} in --data-root",) if absent else ()
 
 
-def _line(table: Table, cell: Cell, by_round: list[float | None], data_root: str) -> dict[str, Any]:
-    own = find_method(str(cell.ours["strategy"]))
-    others = {method.table_name for method in all_methods().values()}
-    others.discard(own.table_name if own else "")
-    texts = [
-        f"{key} {value}, not {cell.full.get(key, 'the default')}"
-        for key, value in cell.ours.items()
-        if value != cell.full.get(key) and key.partition(".")[0] not in others
-    ]
-    if table.samples:
-        samples = _num_samples(str(cell.ours["dataset"]), data_root)
-        if samples != table.samples:
-            texts.append(f"{samples:,} training samples, not {table.samples:,}")
-    return {
-        "row": cell.row,
-        "method": cell.method,
-        "paper": cell.paper and cell.paper.value,
-        "source": cell.paper and cell.paper.source,
-        "ours": by_round[-1],
-        "by_round": by_round,
-        "difference": "; ".join(texts),
-    }
+@cache
+def _is_there(dataset: str, data_root: str) -> bool:
+    files = [] if ":" in dataset else dataset_files(dataset, data_root or None)
+    return not files or any(file.exists() for file in files)
 
 
 @cache
@@ -352,31 +83,222 @@ def _num_samples(dataset: str, data_root: str) -> int:
     return len(load_dataset(dataset, data_root or None).train)
 
 
-def print_table(table: Table, lines: list[dict[str, Any]], console: Console) -> None:
-    """Print the cells, and what differs in all of them."""
-    printed = Printed("row", "method", "paper", "ours", "difference", title=table.title)
+def run_rows(
+    rows: list[Row],
+    seeds: list[int],
+    *,
+    data_root: str,
+    out: Path,
+    console: Console,
+    seconds_at_most: float,
+    workers: int | None,
+) -> None:
+    """Run what is left of the rows, seed by seed, until time is up or Ctrl-C."""
+    deadline = time.monotonic() + seconds_at_most
+    runs = {row.folder(out, seed): (row, seed) for seed in seeds for row in rows}
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console
+    ) as progress:
+        bar = progress.add_task("rounds", total=sum(row.rounds for row, _ in runs.values()))
+
+        def show() -> None:
+            progress.update(bar, completed=sum(Result(folder).rounds for folder in runs))
+            if time.monotonic() > deadline:
+                raise OutOfTime
+
+        for folder, (row, seed) in runs.items():
+            name = f"{', '.join(f'{k} {v}' for k, v in row.place.items())}, seed {seed}"
+            if Result(folder).rounds < row.rounds:
+                progress.update(bar, description=f"rounds; {name}")
+                try:
+                    run_row(row, seed, folder, data_root, show, workers)
+                except OutOfTime:
+                    pass
+                except KeyboardInterrupt:  # what ran so far is shown; the same command continues
+                    deadline = 0.0
+            result = Result(folder)
+            if result.rounds < 1:
+                break
+            state = f"after {result.rounds} of {row.rounds} rounds"
+            progress.console.print(f"{name}: {result.by_round[-1]} % {state}", highlight=False)
+
+
+def our_numbers(table: Table, row: Row, result: Result) -> Numbers:
+    """What a run of a row gives, by the keys of the paper's cells and by metric."""
+    series = result.by_round
+    client = str(row.place.get(CLIENT, MEAN))
+    if client != MEAN:
+        series = [None, *result.by_node[table.place_of(client)]]
+    trained = [accuracy for accuracy in series[1:] if accuracy is not None]
+    numbers: Numbers = {name: metric(trained) for name, metric in METRICS.items()}
+    if table.metric != "rounds":
+        return {"value": numbers[table.metric], **numbers}
+    target = row.place.get(TARGET, table.results().target_accuracy if table.facts else None)
+    reached = rounds_to(series, float(target or 0))
+    if reached is None:
+        return {"rounds": None, **numbers}
+    formula = result.formula_bytes(reached)
+    return {
+        "rounds": reached - 1 + table.first_round,
+        "accuracy": series[reached],
+        "traffic_mb": None if formula is None else formula / MEBIBYTE,
+        "measured_mb": result.measured_bytes(reached) / MEBIBYTE,
+        **numbers,
+    }
+
+
+def compared(table: Table, rows: list[Row], by_row: list[Numbers]) -> None:
+    """Add traffic and speed of one seed's rows relative to the table's reference method."""
+
+    def others(row: Row) -> frozenset[Any]:
+        return frozenset((k, v) for k, v in row.place.items() if k != "method")
+
+    pairs = list(zip(rows, by_row, strict=True))
+    reference = {others(row): numbers for row, numbers in pairs if row.method == table.relative_to}
+    for row, numbers in pairs:
+        base = reference.get(others(row), {})
+        if (own := numbers.get("traffic_mb")) and (first := base.get("traffic_mb")):
+            numbers["ratio"] = own / first
+        if (rounds := numbers.get("rounds")) and (slow := base.get("rounds")):
+            numbers["speedup"] = slow / rounds
+
+
+def lines_of(
+    table: Table, rows: list[Row], seeds: list[int], out: Path, data_root: str
+) -> list[dict[str, Any]]:
+    """A line for each row: its place, the paper's numbers, ours, and what differs."""
+    missing = [missing_for(row, data_root) for row in rows]
+    ours: list[dict[int, Numbers]] = [{} for _ in rows]
+    results: list[dict[int, Result]] = [{} for _ in rows]
+    for seed in seeds:
+        for index, row in enumerate(rows):
+            if not missing[index] and (result := Result(row.folder(out, seed))).rounds > 0:
+                results[index][seed] = result
+                ours[index][seed] = our_numbers(table, row, result)
+        ran = [index for index in range(len(rows)) if seed in ours[index]]
+        compared(table, [rows[i] for i in ran], [ours[i][seed] for i in ran])
+    return [
+        {
+            "place": row.place,
+            "paper": row.cell.numbers,
+            "remark": row.cell.remark,
+            "missing": "; ".join(missing[index]),
+            "ours": summary(list(ours[index].values())),
+            "rounds": [result.rounds for result in results[index].values()],
+            "by_round": {seed: result.by_round for seed, result in results[index].items()},
+            "seconds": {seed: result.seconds for seed, result in results[index].items()},
+            "differences": [] if missing[index] else differences(row, data_root),
+        }
+        for index, row in enumerate(rows)
+    ]
+
+
+def summary(by_seed: list[Numbers]) -> dict[str, dict[str, Any]]:
+    """Mean and standard deviation of each number over seeds; None where a seed has none."""
+    keys = dict.fromkeys(key for numbers in by_seed for key in numbers)
+    values = {key: [numbers.get(key) for numbers in by_seed] for key in keys}
+    return {
+        key: {
+            "mean": None if None in each else fmean(each),
+            "deviation": None if None in each or len(each) < 2 else stdev(each),
+            "by_seed": each,
+        }
+        for key, each in values.items()
+    }
+
+
+def differences(row: Row, data_root: str) -> list[str]:
+    """What differs in our run from the paper's setting."""
+    own = find_method(str(row.ours["strategy"]))
+    others = {method.table_name for method in all_methods().values()}
+    others.discard(own.table_name if own else "")
+    texts = [
+        f"{key} {value}, not {row.full.get(key, 'the default')}"
+        for key, value in row.ours.items()
+        if value != row.full.get(key) and key.partition(".")[0] not in others
+    ]
+    if row.samples:
+        samples = _num_samples(str(row.ours["dataset"]), data_root)
+        if samples != row.samples:
+            texts.append(f"{samples:,} training samples, not {row.samples:,}")
+    return [*texts, *([row.differs] if row.differs else [])]
+
+
+def print_table(
+    table: Table, lines: list[dict[str, Any]], console: Console, *, small: bool
+) -> None:
+    """Print the rows, and what differs in all of them."""
+    keys = list(dict.fromkeys(key for line in lines for key in line["place"]))
+    kept = {name for line in lines for name in (*line["paper"], *line["ours"])}
+    measured = [key for key in MEASURED if key in kept and key not in ("deviation", "reached")]
+    able = [line for line in lines if not line["missing"]]
+    common = [
+        text
+        for text in (able[0]["differences"] if able else [])
+        if all(text in line["differences"] for line in able)
+    ]
+    columns = [f"{key}, {whose}" for key in measured for whose in ("paper", "ours")]
+    printed = Printed(*keys, *columns, "difference", title=table.title)
     for line in lines:
-        paper = "-" if line["paper"] is None else f"{line['paper']:.1f}"
-        printed.add_row(
-            line["row"], line["method"], paper, f"{line['ours']:.1f}", line["difference"]
-        )
+        place = [str(line["place"].get(key, "")) for key in keys]
+        numbers = [
+            text for key in measured for text in (_printed(line, key), _our_text(line["ours"], key))
+        ]
+        own = "; ".join(text for text in line["differences"] if text not in common)
+        why = f"cannot run here: {line['missing']}" if line["missing"] else own
+        printed.add_row(*place, *numbers, why or ("" if line["ours"] else "not run yet"))
     console.print(printed)
-    for source in dict.fromkeys(line["source"] for line in lines if line["source"]):
-        console.print(f"paper: {source}", markup=False)
-    if table.differs:
-        console.print(f"all cells: {table.differs}", markup=False)
+    if table.facts:
+        results = table.results()
+        where = table.facts if table.facts.startswith("figure") else f"table {table.facts}"
+        console.print(f"paper: {table.paper}, {where}; {results.metric}", markup=False)
+    for remark in dict.fromkeys(line["remark"] for line in lines if line["remark"]):
+        console.print(f"of the paper: {remark}", markup=False)
+    for text in (*common, *([table.differs] if table.differs else [])):
+        console.print(f"all rows: {text}", markup=False)
+    if small and table.small_reason:
+        console.print(f"--small: {table.small_reason}", markup=False)
+
+
+def _printed(line: dict[str, Any], key: str) -> str:
+    """The paper's number."""
+    numbers = line["paper"]
+    if key not in numbers:
+        return "not reached" if numbers.get("reached") is False and key == "rounds" else "-"
+    return f"{numbers[key]}" + (f" ± {numbers['deviation']}" if "deviation" in numbers else "")
+
+
+def _our_text(ours: dict[str, dict[str, Any]], key: str) -> str:
+    """Our number, or in how many seeds there is one."""
+    if key not in ours:
+        return "-"
+    number = ours[key]
+    if number["mean"] is None:
+        have = [value for value in number["by_seed"] if value is not None]
+        return f"in {len(have)} of {len(number['by_seed'])} seeds"
+    spread = "" if number["deviation"] is None else f" ± {number['deviation']:.2f}"
+    return f"{number['mean']:.2f}{spread}"
 
 
 def print_list(tables: dict[str, Table], data_root: str, console: Console) -> None:
-    """Print all tables, their commands and what is missing."""
-    printed = Printed("TABLE", "what", "cells", "missing here", "needs a GPU, but for --quick")
+    """Print all tables, with their size and what is missing."""
+    printed = Printed("TABLE", "what", "cells", "numbers", "--small", "cannot run here")
     for table in tables.values():
-        cells = str(len(table.rows) * len(table.methods))
+        rows = table.rows(small=False)
+        reasons = Counter(why for row in rows for why in missing_for(row, data_root))
+        numbers = sum(
+            isinstance(value, (int, float)) and not isinstance(value, bool)
+            for row in rows
+            for value in row.cell.numbers.values()
+        )
+        missing = "; ".join(f"{why} ({number} cells)" for why, number in reasons.items())
+        small = "yes" if table.small else "no"
         printed.add_row(
-            table.name, table.title, cells, missing_for(table, data_root) or "nothing", table.gpu
+            table.name, table.title, str(len(rows)), str(numbers), small, missing or "nothing"
         )
     console.print(printed)
-    console.print("python -m benchmarks.papers TABLE [--quick] [--data-root DIR]", markup=False)
+    console.print("python -m benchmarks.papers TABLE [--small] [--data-root DIR]", markup=False)
 
 
 def main() -> None:
@@ -385,9 +307,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("table", nargs="?", choices=tables, metavar="TABLE", help="see --list")
     parser.add_argument("--list", action="store_true", help="all tables, and what is missing here")
-    parser.add_argument("--row", metavar="NAME", help="this row of the table alone")
-    parser.add_argument("--method", metavar="NAME", help="this method alone")
-    parser.add_argument("--quick", action="store_true", help="a smaller setting")
+    parser.add_argument("--small", action="store_true", help="a setting for two cores")
+    parser.add_argument("--seeds", type=int, nargs="+", metavar="N", default=[0])
+    parser.add_argument("--where", nargs="+", metavar="KEY=VALUE", default=[], help="these rows")
     parser.add_argument(
         "--seconds", type=float, default=math.inf, help="end after this time; run again to continue"
     )
@@ -396,7 +318,7 @@ def main() -> None:
     )
     parser.add_argument("--data-root", default="", help="folder of the data sets")
     parser.add_argument("--out", type=Path, metavar="DIR", default=OUT, help="keep the runs there")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the cells there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
     arguments = parser.parse_args()
     console = Console()
     if arguments.list:
@@ -404,31 +326,49 @@ def main() -> None:
         return
     if arguments.table is None:
         parser.error("name a table, or --list")
-    table = tables[arguments.table]
-    if missing := missing_for(table, arguments.data_root):
-        parser.error(f"{table.name} cannot be run here: {missing}")
-    cells = [
-        cell
-        for cell in table.cells(quick=arguments.quick)
-        if arguments.row in (None, cell.row) and arguments.method in (None, cell.method)
-    ]
-    if not cells:
-        rows, methods = (
-            ", ".join(names) for names in ((r.name for r in table.rows), table.methods)
-        )
-        parser.error(f"{table.name} has the rows {rows} and the methods {methods}")
-    lines = run_table(
-        table,
-        cells,
+    table: Table = tables[arguments.table]
+    if arguments.small and not (table.small or table.missing):
+        parser.error(f"{table.name} has no smaller setting")
+    where = defaultdict(set)
+    for pair in arguments.where:
+        key, _, value = pair.partition("=")
+        where[key].add(value)
+    rows = table.rows(small=arguments.small)
+    chosen = [row for row in rows if row.matches(where)]
+    if not chosen:
+        known = {key: {str(row.place.get(key, "")) for row in rows} for key in rows[0].place}
+        texts = (f"{key}: {', '.join(sorted(values))}" for key, values in known.items())
+        parser.error(f"no such row of {table.name}, which has {'; '.join(texts)}")
+    able = [row for row in chosen if not missing_for(row, arguments.data_root)]
+    run_rows(
+        able,
+        arguments.seeds,
         data_root=arguments.data_root,
         out=arguments.out,
         console=console,
         seconds_at_most=arguments.seconds,
         workers=arguments.workers,
     )
-    print_table(table, lines, console)
+    lines = lines_of(table, chosen, arguments.seeds, arguments.out, arguments.data_root)
+    print_table(table, lines, console, small=arguments.small)
+    if table.plot:
+        runs = [
+            (row, Result(row.folder(arguments.out, n))) for row in able for n in arguments.seeds
+        ]
+        curves = [
+            (row.place, [result for own, result in runs if own is row and result.rounds])
+            for row in able
+        ]
+        file = arguments.out / f"{table.name}{'-small' if arguments.small else ''}.png"
+        draw(table.title, table.plot, table.panel, table.targets, curves, file)
+        console.print(f"drawn: {file}", markup=False)
     if arguments.json is not None:
-        content = {"table": table.name, "quick": arguments.quick, "cells": lines}
+        content = {
+            "table": table.name,
+            "small": arguments.small,
+            "seeds": arguments.seeds,
+            "rows": lines,
+        }
         arguments.json.write_text(json.dumps(content, indent=2) + "\n")
 
 
