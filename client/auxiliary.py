@@ -29,7 +29,7 @@ def auxiliary_of(session: Session, name: str, size: int) -> Tensor:
     """
     task, root = session.task, str(session.node_config.get("data-root", ""))
     of_data = TaskSettings(**{key: getattr(task, key) for key in OF_DATA})
-    wanted = of_data, session.data.spec, own_file(session.node_config, name), size, root
+    wanted = of_data, session.own.spec, own_file(session.node_config, name), size, root
     samples, fingerprint = _read(*wanted)
     own = hashlib.blake2b(repr(wanted).encode(), digest_size=8).hexdigest()
     check_unchanged(session.store, f"auxiliary-{own}", fingerprint, _files(*wanted))
@@ -43,7 +43,7 @@ def labelled_auxiliary(session: Session, name: str, size: int) -> Samples:
     """
     task, root = session.task, str(session.node_config.get("data-root", ""))
     if name == RESERVED:
-        return reserved_samples(task, session.data.spec, size, root)
+        return reserved_samples(task, session.own.spec, size, root)
     file = own_file(session.node_config, name)
     labels = auxiliary_labels(file, size, task.seed, root or task.data_root or None)
     return Samples(auxiliary_of(session, name, size), labels)

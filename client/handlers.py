@@ -92,8 +92,9 @@ class AppSource:
 
     def task(self, context: Context) -> TaskSettings:
         """Settings of training; other keys of the run config are the app's own."""
-        settings = context.run_config.items()
-        own = {key: value for key, value in settings if key == "seed" or key.startswith("train.")}
+        run = context.run_config
+        tables = ("train.", "virtual.") if run.get("train.on") == "virtual" else ("train.",)
+        own = {key: run[key] for key in run if key == "seed" or key.startswith(tables)}
         return TaskSettings.from_run_config(own)
 
     def spec(self, context: Context, task: TaskSettings) -> DataSpec:

@@ -247,7 +247,7 @@ class Rounds:
 
     def train_config(self, server_round: int | None = None) -> ConfigRecord:
         """Local training settings, sent with every train message; by default of no round yet."""
-        own = {"holdout", "lr_schedule"}  # a node's own, and the server's
+        own = {"holdout", "on", "lr_schedule"}  # nodes read them in the run config, or nobody
         config = ConfigRecord(self.settings.train.model_dump(by_alias=True, exclude=own))
         if server_round is not None:
             config["lr"] = self.learning_rate(server_round)

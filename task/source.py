@@ -207,6 +207,7 @@ def _partitions(
         pooled=settings.partition.pooled,
         seed=settings.seed,
         index_file=settings.partition.index_file or None,
+        min_of_a_class=settings.partition.min_of_a_class,
     )
     return [shared[part] for part in parts]
 

@@ -1,23 +1,35 @@
 """Corrupted copies of CIFAR-10, each a separate domain, after Hendrycks and Dietterich 2019.
 
-Degrees are those of CIFAR-10-C's published code, and so are the pixels, but for edges of a blur and
-the zoom's interpolation. Ten of its 19 corruptions are here, which torchvision, Pillow or a line of
-NumPy can do. Missing are glass, defocus and motion blur, fog, frost, snow, spatter, elastic changes
-and saturation.
+The published files, CIFAR-10-C, have 19 corruptions of the test images. Without them, ten are made
+of CIFAR-10, which torchvision, Pillow or a line of NumPy can do. Degrees are those of the published
+code, and so are the pixels, but for edges of a blur and the zoom's interpolation. Only the files
+have glass, defocus and motion blur, fog, frost, snow, spatter, elastic changes and saturation.
 """
 
 import zlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from flwr_distill.task.datasets.types import Dataset, DatasetError, RawSamples
+from flwr_distill.task.datasets.types import (
+    Dataset,
+    DatasetError,
+    DataSpec,
+    RawSamples,
+    check_raw_samples,
+)
 
 PREFIX = "cifar10-c/"
 SEVERITIES = 5
+FOLDER = "CIFAR-10-C"
+"""Of the published files, as they are unpacked."""
+TRAIN_SHARE = 0.6
+"""Of the published images of each class, to train on: FedLGD has 6,000 of a corruption."""
 _CHUNK = 1000
 """Images at a time, for memory."""
 
@@ -109,6 +121,54 @@ _CORRUPTIONS: Mapping[str, tuple[Corruption, tuple[float, ...]]] = {
     "jpeg": (_jpeg, (80, 65, 58, 50, 40)),
 }
 """Each with its degrees, by severity from 1."""
+
+
+def published_files(name: str, root: Path) -> list[Path]:
+    """Files of a corruption in CIFAR-10-C, there or not: images and labels."""
+    corruption = name.removeprefix(PREFIX).rpartition("-")[0]
+    own = "jpeg_compression" if corruption == "jpeg" else corruption.replace("-", "_")
+    return [root / FOLDER / f"{own}.npy", root / FOLDER / "labels.npy"]
+
+
+def read_published(name: str, root: Path, spec: DataSpec) -> Dataset:
+    """A corruption's images of one severity from the files of CIFAR-10-C.
+
+    The first 60 % of each class's images are for training, the others for tests. These are the
+    same in all corruptions, so that no image is trained on in one and tested in another.
+    """
+    severity = name.rpartition("-")[2]
+    if severity not in map(str, range(1, SEVERITIES + 1)):
+        raise DatasetError(
+            "is unknown",
+            where="dataset",
+            value=name,
+            remedy=f"use {PREFIX}NAME-SEVERITY with a severity of 1 to {SEVERITIES}",
+        )
+    images, labels = (_read_npy(file) for file in published_files(name, root))
+    size = len(labels) // SEVERITIES
+    own = slice((int(severity) - 1) * size, int(severity) * size)
+    pixels = np.ascontiguousarray(np.moveaxis(images[own], 3, 1)) if images.ndim == 4 else images
+    where = str(published_files(name, root)[0])
+    whole = check_raw_samples(RawSamples(pixels, labels[own].astype(np.int64)), spec, where)
+    is_train = first_of_each_class(whole.labels, TRAIN_SHARE)
+    return Dataset(spec, *(whole.subset(np.flatnonzero(part)) for part in (is_train, ~is_train)))
+
+
+def first_of_each_class(labels: NDArray[np.int64], share: float) -> NDArray[np.bool_]:
+    """Which samples are among the first ones of their class, up to a share of it."""
+    chosen = np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels):
+        places = np.flatnonzero(labels == label)
+        chosen[places[: round(share * len(places))]] = True
+    return chosen
+
+
+def _read_npy(file: Path) -> NDArray[np.uint8]:
+    try:
+        array: NDArray[np.uint8] = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DatasetError(f"cannot be read ({error})", where=file) from error
+    return array
 
 
 def corrupted(clean: Dataset, name: str) -> Dataset:

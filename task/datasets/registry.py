@@ -65,6 +65,8 @@ def load_dataset(name: str, root: str | Path | None = None, *, download: bool = 
     """
     folder = data_root() if root is None else Path(root)
     if name.startswith(corruptions.PREFIX):
+        if all(file.exists() for file in corruptions.published_files(name, folder)):
+            return corruptions.read_published(name, folder, _ENTRIES["cifar10"].spec)
         clean = load_dataset("cifar10", folder, download=download)
         return corruptions.corrupted(clean, name)
     if name not in _ENTRIES:
@@ -77,7 +79,7 @@ def dataset_files(name: str, root: str | Path | None = None) -> list[Path]:
     """Paths that `load_dataset` may read, existing or not; a plug-in may read all of root."""
     folder = data_root() if root is None else Path(root)
     if name.startswith(corruptions.PREFIX):
-        return dataset_files("cifar10", folder)
+        return [*corruptions.published_files(name, folder), *dataset_files("cifar10", folder)]
     if name not in _ENTRIES:
         return [folder]
     if _ENTRIES[name].load is load_digits:  # they come with a package

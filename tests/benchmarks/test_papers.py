@@ -120,7 +120,7 @@ def test_columns_of_clients_are_read_off_one_run(monkeypatch, tmp_path):
     table = Table(
         paper="fedlgd",
         facts="7",
-        preset="fedlgd-private-digits",
+        preset="fedlgd-digits",
         axes={"start": {start: {} for start in ("N(0,1)", "N(mu_i,sigma_i)", "real images")}}
         | {"method": {"FedLGD": {"strategy": "fedavg"}}},
         clients={"MNIST": {"dataset": "digits"}, "USPS": {"dataset": "benchmarks.domains:digits"}}

@@ -13,7 +13,8 @@ from flwr_distill.client.training import epoch_batches
 from flwr_distill.task.datasets import DataSpec, Samples, load_dataset
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model
-from flwr_distill_baselines.vhl.client import VirtualTask, virtual_images
+from flwr_distill_baselines.vhl.client import MAKERS, VirtualTask, virtual_images
+from flwr_distill_baselines.vhl.generator import style_images
 from flwr_distill_baselines.vhl.method import VIRTUAL_TASK, VirtualTaskRequest
 from flwr_distill_baselines.vhl.strategy import VHL
 from tests.errors import at
@@ -88,16 +89,41 @@ def test_a_round_is_the_mean_of_nodes_that_learn_both_tasks(client_grid, tmp_pat
         torch.testing.assert_close(torch.tensor(array.numpy()), mean, atol=1e-5, rtol=0)
 
 
-def test_all_nodes_draw_the_same_images_which_show_their_class():
-    one, other = (virtual_images(SPEC, 20, seed=3) for _ in range(2))
+COLOUR = DataSpec("faces", (3, 28, 24), 10, (0.5,) * 3, (0.5,) * 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "spec", "least"),
+    [(virtual_images, SPEC, 0.95), (style_images, SPEC, 0.7), (style_images, COLOUR, 0.7)],
+)
+def test_all_nodes_draw_the_same_images_which_show_their_class(make, spec, least):
+    one, other = (make(spec, 20, seed=3) for _ in range(2))
     assert torch.equal(one.inputs, other.inputs)
-    assert not torch.equal(one.inputs, virtual_images(SPEC, 20, seed=4).inputs)
+    assert not torch.equal(one.inputs, make(spec, 20, seed=4).inputs)
     assert one.labels.bincount().tolist() == [20] * SPEC.num_classes
-    assert one.inputs.shape[1:] == SPEC.shape
+    assert one.inputs.shape[1:] == spec.shape
+    assert abs(float(one.inputs.mean())) < 0.1
+    assert float(one.inputs.std()) == pytest.approx(1, abs=0.1)
     flat = one.inputs.flatten(1)
     means = torch.stack([flat[one.labels == c].mean(0) for c in range(SPEC.num_classes)])
     nearest = torch.cdist(flat, means).argmin(1)
-    assert (nearest == one.labels).float().mean() > 0.95
+    assert (nearest == one.labels).float().mean() > least
+
+
+def test_images_of_a_style_differ_within_a_class_and_are_smooth():
+    images = style_images(COLOUR, 5, seed=3).inputs
+    assert torch.cdist(images[:5].flatten(1), images[:5].flatten(1)).add(torch.eye(5)).min() > 0.5
+    steps = (images[..., 1:] - images[..., :-1]).abs().mean()
+    rows = images.flatten(1)
+    shuffled = rows[:, torch.randperm(rows.shape[1])].reshape(images.shape)
+    assert steps < 0.5 * (shuffled[..., 1:] - shuffled[..., :-1]).abs().mean()
+
+
+def test_a_node_learns_the_images_that_the_run_names(client_grid, monkeypatch):
+    made = []
+    monkeypatch.setitem(MAKERS, "stylegan", lambda *a: made.append(a) or virtual_images(*a))
+    ask(client_grid(2, RUN_CONFIG), images="stylegan")
+    assert made == [(SPEC, 2, 1)] * 2
 
 
 def test_what_a_node_lacks_of_classes_it_learns_of_virtual_images():
@@ -117,6 +143,9 @@ def test_texts_are_refused_before_any_node_is_asked(a_run):
     with pytest.raises(SettingsError, match="'letters'", check=at("strategy", value="vhl")):
         VHL.from_run(VHLSettings(), a_run(spec=spec))
     assert VHL.from_run(VHLSettings(), a_run()).request.seed == 7
+    table = DataSpec("rows", (12, 1, 1), 4, (0.5,) * 12, (0.5,) * 12, kind="table")
+    with pytest.raises(SettingsError, check=at("vhl.images", value="stylegan")):
+        VHL.from_run(VHLSettings(images="stylegan"), a_run(spec=table))
 
 
 def ask(grid, **changed):

@@ -95,3 +95,54 @@ def test_an_unknown_corruption_is_an_error_with_the_list(root, name):
 def test_without_cifar10_the_error_names_it(tmp_path):
     with pytest.raises(DatasetError, check=at("dataset", value="cifar10")):
         load_dataset("cifar10-c/jpeg-3", tmp_path)
+
+
+def write_published(root, corruption, per_class=5):
+    """Files as CIFAR-10-C has them: severities one after the other, pixels that tell which."""
+    folder = root / "CIFAR-10-C"
+    folder.mkdir(exist_ok=True)
+    order = np.random.default_rng(0).permutation(np.repeat(np.arange(10), per_class))
+    images = np.zeros((5, len(order), 32, 32, 3), np.uint8)
+    images += np.arange(1, 6, dtype=np.uint8)[:, None, None, None, None] * 50
+    images[:, :, 0, 0, 0] = np.arange(len(order))
+    images[..., 2] = 7
+    np.save(folder / f"{corruption}.npy", images.reshape(-1, 32, 32, 3))
+    np.save(folder / "labels.npy", np.tile(order, 5).astype(np.uint8))
+    return order
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("fog", "fog"), ("glass-blur", "glass_blur"), ("jpeg", "jpeg_compression")],
+)
+def test_published_files_are_read_by_severity_and_split_by_image(tmp_path, name, file):
+    labels = write_published(tmp_path, file)
+    for severity in (1, 4):
+        data = load_dataset(f"cifar10-c/{name}-{severity}", tmp_path)
+        assert (data.train.images[:, 0, 1, 1] == 50 * severity).all()
+        assert (data.test.images[:, 2] == 7).all()
+        places = [part.images[:, 0, 0, 0] for part in (data.train, data.test)]
+        assert [labels[p].tolist() for p in places] == [
+            data.train.labels.tolist(),
+            data.test.labels.tolist(),
+        ]
+        assert data.train.labels.dtype == np.int64
+        assert np.bincount(data.train.labels).tolist() == [3] * 10
+        assert sorted(np.concatenate(places).tolist()) == list(range(50))
+    with pytest.raises(DatasetError, check=at("dataset", value=f"cifar10-c/{name}-6")):
+        load_dataset(f"cifar10-c/{name}-6", tmp_path)
+
+
+def test_a_damaged_published_file_is_named(tmp_path):
+    write_published(tmp_path, "fog")
+    file = tmp_path / "CIFAR-10-C" / "fog.npy"
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(DatasetError, check=at(file)):
+        load_dataset("cifar10-c/fog-1", tmp_path)
+
+
+def test_what_has_no_published_file_is_made_of_cifar10(root):
+    before = load_dataset("cifar10-c/contrast-2", root)
+    write_published(root, "snow")
+    assert (load_dataset("cifar10-c/contrast-2", root).train.images == before.train.images).all()
+    assert len(load_dataset("cifar10-c/snow-2", root).train) == 30

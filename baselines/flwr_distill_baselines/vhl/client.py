@@ -1,6 +1,7 @@
 """VHL on nodes: the virtual task, learned beside the node's own samples."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from itertools import chain, repeat
 from typing import Self
 
@@ -19,6 +20,7 @@ from flwr_distill.protocol.messages import CONFIG
 from flwr_distill.task.auxiliary_names import NOISE
 from flwr_distill.task.datasets import DataSpec, Samples, auxiliary_images
 from flwr_distill.task.settings import TrainSettings
+from flwr_distill_baselines.vhl.generator import style_images
 from flwr_distill_baselines.vhl.method import VIRTUAL_TASK, VirtualTaskRequest
 
 
@@ -65,7 +67,8 @@ class VirtualTask(LossTerm):
         """Make the term of a message with VHL's record."""
         require_no_privacy(settings, "VHL's alignment of samples")
         request = VirtualTaskRequest.checked(content.config_records[VIRTUAL_TASK], "message")
-        virtual = virtual_images(session.data.spec, request.per_class, request.seed)
+        make = MAKERS[request.images]
+        virtual = make(session.data.spec, request.per_class, request.seed)
         config = content.config_records.get(CONFIG, ConfigRecord())
         generator = session.generator("virtual-task", server_round(config))
         return cls(model, virtual.to(session.device), request, generator, settings.feature_layer)
@@ -94,3 +97,9 @@ def virtual_images(spec: DataSpec, per_class: int, seed: int) -> Samples:
     patterns = noise[:classes].repeat_interleave(per_class, dim=0)
     labels = torch.arange(classes).repeat_interleave(per_class)
     return Samples((patterns + noise[classes:]) / 2**0.5, labels)
+
+
+MAKERS: Mapping[str, Callable[[DataSpec, int, int], Samples]] = {
+    "noise": virtual_images,
+    "stylegan": lru_cache(maxsize=1)(style_images),  # the same in each round
+}

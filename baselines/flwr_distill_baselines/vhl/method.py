@@ -1,7 +1,7 @@
 """VHL: settings, request to nodes and declaration."""
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,9 @@ VIRTUAL_TASK = "virtual-task"
 class VHLSettings(Block):
     """Settings of VHL (``vhl.*``)."""
 
+    images: Literal["noise", "stylegan"] = "noise"
+    """Virtual images: smooth ``noise`` around a pattern of their class, or those of an untrained
+    ``stylegan``, as in the paper."""
     per_class: Annotated[int, Field(ge=1, le=10_000)] = 100
     """Virtual images of each class."""
     virtual_batch: Annotated[int, Field(ge=2)] = 128

@@ -27,9 +27,9 @@ class VHL(CheckedFedAvg):
 
     Notes
     -----
-    The paper's images come from an untrained StyleGAN-v2. Here they are smooth noise around a
-    pattern of their class, so that nothing is downloaded. As in the paper, and unlike the published
-    code's default, virtual classes are those of the task, not further ones.
+    The paper's images come from an untrained StyleGAN-v2, ``images="stylegan"``; by default they
+    are smooth noise around a pattern of their class, which is quicker. As in the paper, and unlike
+    the published code's default, virtual classes are those of the task, not further ones.
     """
 
     settings: VHLSettings = VHLSettings()
@@ -42,13 +42,20 @@ class VHL(CheckedFedAvg):
 
     @classmethod
     def from_run(cls, settings: VHLSettings, run: Run, **arguments: Any) -> Self:
-        """Make the strategy for a run of our ServerApp; SettingsError if the data are texts."""
+        """Make the strategy for a run of our ServerApp; SettingsError if the data do not fit."""
         if run.spec.kind == "text":
             raise SettingsError(
                 f"{run.spec.name!r} has texts, for which there are no virtual images",
                 where="strategy",
                 value="vhl",
                 remedy="take another strategy",
+            )
+        if run.spec.kind != "image" and settings.images == "stylegan":
+            raise SettingsError(
+                f"{run.spec.name!r} has no images, which a StyleGAN makes",
+                where="vhl.images",
+                value=settings.images,
+                remedy='take "noise"',
             )
         return super().from_run(settings, run, **arguments)
 
