@@ -5,7 +5,7 @@ CADIS] [--model mlp] [--preset FILE --data-root DIR] [--json FILE]``
 
 Twenty nodes in clusters of 12, 5 and 3 have the digits 0-3, 4-6 and 7-9, equally many samples each;
 SGD, lr 0.01, batches of 8, 5 local epochs.
-``--preset flwr_distill/presets/cadis-mnist-bc.toml --fractions 0.1`` is the paper's setting on
+``--preset flwr_distill/presets/cadis-mnist.toml --fractions 0.1`` is the paper's setting on
 MNIST. Mean test accuracy of the last ten rounds; in this process, with the real apps.
 """
 

@@ -37,7 +37,12 @@ class Trained(NamedTuple):
 
 
 def epoch_batches(
-    labels: Tensor, batch_size: int, generator: torch.Generator, *, balanced: bool = False
+    labels: Tensor,
+    batch_size: int,
+    generator: torch.Generator,
+    *,
+    balanced: bool = False,
+    drop_last: bool = False,
 ) -> Iterator[Tensor]:
     """Yield the minibatches of one epoch as index tensors.
 
@@ -54,6 +59,8 @@ def epoch_batches(
         If True, draw at least n samples with replacement with equally likely classes, in whole
         minibatches: a step on few samples can spoil a model, and a round may end with it. Else
         every sample comes once, in random order.
+    drop_last : bool (default: False)
+        If True, any remainder is dropped, unless there is only that.
     """
     num_samples = len(labels)
     if balanced:
@@ -63,8 +70,9 @@ def epoch_batches(
         order = torch.multinomial(share[positions], draws, replacement=True, generator=generator)
     else:
         order = torch.randperm(num_samples, generator=generator)
-        if num_samples % batch_size == 1 and min(num_samples, batch_size) > 1:
-            order = order[:-1]
+        remainder = num_samples % batch_size
+        if remainder < num_samples and (drop_last or remainder == 1):
+            order = order[: num_samples - remainder]
     return iter(torch.split(order.to(labels.device), batch_size))
 
 
@@ -171,7 +179,13 @@ def train_round(
         )
         return Trained(None, None, steps)
     batches = chain.from_iterable(
-        epoch_batches(samples.labels, settings.batch_size, generator, balanced=balanced)
+        epoch_batches(
+            samples.labels,
+            settings.batch_size,
+            generator,
+            balanced=balanced,
+            drop_last=settings.drop_last,
+        )
         for _ in range(settings.local_epochs)
     )
     augment = Augment(changes, generator) if changes else None

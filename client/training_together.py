@@ -104,7 +104,9 @@ def _batches(num_samples: int, settings: TrainSettings, augment: Augment) -> Ite
     """The minibatches that `train_round` draws."""
     labels = torch.empty(num_samples)  # only their number counts
     for _ in range(settings.local_epochs):
-        for rows in epoch_batches(labels, settings.batch_size, augment.generator):
+        for rows in epoch_batches(
+            labels, settings.batch_size, augment.generator, drop_last=settings.drop_last
+        ):
             yield _Minibatch(rows, augment.draw(len(rows)))
 
 

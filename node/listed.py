@@ -39,7 +39,8 @@ SETTINGS: Mapping[str, str] = {
         runs-dir resume keep-checkpoints hooks edge defence most-samples aggregator aggregator-args
         norm-threshold secure-sums-norm fraction-evaluate
 
-        aggregation most-say main-cluster num-malicious-nodes num-nodes-to-select
+        aggregation most-say main-cluster cluster-size similarity rescaling eps eps-growth max-eps
+        closure transitive num-malicious-nodes num-nodes-to-select
         noise-multiplier initial-clipping-norm target-clipped-quantile clip-norm-lr
         clipped-count-stddev clipping-norm eta tau beta beta-1
         beta-2 server-learning-rate server-momentum q server-lr server-epochs server-batch-size
@@ -51,8 +52,8 @@ SETTINGS: Mapping[str, str] = {
         RANGE,
         """seed trains fourier scheme classes alpha clusters shape together
 
-        optimizer lr lr-schedule momentum weight-decay batch-size proximal-mu kd-lambda
-        feature-layer precision augment dp-clip server-round clipping_norm
+        optimizer lr lr-schedule momentum weight-decay batch-size drop-last proximal-mu kd-lambda
+        kd-kernel feature-layer precision augment dp-clip server-round clipping_norm
 
         num-classes package frozen regularisation
 

@@ -25,6 +25,7 @@ from flwr_distill.task.text_files import composed
 
 RunConfigValue = bool | int | float | str
 Precision = Literal["float32", "tf32", "bf16"]
+Kernel = Literal["gaussian", "centred"]
 Change = Literal["shift", "scale", "rotate", "shear", "flip", "colour", "cutout"]
 CHANGES: tuple[Change, ...] = get_args(Change)
 """Of training images; what each does: `task.augmentation.augmented`."""
@@ -187,12 +188,19 @@ class TrainSettings(Block):
     """L2 penalty."""
     batch_size: Annotated[int, Field(ge=1)] = 16
     """Samples per minibatch."""
+    drop_last: bool = False
+    """Whether an epoch's last minibatch is left out if it is smaller than the others; not if it is
+    the only one."""
     local_epochs: Annotated[int, Field(ge=1)] = 2
     """Passes over the local data per round."""
     proximal_mu: Annotated[float, Field(ge=0)] = 0.0
     """Weight of FedProx's proximal term ``mu/2 ||w - w_t||^2``."""
     kd_lambda: Annotated[float, Field(ge=0)] = 0.0
     """Weight of CADIS's regulariser; the strategy ``cadis`` sets its own."""
+    kd_kernel: Kernel = "gaussian"
+    """Kernel of that regulariser: ``gaussian`` in the distances of features (the paper, which does
+    not say how wide), or ``centred`` on their mean, as wide as their deviation (its published
+    code)."""
     feature_layer: str = ""
     """Name of the model's last dense layer, whose input is the features; found if empty."""
     precision: Precision = "float32"

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,10 +11,15 @@ from scipy.sparse.csgraph import connected_components
 
 Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Indices of two clients each."""
+Judged = Literal["peak", "mean"]
+"""By what of its similarity a pair is judged: the highest that its mean has been, or its mean."""
+Rescaling = Literal["pairs", "positive"]
+"""Values of which the lowest and highest rescale S: those of known pairs, or the positive ones and
+1, every client's similarity to itself."""
+Closure = Literal["full", "one-step", "none"]
+"""Who shares a cluster: all that linked pairs connect, pairs that are linked directly or through
+one other client, or linked pairs alone."""
 
-FIRST_THRESHOLD = 0.975
-LAST_THRESHOLD = 0.985
-THRESHOLD_GROWTH = 1.0005
 MAX_DEVIATION = 0.02
 SAME = 1e-6
 """Similarities that differ by less count as equal, because of float32 rounding."""
@@ -71,20 +77,26 @@ class KnownPairs:
         peaks = np.maximum(np.insert(self.peaks, place, -1.0), sums / counts)
         return KnownPairs(keys, sums, counts, peaks)
 
-    def links(self, needed: float) -> Pairs:
-        """Pairs whose peak is above a threshold."""
-        i, j = self.pairs
-        return i[self.peaks > needed], j[self.peaks > needed]
+    def judged(self, by: Judged) -> NDArray[np.float64]:
+        """Similarity of each pair by which it is judged."""
+        return self.peaks if by == "peak" else self.similarity
 
-    def rows(self, clients: NDArray[np.int64], num_clients: int) -> NDArray[np.float64]:
-        """Peaks of some clients with all, (clients, num_clients); NaN for unknown pairs."""
+    def links(self, needed: float, by: Judged = "peak") -> Pairs:
+        """Pairs whose similarity is above a threshold."""
+        (i, j), alike = self.pairs, self.judged(by) > needed
+        return i[alike], j[alike]
+
+    def rows(
+        self, clients: NDArray[np.int64], num_clients: int, by: Judged = "peak"
+    ) -> NDArray[np.float64]:
+        """Similarity of some clients to all, (clients, num_clients); NaN for unknown pairs."""
         row_of = np.full(num_clients, -1)
         row_of[clients] = np.arange(len(clients))
         rows = np.full((len(clients), num_clients), np.nan)
-        i, j = self.pairs
+        (i, j), judged = self.pairs, self.judged(by)
         for own, other in ((i, j), (j, i)):
             wanted = row_of[own] >= 0
-            rows[row_of[own[wanted]], other[wanted]] = self.peaks[wanted]
+            rows[row_of[own[wanted]], other[wanted]] = judged[wanted]
         return rows
 
 
@@ -131,23 +143,29 @@ def transitive_similarity(
     )
 
 
-def threshold(server_round: int) -> float:
-    """Threshold eps of a round, which rises from 0.975 to 0.985.
+def threshold(
+    server_round: int, first: float = 0.975, growth: float = 1.0005, last: float = 0.985
+) -> float:
+    """Threshold eps of a round, which rises from `first` to `last`.
 
-    From ``eps_0 = 0.975``, ``eps_{t+1} = min(eps_t 1.0005^t, 0.985)`` as in the authors' code;
-    round 1 is t = 0.
+    From ``eps_0 = first``, ``eps_{t+1} = min(eps_t growth^t, last)`` as in the authors' code; round
+    1 is t = 0.
     """
     t = server_round - 1
-    rising = math.log(FIRST_THRESHOLD) + t * (t - 1) / 2 * math.log(THRESHOLD_GROWTH)
-    return math.exp(min(rising, math.log(LAST_THRESHOLD)))
+    rising = math.log(first) + t * (t - 1) / 2 * math.log(growth)
+    return math.exp(min(rising, math.log(last)))
 
 
-def similarity_of_a_cluster(similarity: NDArray[np.float64], eps: float) -> float:
+def similarity_of_a_cluster(
+    similarity: NDArray[np.float64], eps: float, rescaling: Rescaling = "pairs"
+) -> float:
     """Similarity S above which two clients share a cluster (CADIS, eq. 13).
 
-    They do if ``Q_ij > eps``, where Q is S rescaled to [0, 1] over the known pairs. If all known
-    similarities are equal, all clients share one cluster.
+    They do if ``Q_ij > eps``, where Q is S rescaled to [0, 1] by the lowest and highest value. If
+    these are equal, all clients share one cluster.
     """
+    if rescaling == "positive":
+        similarity = np.append(similarity[similarity > 0], 1.0)
     low, high = similarity.min(initial=1.0), similarity.max(initial=-1.0)
     return -np.inf if high - low < SAME else float(low + eps * (high - low))
 
@@ -172,10 +190,44 @@ def clusters(num_clients: int, *linked: Pairs) -> NDArray[np.int64]:
     return cluster_of
 
 
+def cluster_sizes(
+    cluster_of: NDArray[np.int64],
+    linked: list[Pairs],
+    closure: Closure,
+    clients: NDArray[np.int64],
+    counted: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """``|cluster of i|`` (CADIS, eq. 1): how many of the `counted` clients share i's cluster.
+
+    Parameters
+    ----------
+    cluster_of, linked : ndarray, list of Pairs
+        Cluster of each client by `clusters`, (clients,), and the pairs that made it.
+    closure : str
+        Who shares a cluster; anything but ``full`` gives clusters that overlap.
+    clients : ndarray
+        Indices of the clients i whose clusters are measured; each is one of `counted`.
+    counted : ndarray
+        Indices of the clients that count.
+    """
+    if closure == "full":
+        sizes: NDArray[np.int64] = np.bincount(cluster_of[counted])[cluster_of[clients]]
+        return sizes
+    itself = np.arange(len(cluster_of))
+    i, j = np.concatenate([np.stack(pairs) for pairs in [*linked, (itself, itself)]], axis=1)
+    shape = (len(cluster_of), len(cluster_of))
+    together = coo_array((np.ones(2 * len(i)), (np.append(i, j), np.append(j, i))), shape).tocsr()
+    if closure == "one-step":
+        together = together @ together
+    members: NDArray[np.int64] = (together[clients][:, counted] > 0).sum(axis=1)
+    return members
+
+
 def aggregation_weights(
     cluster_of: NDArray[np.int64],
     num_examples: NDArray[np.floating],
     most_say: float = math.inf,
+    sizes: NDArray[np.int64] | None = None,
 ) -> NDArray[np.float64]:
     """Weights ``u_i ~ 1/|cluster of i| n_i/n``, which sum to 1 (CADIS, eq. 1-2).
 
@@ -186,8 +238,10 @@ def aggregation_weights(
     most_say : float (default: inf)
         Cap that is not the paper's: a cluster weighs at most that many times its share of the
         clients; what is above goes to the others in proportion. At least 1.
+    sizes : ndarray, optional (default: None)
+        ``|cluster of i|`` of each client; None counts these clients.
     """
-    weights = num_examples / np.bincount(cluster_of)[cluster_of]
+    weights = num_examples / (np.bincount(cluster_of)[cluster_of] if sizes is None else sizes)
     _, cluster = np.unique(cluster_of, return_inverse=True)
     say = np.bincount(cluster, weights) / weights.sum()
     most = most_say * np.bincount(cluster) / len(cluster)

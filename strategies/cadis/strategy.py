@@ -17,7 +17,9 @@ from flwr_distill.protocol.outliers import room
 from flwr_distill.strategies.cadis.method import CADISSettings
 from flwr_distill.strategies.cadis.similarity import (
     KnownPairs,
+    Pairs,
     aggregation_weights,
+    cluster_sizes,
     clusters,
     estimated_links,
     instance_similarity,
@@ -70,6 +72,10 @@ class CADIS(CheckedFedAvg):
     Pairs are judged by the peak of their similarity S (eq. 12), unlike in the paper. Once a model
     fits a cluster, its clients' changes are noise and S falls: judged by S, the cluster would
     split, and each of its clients would weigh as much as a cluster.
+
+    Settings choose the paper's rule, and that of its published code, in each of these points. That
+    code also compares some clients with another client's model, which no setting does: its loop
+    over pairs (i, j) pairs model i with model j - i - 1.
     """
 
     settings: CADISSettings = CADISSettings()
@@ -109,7 +115,7 @@ class CADIS(CheckedFedAvg):
     ) -> Iterable[Message]:
         """Have the sampled nodes train with the regulariser."""
         self._round = server_round
-        if self.settings.aggregation == "clusters":
+        if self.settings.aggregation != "samples":
             self._dense = _dense_weight(as_arrays(arrays), self.layer)
         # A rule rejects what turns back: without it, honest nodes with few classes do as well.
         needed = self.settings.aggregation == "samples" or self.settings.rule != "mean"
@@ -132,18 +138,24 @@ class CADIS(CheckedFedAvg):
         trained = [update.arrays[self._dense].astype(np.float64) for update in updates]
         changes = np.stack([(weights - start).ravel() for weights in trained])
         self.known = self.known.after(clients, instance_similarity(changes))
-        needed = similarity_of_a_cluster(self.known.peaks, threshold(self._round))
-        rows, draws = self.known.rows(clients, len(self.places)), [self.seed, self._round]
-        estimated = estimated_links(rows, clients, needed, np.random.default_rng(draws))
-        cluster_of = clusters(len(self.places), self.known.links(needed), estimated)
+        linked = self._linked(clients)
+        cluster_of = clusters(len(self.places), *linked)
         self._report(cluster_of)
         largest = int(np.bincount(cluster_of).max())
         self.has_main_cluster = largest >= self.settings.main_cluster * len(self.places)
+        num_examples = np.array([update.num_examples for update in updates])
+        sizes = None
         if not self.has_main_cluster:
             log(INFO, "CADIS: no main cluster, so nodes weigh by their samples")
             cluster_of = np.zeros_like(cluster_of)
-        num_examples = np.array([update.num_examples for update in updates])
-        weights = aggregation_weights(cluster_of[clients], num_examples, self.settings.most_say)
+        else:
+            seen = np.arange(len(self.places))
+            counted = seen if self.settings.cluster_size == "seen" else clients
+            sizes = cluster_sizes(cluster_of, linked, self.settings.closure, clients, counted)
+            if self.settings.aggregation == "cluster-sizes":
+                num_examples = np.ones_like(num_examples)
+        most_say = self.settings.most_say
+        weights = aggregation_weights(cluster_of[clients], num_examples, most_say, sizes)
         if self.settings.rule == "mean":
             return weighted_mean(zip(weights, (update.arrays for update in updates), strict=True))
         means = []
@@ -156,6 +168,20 @@ class CADIS(CheckedFedAvg):
                 self.set_aside(updates[i].reply, "it is out of line with its cluster")
             means.append((weights[inside].sum(), mean))
         return weighted_mean(means)
+
+    def _linked(self, clients: NDArray[np.int64]) -> list[Pairs]:
+        """Pairs of all clients seen that are alike enough: known ones, and estimated ones."""
+        settings, server_round = self.settings, self._round
+        by, num_clients = settings.similarity, len(self.places)
+        eps = threshold(server_round, settings.eps, settings.eps_growth, settings.max_eps)
+        needed = similarity_of_a_cluster(self.known.judged(by), eps, settings.rescaling)
+        linked = [self.known.links(needed, by)]
+        if settings.transitive != "off":
+            through = np.arange(num_clients) if settings.transitive == "all" else clients
+            rows, draws = self.known.rows(through, num_clients, by), [self.seed, server_round]
+            generator = np.random.default_rng(draws)
+            linked.append(estimated_links(rows, through, needed, generator))
+        return linked
 
     def _judged(self, updates: list[Update]) -> list[Update]:
         """Updates moved back to a usual length, without those that turn back or are too long.

@@ -30,7 +30,7 @@ TINY = papers.Table(
     rows=(
         papers.Row(
             name="MC",
-            preset="cadis-mnist-mc",
+            preset="cadis-mnist",
             paper={"CADIS": papers.Value(value=90.0, source="a page")},
         ),
     ),

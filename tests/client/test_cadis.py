@@ -35,19 +35,38 @@ def naive_relations(features):
     ]
 
 
+def published_relations(features):
+    """The published code's kernel density, in loops."""
+    n = len(features)
+    d = [[math.dist(x, y) for y in features] for x in features]
+    pairs = [d[i][j] for i in range(n) for j in range(n) if i != j]
+    mean = sum(pairs) / len(pairs)
+    variance = sum((x - mean) ** 2 for x in pairs) / (len(pairs) - 1)
+    kernel = [[math.exp(-((x - mean) ** 2) / (2 * (variance + 0.001))) for x in row] for row in d]
+    return [
+        [kernel[i][j] / sum(kernel[i][k] for k in range(n) if k != i) for j in range(n)]
+        for i in range(n)
+    ]
+
+
+RELATIONS = {"gaussian": naive_relations, "centred": published_relations}
+
+
 def term_on(term, model, inputs):
     return term(inputs, torch.zeros(len(inputs), dtype=torch.int64), model(inputs))
 
 
-@given(st.integers(3, 8), st.integers(0, 1000))
-def test_the_term_is_lambda_times_the_papers_divergence(n, seed):
+@pytest.mark.parametrize("kernel", RELATIONS)
+@given(n=st.integers(3, 8), seed=st.integers(0, 1000))
+def test_the_term_is_lambda_times_the_papers_divergence(kernel, n, seed):
     model = mlp()
-    term, teacher = Relational(model, 0.7), copy.deepcopy(model)
+    term, teacher = Relational(model, 0.7, kernel=kernel), copy.deepcopy(model)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.3 * torch.randn(parameter.shape)
     inputs = torch.randn(n, 1, 3, 3, generator=torch.Generator().manual_seed(seed))
-    p_t, p_s = (naive_relations(m[:3](inputs).double().tolist()) for m in (teacher, model))
+    relations = RELATIONS[kernel]
+    p_t, p_s = (relations(m[:3](inputs).double().tolist()) for m in (teacher, model))
     divergence = sum(
         p_t[i][j] * math.log(p_t[i][j] / p_s[i][j]) for i in range(n) for j in range(n) if i != j
     )
@@ -80,10 +99,11 @@ def test_relations_do_not_depend_on_the_scale_of_features():
     torch.testing.assert_close(log_relations(1000 * features), log_relations(features))
 
 
+@pytest.mark.parametrize("kernel", RELATIONS)
 @pytest.mark.parametrize("n", [1, 2])
-def test_one_or_two_samples_have_no_relations_to_keep(n):
+def test_one_or_two_samples_have_no_relations_to_keep(n, kernel):
     model = mlp()
-    term = Relational(model, 1.0)
+    term = Relational(model, 1.0, kernel=kernel)
     model.load_state_dict(mlp(seed=1).state_dict())
     value = term_on(term, model, torch.randn(n, 1, 3, 3))
     value.backward()
@@ -91,10 +111,11 @@ def test_one_or_two_samples_have_no_relations_to_keep(n):
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
 
 
+@pytest.mark.parametrize("kernel", RELATIONS)
 @pytest.mark.parametrize("constant", [0.0, 1e8, 0.1])
-def test_constant_features_have_equal_relations_and_no_gradient(constant):
+def test_constant_features_have_equal_relations_and_no_gradient(constant, kernel):
     features = torch.full((5, 4), constant, requires_grad=True)
-    relations = log_relations(features)
+    relations = log_relations(features, kernel)
     torch.testing.assert_close(relations, torch.full((5, 4), -math.log(4)))
     relations[0, 0].backward()
     assert torch.equal(features.grad, torch.zeros(5, 4))
@@ -117,3 +138,15 @@ def test_any_strategys_config_can_ask_for_it_and_it_is_off_by_default():
     (term,) = loss_terms(None, RecordDict(), mlp(), asked)
     assert isinstance(term, Relational)
     assert loss_terms(None, RecordDict(), mlp(), TrainSettings()) == []
+
+
+@pytest.mark.parametrize("kernel", RELATIONS)
+def test_the_kernel_is_that_of_the_settings(kernel):
+    asked = TrainSettings.checked({"kd-lambda": 1.0, "kd-kernel": kernel}, "message")
+    model, inputs = mlp(), torch.randn(6, 1, 3, 3)
+    (term,), expected = (
+        loss_terms(None, RecordDict(), model, asked),
+        Relational(model, 1.0, kernel=kernel),
+    )
+    model.load_state_dict(mlp(seed=1).state_dict())
+    assert term_on(term, model, inputs).item() == term_on(expected, model, inputs).item()

@@ -73,6 +73,7 @@ def check_equal(model, sets, settings, tolerance, changes=()):
         ({}, 1e-6),
         ({"momentum": 0.9, "weight_decay": 0.1, "lr": 0.02}, 1e-6),
         ({"optimizer": "adam", "lr": 1e-3, "weight_decay": 0.01}, 2e-5),
+        ({"drop_last": True}, 1e-6),
         ({"precision": "bf16"}, 1e-2),
     ],
 )

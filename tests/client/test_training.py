@@ -40,6 +40,28 @@ def test_an_epoch_shows_every_sample_but_one_that_would_be_alone_in_its_batch(n,
     assert n - len(shown) == lonely
 
 
+@given(st.integers(1, 50), st.integers(1, 20), st.integers(0, 100))
+def test_an_epoch_without_its_last_part_is_whole_minibatches_of_the_same_order(n, size, seed):
+    labels = torch.zeros(n)
+    batches = list(epoch_batches(labels, size, generator(seed), drop_last=True))
+    every = list(epoch_batches(labels, size, generator(seed)))
+    assert [b.tolist() for b in batches] == [b.tolist() for b in every[: max(n // size, 1)]]
+    assert {len(batch) for batch in batches} == {min(n, size)}
+
+
+def test_a_round_drops_the_last_part_where_the_settings_say_so(samples, model):
+    steps = {
+        drop: train_round(
+            copy.deepcopy(model),
+            samples,
+            TrainSettings(batch_size=len(samples) - 3, local_epochs=2, drop_last=drop),
+            generator(),
+        ).steps
+        for drop in (False, True)
+    }
+    assert steps == {False: 4, True: 2}
+
+
 def test_a_balanced_epoch_shows_each_class_equally_often_in_whole_minibatches():
     labels = torch.tensor([0] * 3000 + [1] * 300 + [5] * 30)
     batches = list(epoch_batches(labels, 64, generator(), balanced=True))
