@@ -88,13 +88,15 @@ def distil_ensemble(
     lr: float = 1e-3,
     weight_decay: float = 1e-4,
     batch_size: int = 128,
+    restore_best: bool = True,
     generator: torch.Generator,
 ) -> Distilled:
     """Train a student on a teacher's outputs, with early stopping (FedHEAD, step 4; FedHEAD+).
 
-    Adam minimises ``KL(teacher || student)``, averaged over samples. A tenth of the samples (at
-    least one) is held out; the student with the lowest loss there is kept, which may be the
-    untrained one. A single sample serves as both parts.
+    Adam minimises ``KL(teacher || student)``, averaged over samples: eq. 4 with cross-entropy, less
+    the teacher's entropy, which no student changes. A tenth of the samples (at least one) is held
+    out to stop early by; which ones the paper takes it does not say. A single sample serves as both
+    parts.
 
     Parameters
     ----------
@@ -107,6 +109,9 @@ def distil_ensemble(
         improvement before training stops.
     batch_size : int (default: 128)
         A last minibatch of one sample is skipped, as in local training.
+    restore_best : bool (default: True)
+        Whether the student with the lowest held-out loss is kept, which may be the untrained one;
+        else that of the last epoch.
     generator : torch.Generator
         For the held-out part and minibatches, on the CPU.
 
@@ -130,7 +135,7 @@ def distil_ensemble(
     optimizer = torch.optim.Adam(student.parameters(), lr=lr, weight_decay=weight_decay)
 
     best_epoch, best = 0, _snapshot(student)
-    lowest = _held_out_loss(student, inputs[held_out], held_out_teacher)
+    loss = lowest = _held_out_loss(student, inputs[held_out], held_out_teacher)
     epoch = 0
     for epoch in range(1, epochs + 1):
         student.train()
@@ -145,7 +150,10 @@ def distil_ensemble(
             best_epoch, best, lowest = epoch, _snapshot(student), loss
         elif epoch - best_epoch >= patience:
             break
-    student.load_state_dict(best)
+    if restore_best:
+        student.load_state_dict(best)
+    else:
+        best_epoch, lowest = epoch, loss
     student.eval()
     return Distilled(epochs=epoch, best_epoch=best_epoch, loss=lowest)
 

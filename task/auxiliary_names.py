@@ -6,7 +6,7 @@ import re
 from flwr_distill.task.errors import DatasetError
 
 NOISE = "noise"
-NAMED = ("fashion-mnist", "tiny-imagenet")
+NAMED = ("cifar100", "fashion-mnist", "tiny-imagenet")
 OWN_FILE = re.compile(r"@[\w.-]{1,64}")
 """How a run names a file or folder that each node's owner has given the name (``files``)."""
 

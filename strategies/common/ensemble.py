@@ -22,3 +22,7 @@ class EnsembleDistillation(Block):
     """Samples in a minibatch."""
     average: Literal["probabilities", "logits"] = "probabilities"
     """What the teacher is the mean of: its members' ``probabilities`` or ``logits``."""
+    restore_best: bool = True
+    """Whether a distillation ends with the student of the lowest loss on the held-out part, which
+    may be the untrained one. False ends with that of the last epoch: the paper stops early, and
+    restores nothing."""

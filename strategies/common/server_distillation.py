@@ -72,6 +72,7 @@ class ServerDistillation:
             lr=request.distill_lr,
             weight_decay=request.distill_weight_decay,
             batch_size=request.distill_batch_size,
+            restore_best=request.restore_best,
             generator=round_generator(self._seed, server_round),
         )
         log(INFO, "Distilled on %d reference samples: %s", len(self._inputs), distilled)

@@ -253,6 +253,7 @@ def distil_sector(
         lr=request.distill_lr,
         weight_decay=request.distill_weight_decay,
         batch_size=request.distill_batch_size,
+        restore_best=request.restore_best,
         generator=session.generator("distill-sector", server_round),
     )
     log(INFO, "Distilled %s: %s", counted(len(members["weights"]), "model"), distilled)

@@ -88,8 +88,8 @@ class FedHEADSettings(EnsembleDistillation):
     server_epochs: Annotated[int, Field(ge=1)] = 20
     """n_g, most epochs of the distillation on the server (FedHEAD+, FedDF)."""
     reference: Annotated[str, AfterValidator(check_auxiliary)] = "noise"
-    """Reference set of that distillation: ``noise``, ``fashion-mnist``, ``tiny-imagenet``, or a
-    folder or npz that is on the server."""
+    """Reference set of that distillation: ``noise``, ``cifar100``, ``fashion-mnist``,
+    ``tiny-imagenet``, or a folder or npz that is on the server."""
     reference_size: Annotated[int, Field(ge=2)] = 1000
     """Samples of the reference set."""
 

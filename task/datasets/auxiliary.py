@@ -30,8 +30,8 @@ def auxiliary_images(
     Parameters
     ----------
     name : str
-        ``noise`` (smooth random patterns), ``fashion-mnist``, ``tiny-imagenet``, or the path of a
-        folder of images or an ``.npz`` file with ``images``.
+        ``noise`` (smooth random patterns), ``cifar100``, ``fashion-mnist``, ``tiny-imagenet``, or
+        the path of a folder of images or an ``.npz`` file with ``images``.
     seed : int
         Seed of the patterns, or of the choice of images (without replacement).
     root : str or Path, optional (default: None)

@@ -1,4 +1,4 @@
-"""FedHEAD's models: small residual networks, a bidirectional LSTM for text, an MLP for flows."""
+"""FedHEAD's models: small residual networks, bidirectional LSTMs for text, an MLP for flows."""
 
 import math
 
@@ -113,11 +113,71 @@ class BiLSTM(nn.Module):
 
 @register("bilstm", fits=lambda spec: spec.kind == "text")
 def bilstm(spec: DataSpec) -> nn.Module:
-    """Bidirectional LSTM over words, for AG News and SST-2."""
+    """Small bidirectional LSTM over words; FedHEAD's is ``fedhead-bilstm``."""
     return BiLSTM(spec)
+
+
+class BothDirections(nn.Module):
+    """A bidirectional LSTM whose states do not depend on the padding at a text's end.
+
+    It needs no lengths on the CPU, unlike packed sequences: a GPU would wait for them.
+    """
+
+    def __init__(self, inputs: int, states: int) -> None:
+        super().__init__()
+        self.forwards = nn.LSTM(inputs, states, batch_first=True)
+        self.backwards = nn.LSTM(inputs, states, batch_first=True)
+
+    def forward(self, inputs: Tensor, words: Tensor) -> Tensor:
+        """Map (n, length, inputs) to (n, length, 2 states), for texts of (n,) words."""
+        behind = self.backwards(_turned(inputs, words))[0]
+        return torch.cat([self.forwards(inputs)[0], _turned(behind, words)], dim=2)
+
+
+def _turned(states: Tensor, words: Tensor) -> Tensor:
+    """The words of each text in reverse order; what follows them is padding still."""
+    count, length, width = states.shape
+    places = torch.arange(length, device=words.device)
+    reverse = (words[:, None] - 1 - places) % length
+    return states.gather(1, reverse[:, :, None].expand(count, length, width))
+
+
+class PaperBiLSTM(nn.Module):
+    """FedHEAD's network for texts, a `fedhead_bilstm`."""
+
+    def __init__(self, spec: DataSpec) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(spec.vocabulary, 32, padding_idx=0)
+        self.first = BothDirections(32, 128)
+        self.second = BothDirections(2 * 128, 64)
+        self.dense = nn.Sequential(*dense(2 * 64, 1024, 512, 256, 128, 64, spec.num_classes))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map token ids, float (n, 1, 1, length), to logits (n, classes)."""
+        tokens = torch.flatten(inputs, 1).long()
+        words = (tokens > 0).sum(dim=1).clamp(min=1)
+        if tokens.device.type == "cpu":
+            tokens = tokens[:, : int(words.max())]
+        states = self.second(self.first(self.embedding(tokens), words), words)
+        is_word = torch.arange(tokens.shape[1], device=words.device) < words[:, None]
+        largest = states.masked_fill(~is_word[:, :, None], -math.inf).amax(dim=1)
+        logits: Tensor = self.dense(largest)
+        return logits
+
+
+@register("fedhead-bilstm", fits=lambda spec: spec.kind == "text")
+def fedhead_bilstm(spec: DataSpec) -> nn.Module:
+    """FedHEAD's bidirectional LSTM for AG News and SST-2.
+
+    Embedding; two bidirectional layers of 128 and 64; the largest state over words; dense layers of
+    1024, 512, 256, 128 and 64 with ReLU, and one to the classes. The paper does not state the
+    embedding's width; 32 is the published code's. Without the embedding 1,160,388 parameters with
+    four classes.
+    """
+    return PaperBiLSTM(spec)
 
 
 @register("mlp", fits=lambda spec: spec.kind != "text")
 def mlp(spec: DataSpec) -> nn.Module:
-    """Four hidden layers of 200 with ReLU, FedHEAD's network for traffic flows."""
+    """Four hidden layers of 200 with ReLU, FedHEAD's network for network traffic."""
     return nn.Sequential(*dense(math.prod(spec.shape), 200, 200, 200, 200, spec.num_classes))

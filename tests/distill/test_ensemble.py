@@ -116,6 +116,27 @@ def test_training_stops_after_patience_epochs_and_the_best_student_is_returned()
         assert torch.equal(found, wanted)
 
 
+def test_without_restoring_the_student_is_that_of_the_epoch_in_which_training_stopped():
+    teacher = torch.rand(50, 3, generator=seeded(2)).pow(8)
+    teacher = teacher / teacher.sum(dim=1, keepdim=True)
+
+    def run(**settings):
+        student = small_model(9)
+        report = distil_ensemble(
+            student, INPUTS, teacher, lr=0.05, generator=seeded(4), **settings
+        )
+        return student, report
+
+    restored, best = run(epochs=500, patience=3)
+    student, report = run(epochs=500, patience=3, restore_best=False)
+    assert report.best_epoch == report.epochs == best.epochs == best.best_epoch + 3
+    assert report.loss > best.loss
+    never_stopped, _ = run(epochs=report.epochs, patience=500, restore_best=False)
+    pairs = zip(student.parameters(), never_stopped.parameters(), strict=True)
+    assert all(torch.equal(found, wanted) for found, wanted in pairs)
+    assert not torch.equal(student[0].weight, restored[0].weight)
+
+
 def test_a_student_that_only_gets_worse_is_returned_as_it_came():
     teacher = teacher_probabilities([(1.0, small_model(9))], INPUTS)
     student = small_model(9)

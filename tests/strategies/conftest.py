@@ -57,7 +57,7 @@ class ByHand:
             for name in self.model.state_dict()
         }
 
-    def fedhead_round(self, clusters, weights, server_round=1):
+    def fedhead_round(self, clusters, weights, server_round=1, **distilling):
         """Steps 1 to 5: z_m of each sector with its weight."""
         means, teachers = [], []
         for cluster in clusters:
@@ -73,7 +73,8 @@ class ByHand:
             session, student = self.sessions[cluster.head], copy.deepcopy(self.model)
             student.load_state_dict(z)
             draws = session.generator("distill-sector", server_round)
-            distil_ensemble(student, session.data.train.inputs, teacher, epochs=3, generator=draws)
+            inputs = session.data.train.inputs
+            distil_ensemble(student, inputs, teacher, epochs=3, generator=draws, **distilling)
             students.append((size, student.state_dict()))
         return students
 

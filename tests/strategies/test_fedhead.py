@@ -36,15 +36,22 @@ def strategy_of(kind=FedHEAD, **settings):
     return kind(**{"distill_epochs": 3, **papers, **settings})
 
 
-def test_two_rounds_equal_the_papers_steps_computed_in_memory(client_grid, by_hand):
+@pytest.mark.parametrize(("lr", "restore_best"), [(1e-3, True), (0.1, False)])
+def test_two_rounds_equal_the_papers_steps_computed_in_memory(
+    client_grid, by_hand, lr, restore_best
+):
+    """Also with steps so long that a student gets worse."""
     grid, federation = client_grid(5, RUN_CONFIG), by_hand(5, RUN_CONFIG, MODEL)
-    strategy = strategy_of(sectors=2)
+    strategy = strategy_of(sectors=2, distill_lr=lr, restore_best=restore_best)
     arrays, weights = start(), MODEL.state_dict()
     for server_round in (1, 2):
         arrays = play(strategy, grid, server_round, arrays)
         clusters = strategy.topology.clusters
         assert sorted(1 + len(cluster.members) for cluster in clusters) == [2, 3]
-        weights = federation.mean(federation.fedhead_round(clusters, weights, server_round))
+        students = federation.fedhead_round(
+            clusters, weights, server_round, lr=lr, restore_best=restore_best
+        )
+        weights = federation.mean(students)
         assert_equal(arrays, (weights), atol=1e-5)
 
 

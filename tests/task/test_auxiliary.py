@@ -68,7 +68,7 @@ def test_noise_draws_from_its_seed_alone():
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason=f"no real data in {SHARED}")
-@pytest.mark.parametrize("name", ["fashion-mnist", "tiny-imagenet"])
+@pytest.mark.parametrize("name", ["cifar100", "fashion-mnist", "tiny-imagenet"])
 def test_a_thousand_real_images_are_there(name):
     images = auxiliary_images(name, GREY, 1000, 0, SHARED)
     assert images.shape == (1000, *GREY.shape)
@@ -79,7 +79,7 @@ def test_a_thousand_real_images_are_there(name):
     [
         ("tiny-imagenet", 21, ".", "has 20 images, not 21"),
         ("tiny-imagenet", 1, "none", r"tiny_imagenet_aux/train\.npz.*data-root"),
-        ("odd", 1, ".", "noise, fashion-mnist"),
+        ("odd", 1, ".", "noise, cifar100"),
     ],
 )
 def test_a_set_that_is_too_small_missing_or_unknown_is_an_error(root, name, size, folder, said):

@@ -140,7 +140,7 @@ def test_the_files_of_every_data_set_are_known_but_those_of_the_embedded_one(tmp
     assert bool(dataset_files(name, tmp_path)) == (name != "digits")
 
 
-@pytest.mark.parametrize("name", ["fashion-mnist", "tiny-imagenet", "folder/of/images", "a.npz"])
+@pytest.mark.parametrize("name", ["cifar100", "tiny-imagenet", "folder/of/images", "a.npz"])
 def test_so_are_those_of_auxiliary_sets(tmp_path, name):
     assert auxiliary_files(name, tmp_path)
     assert not auxiliary_files("noise", tmp_path)

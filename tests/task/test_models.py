@@ -44,7 +44,7 @@ def test_parameter_counts_are_the_published_ones(name, spec, count, tolerance):
     assert _num_parameters(create_model(name, spec)) == pytest.approx(count, rel=tolerance)
 
 
-@pytest.mark.parametrize("name", [n for n in model_names() if n != "bilstm"])
+@pytest.mark.parametrize("name", [n for n in model_names() if "bilstm" not in n])
 def test_every_parameter_takes_part_in_training(name):
     spec = MNIST if name == "hfldd-mnist" else USPS
     model = create_model(name, spec, seed=0)
@@ -173,6 +173,19 @@ TABLE = DataSpec("some-table", (12, 1, 1), 5, (0.0,) * 12, (1.0,) * 12, kind="ta
         ("mlp", TABLE, 12 * 200 + 200 + 3 * (200 * 200 + 200) + 200 * 5 + 5),
         # embedding, two directions of 4 gates (input, state, two biases), dense layer
         ("bilstm", TEXT, 2**14 * 100 + 2 * 4 * 128 * (100 + 128 + 2) + 256 * 4 + 4),
+        (
+            "fedhead-bilstm",
+            TEXT,
+            2**14 * 32
+            + 2 * 4 * 128 * (32 + 128 + 2)
+            + 2 * 4 * 64 * (256 + 64 + 2)
+            + (128 + 1) * 1024
+            + (1024 + 1) * 512
+            + (512 + 1) * 256
+            + (256 + 1) * 128
+            + (128 + 1) * 64
+            + (64 + 1) * 4,
+        ),
     ],
 )
 def test_parameter_counts_are_those_of_the_architecture(name, spec, count):
@@ -180,7 +193,7 @@ def test_parameter_counts_are_those_of_the_architecture(name, spec, count):
 
 
 def test_each_kind_of_data_is_offered_its_models_only():
-    assert model_names(TEXT) == ["bilstm"]
+    assert model_names(TEXT) == ["bilstm", "fedhead-bilstm"]
     assert model_names(TABLE) == ["random-features", "mlp"]
     assert {"resnet8", "resnet32", "mlp", "digits-cnn"} <= set(model_names(CIFAR))
     assert "bilstm" not in model_names(CIFAR)
@@ -234,9 +247,31 @@ def test_a_text_is_classified_by_its_words_alone():
     assert together.isfinite().all()
 
 
-def test_a_text_is_classified_on_a_gpu_as_on_the_cpu(virtual_device):
-    """On a GPU, texts are not packed."""
-    model = create_model("bilstm", TEXT, seed=0)
+def test_fedheads_network_for_texts_is_the_papers_layer_by_layer():
+    """On each text alone, without padding, with PyTorch's own bidirectional layers."""
+    model = create_model("fedhead-bilstm", TEXT, seed=0).eval()
+    texts = [5, 9, 16_383], list(range(1, 61)), [7]
+    for row, ids in zip(model(tokens(*texts)), texts, strict=True):
+        states = model.embedding(torch.tensor([ids]))
+        for own in (model.first, model.second):
+            layer = nn.LSTM(states.shape[2], own.forwards.hidden_size, bidirectional=True)
+            layer.batch_first = True
+            behind = {f"{name}_reverse": w for name, w in own.backwards.state_dict().items()}
+            layer.load_state_dict({**own.forwards.state_dict(), **behind})
+            states, _ = layer(states)
+        values = torch.stack([max(column) for column in states[0].T])
+        *hidden, last = [layer for layer in model.dense if isinstance(layer, nn.Linear)]
+        assert [layer.out_features for layer in hidden] == [1024, 512, 256, 128, 64]
+        for layer in hidden:
+            values = (layer.weight @ values + layer.bias).clamp(min=0)
+        torch.testing.assert_close(row, last(values), rtol=1e-5, atol=1e-6)
+    assert model(tokens([])).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["bilstm", "fedhead-bilstm"])
+def test_a_text_is_classified_on_a_gpu_as_on_the_cpu(virtual_device, name):
+    """On a GPU, texts are neither packed nor cut."""
+    model = create_model(name, TEXT, seed=0)
     inputs = tokens([5, 9, 16_383], range(1, TEXT.shape[-1] + 1), [], [7])
     expected = model(inputs)
     with virtual_device(1):
@@ -244,8 +279,9 @@ def test_a_text_is_classified_on_a_gpu_as_on_the_cpu(virtual_device):
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_every_word_and_gate_takes_part_in_training():
-    model = create_model("bilstm", TEXT, seed=0)
+@pytest.mark.parametrize("name", ["bilstm", "fedhead-bilstm"])
+def test_every_word_and_gate_takes_part_in_training(name):
+    model = create_model(name, TEXT, seed=0)
     F.cross_entropy(model(tokens([1, 2, 3], [4])), torch.tensor([0, 3])).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad.isfinite().all(), name

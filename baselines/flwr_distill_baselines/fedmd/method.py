@@ -35,7 +35,7 @@ class FedMDSettings(Block):
     """Settings of FedMD (``fedmd.*``), also its request to nodes."""
 
     auxiliary: Annotated[str, AfterValidator(check_auxiliary)] = "noise"
-    """Public samples, which every node builds for itself: ``noise``, ``fashion-mnist``,
+    """Public samples, which every node builds for itself: ``noise``, ``cifar100``, ``fashion-mnist``,
     ``tiny-imagenet``, or a folder or npz that is on every node, or ``@NAME`` for what nodes' owners
     call so."""
     auxiliary_size: Annotated[int, Field(ge=2)] = 5000
