@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 Preset = Annotated[
     str | None,
-    typer.Option(help="Settings of a paper, by name, as in hfldd-mnist-c1.", metavar="NAME"),
+    typer.Option(help="Settings of a paper, by name, as in hfldd-mnist.", metavar="NAME"),
 ]
 
 

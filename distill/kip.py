@@ -34,6 +34,32 @@ GRID = 4
 """Tiles along each side of an image that is cut up."""
 
 
+@dataclass(frozen=True)
+class Descent:
+    """How KIP's loss is minimised, and its ridge.
+
+    Parameters
+    ----------
+    learning_rate : float (default: 0.1)
+        Of Adam on the virtual images.
+    batch_size : int (default: 256)
+        Real images that a step predicts, newly drawn for each.
+    ridge : float (default: 1e-6)
+        lambda of HFLDD's eq. 1.
+    relative : bool (default: True)
+        Whether lambda is multiplied by the mean of K_SS' diagonal, as in KIP's own paper.
+    """
+
+    learning_rate: float = LEARNING_RATE
+    batch_size: int = TARGETS_PER_STEP
+    ridge: float = RIDGE
+    relative: bool = True
+
+
+DESCENT = Descent()
+"""The usual one."""
+
+
 def distill_kip(
     images: Tensor,
     labels: Tensor,
@@ -45,9 +71,10 @@ def distill_kip(
     """Distil by kernel inducing points (HFLDD eq. 1); see `distill.registry.Distiller`.
 
     Targets are one-hot labels minus 1 / num_classes. Each of the 300 steps predicts 256 newly drawn
-    real images (all, if there are fewer). With a single class the targets are constant and there is
-    nothing to learn, unless `with_negatives` is set. Then 100 images of no class stay next to the
-    virtual images; of 300 more, each step predicts 100. None of them leaves the node.
+    real images (all, if there are fewer); `descent` changes that. With a single class the targets
+    are constant and there is nothing to learn, unless `with_negatives` is set. Then 100 images of
+    no class stay next to the virtual images; of 300 more, each step predicts 100. None of them
+    leaves the node.
     """
     (virtual,) = distill_kip_many(
         [(images, labels)], generators=[generator], formation=formation, **options
@@ -82,13 +109,13 @@ def distill_kip_many(
     progress: Progress | None = None,
     formation: int = 1,
     with_negatives: bool = False,
-    learning_rate: float = LEARNING_RATE,
+    descent: Descent = DESCENT,
 ) -> list[VirtualData]:
     """Distil several nodes' data in one call; each result is as from `distill_kip` alone.
 
-    Sets with the same number of classes and of images (or more than 256) form one batch, which
-    reports its mean loss: small problems are many times faster together. All have one shape (C, H,
-    W).
+    Sets with the same number of classes and of images (or more than a step predicts) form one
+    batch, which reports its mean loss: small problems are many times faster together. All have one
+    shape (C, H, W).
     """
     steps, formation = STEPS if steps is None else steps, formation or 1
     batches: dict[tuple[int, int], list[_Problem]] = {}
@@ -110,7 +137,7 @@ def distill_kip_many(
             pool=_Points(*(x[SUPPORT_NEGATIVES:] for x in no_class)),
             generator=generator,
         )
-        size = (len(initial_images), min(len(images), TARGETS_PER_STEP))
+        size = (len(initial_images), min(len(images), descent.batch_size))
         batches.setdefault(size, []).append(problem)
 
     results: dict[int, VirtualData] = {}
@@ -121,7 +148,7 @@ def distill_kip_many(
             num_classes,
             steps,
             Formation.of(formation, shape, device),
-            learning_rate,
+            descent,
             progress,
         )
         virtual = batch.optimised()
@@ -147,11 +174,15 @@ class KipStep(NamedTuple):
 
 
 def kip_gradient(
-    virtual: Tensor, virtual_targets: Tensor, real: Tensor, real_targets: Tensor
+    virtual: Tensor,
+    virtual_targets: Tensor,
+    real: Tensor,
+    real_targets: Tensor,
+    descent: Descent = DESCENT,
 ) -> KipStep:
     """Loss of HFLDD's eq. 1 and its gradient by the virtual points.
 
-    With S the virtual and T the real points and ridge = 1e-6 tr(K_SS) / |S|::
+    With S the virtual and T the real points, and ridge = lambda or lambda tr(K_SS) / |S|::
 
         loss = 1/2 || Y_T - K_TS (K_SS + ridge I)^-1 Y_S ||^2 / |T|
 
@@ -160,23 +191,27 @@ def kip_gradient(
     definite in float32 (nearly equal points), everything is computed in float64; to know that, the
     host waits for a GPU. Raises DistillError if float64 fails too: the points are NaN or infinite.
     """
-    regression = _Regression.of(virtual, real)
+    regression = _Regression.of(virtual, real, descent)
     if regression.failed.any():
         if virtual.dtype == torch.float64:
             raise DistillError(
                 "the virtual images have diverged", remedy="use a lower learning rate"
             )
         arguments = (x.double() for x in (virtual, virtual_targets, real, real_targets))
-        step = kip_gradient(*arguments)
+        step = kip_gradient(*arguments, descent)
         return step._replace(by_virtual=step.by_virtual.to(virtual.dtype))
     return regression.step(virtual_targets, real_targets)
 
 
 def _unchecked_gradient(
-    virtual: Tensor, virtual_targets: Tensor, real: Tensor, real_targets: Tensor
+    descent: Descent,
+    virtual: Tensor,
+    virtual_targets: Tensor,
+    real: Tensor,
+    real_targets: Tensor,
 ) -> KipStep:
     """`kip_gradient` in the points' precision; loss and gradient are NaN where that does not do."""
-    regression = _Regression.of(virtual, real)
+    regression = _Regression.of(virtual, real, descent)
     step = regression.step(virtual_targets, real_targets)
     failed = regression.failed
     return step._replace(
@@ -193,18 +228,20 @@ class _Regression(NamedTuple):
     pullback_ts: Pullback
     factor: Tensor
     failed: Tensor
+    descent: Descent
 
     @classmethod
-    def of(cls, virtual: Tensor, real: Tensor) -> "_Regression":
+    def of(cls, virtual: Tensor, real: Tensor, descent: Descent) -> "_Regression":
         K_ss, pullback_ss = ntk(virtual)
         K_ts, pullback_ts = ntk(virtual, real)
         system = K_ss.double()
         diagonal = system.diagonal(dim1=-2, dim2=-1)
-        diagonal += RIDGE * diagonal.mean(-1, keepdim=True)
+        diagonal += descent.ridge * (diagonal.mean(-1, keepdim=True) if descent.relative else 1)
         factor, info = torch.linalg.cholesky_ex(system)
         # On a GPU info is 0 for NaN (pytorch #64818); any NaN or infinity reaches the diagonal.
         finite = factor.diagonal(dim1=-2, dim2=-1).sum(-1).isfinite()
-        return cls(K_ts, pullback_ss, pullback_ts, factor, (info != 0) | ~finite)
+        failed = (info != 0) | ~finite
+        return cls(K_ts, pullback_ss, pullback_ts, factor, failed, descent)
 
     def step(self, virtual_targets: Tensor, real_targets: Tensor) -> KipStep:
         K_ts, factor = self.K_ts, self.factor
@@ -215,8 +252,9 @@ class _Regression(NamedTuple):
 
         weights, residual, narrow_dual = (x.to(K_ts.dtype) for x in (weights, residual, dual))
         by_system = -narrow_dual @ weights.mT
-        diagonal = by_system.diagonal(dim1=-2, dim2=-1)
-        diagonal += RIDGE * diagonal.mean(-1, keepdim=True)
+        if self.descent.relative:  # the ridge depends on the points, too
+            diagonal = by_system.diagonal(dim1=-2, dim2=-1)
+            diagonal += self.descent.ridge * diagonal.mean(-1, keepdim=True)
         by_virtual = self.pullback_ss(by_system) + self.pullback_ts(residual @ weights.mT)
         return KipStep(loss, by_virtual)
 
@@ -257,9 +295,9 @@ class _Problem:
     pool: _Points
     generator: torch.Generator
 
-    def draw(self) -> _Points:
+    def draw(self, batch_size: int) -> _Points:
         """Draw what a step predicts: real images and negatives."""
-        real = self.real.draw(TARGETS_PER_STEP, self.generator)
+        real = self.real.draw(batch_size, self.generator)
         others = self.pool.draw(NEGATIVES_PER_STEP, self.generator)
         return _Points(
             torch.cat([real.points, others.points]), torch.cat([real.targets, others.targets])
@@ -274,7 +312,7 @@ class _Batch:
     num_classes: int
     steps: int
     formation: Formation
-    learning_rate: float
+    descent: Descent
     progress: Progress | None
 
     def optimised(self) -> Tensor:
@@ -285,15 +323,16 @@ class _Batch:
         repeated with a check of each. With `progress`, each step's loss shows it at once.
         """
         device = self.problems[0].real.points.device
-        unchecked = graphed(_unchecked_gradient, device)
+        unchecked = graphed(partial(_unchecked_gradient, self.descent), device)
+        any_precision = partial(kip_gradient, descent=self.descent)
 
         def checked(*arguments: Tensor) -> KipStep:
             step = unchecked(*arguments)
             step = step._replace(loss=step.loss.cpu())  # waits
-            return step if step.loss.isfinite().all() else kip_gradient(*arguments)
+            return step if step.loss.isfinite().all() else any_precision(*arguments)
 
         if device.type == "cpu":
-            return self._descended(kip_gradient)
+            return self._descended(any_precision)
         if self.progress is not None:
             return self._descended(checked)
         states = [problem.generator.get_state() for problem in self.problems]
@@ -314,15 +353,16 @@ class _Batch:
             torch.stack(x) for x in zip(*(p.support for p in problems), strict=True)
         )
         targets = torch.cat([targets.repeat_interleave(formation.factor**2, 1), support_targets], 1)
-        optimizer = torch.optim.Adam([virtual], lr=self.learning_rate)
+        optimizer = torch.optim.Adam([virtual], lr=self.descent.learning_rate)
         # Clamp to the node's range of pixels: networks trained on images beyond it diverge.
         lowest, highest = (
             torch.stack([extreme(p.real.points) for p in problems]).reshape(-1, 1, 1, 1, 1)
             for extreme in (torch.amin, torch.amax)
         )
+        size = self.descent.batch_size
         for step in range(self.steps):
             points, point_targets = (
-                torch.stack(x) for x in zip(*(p.draw() for p in problems), strict=True)
+                torch.stack(x) for x in zip(*(p.draw(size) for p in problems), strict=True)
             )
             decoded = formation.decode(virtual)
             seen = torch.cat([decoded.flatten(2), support], 1)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flwr_distill.distill.auto import resolved
 from flwr_distill.distill.distribution_matching import Network
-from flwr_distill.distill.kip import VARIANTS, distill_kip_many
+from flwr_distill.distill.kip import DESCENT, VARIANTS, Descent, distill_kip_many
 from flwr_distill.distill.registry import distiller, formation_arguments
 from flwr_distill.distill.virtual_data import VirtualData
 
@@ -21,12 +21,14 @@ def distill_many(
     generators: Sequence[torch.Generator],
     formation: int = 1,
     network: Network | None = None,
+    descent: Descent = DESCENT,
     **options: Any,
 ) -> list[VirtualData]:
     """Distil each set (images and labels of a node) as the distiller would alone.
 
     KIP processes sets of one size together (`distill.kip.distill_kip_many`), many times faster for
-    small sets. `network` is for distillers that take one (`distill.own_network`).
+    small sets; `descent` is for it. `network` is for distillers that take one
+    (`distill.own_network`).
     """
     names = [resolved(name, images, labels, num_classes) for images, labels in sets]
     results: dict[int, VirtualData] = {}
@@ -39,6 +41,7 @@ def distill_many(
             virtual = distill_kip_many(
                 [sets[place] for place in places],
                 generators=[generators[place] for place in places],
+                descent=descent,
                 **VARIANTS[method],
                 **arguments,
             )

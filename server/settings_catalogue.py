@@ -62,7 +62,7 @@ Every setting of a run is a key of Flower's run config. What is not given has it
 
 ```console
 flwr-distill run -c 'strategy="fedprox" train.proximal-mu=0.1'
-flwr-distill run --preset hfldd-mnist-c1
+flwr-distill run --preset hfldd-mnist
 ```
 
 `flwr-distill settings` prints what stands here, with the settings of methods that other packages

@@ -66,31 +66,47 @@ class Block(BaseModel):
 
 
 class PartitionSettings(Block):
-    """How a named dataset is split over the nodes (``partition.*``)."""
+    """How a named dataset is split: into training and test, and over nodes (``partition.*``)."""
 
     scheme: Literal[
         "pathological",
         "dirichlet",
         "shards",
         "iid",
+        "label-quantity",
         "pareto",
         "cluster-mc",
         "cluster-bc",
         "cluster-uc",
         "index-file",
     ] = "pathological"
-    """``pathological`` (C classes per node), ``dirichlet``, ``shards``, ``iid``, ``pareto``,
-    ``cluster-mc``, ``cluster-bc``, ``cluster-uc`` or ``index-file``; see
+    """``pathological`` (C classes per node, in blocks), ``dirichlet``, ``shards``, ``iid``,
+    ``label-quantity`` (C classes per node, which overlap partly), ``pareto``, ``cluster-mc``,
+    ``cluster-bc``, ``cluster-uc`` or ``index-file``; see
     :func:`task.partition.partition_indices`."""
     classes: Annotated[int, Field(ge=0)] = 0
-    """Classes per node, C, of ``pathological`` and ``pareto``; shards per node of ``shards``. 0
-    takes the smallest number, but at least 2, with which nodes together hold all classes."""
+    """Classes per node, C, of ``pathological``, ``label-quantity`` and ``pareto``; shards per node
+    of ``shards``. 0 takes the smallest number, but at least 2, with which nodes together hold all
+    classes."""
     alpha: Annotated[float, Field(gt=0)] = 0.5
     """Concentration of ``dirichlet``, exponent of ``pareto``; smaller is more skewed."""
     clusters: str = ""
     """Ratio of nodes per cluster, ``12:5:3``; empty uses the scheme's own."""
     index_file: Annotated[str, Field(validate_default=True)] = ""
     """JSON file of ``index-file``: client id -> list of sample indices."""
+    test_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of each class that is for testing, drawn from training and test samples alike; 0 keeps
+    the data set's own split."""
+    pool: Annotated[int, Field(ge=0)] = 0
+    """Samples from which these are drawn, the first of the data set, those for training before
+    those for testing; 0 takes all. The others are not used."""
+
+    @field_validator("pool")
+    @classmethod
+    def _is_split(cls, pool: int, info: ValidationInfo) -> int:
+        if pool and not info.data.get("test_share", 1):
+            raise ValueError("needs partition.test-share above 0, as in 0.2")
+        return pool
 
     @field_validator("clusters")
     @classmethod

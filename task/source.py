@@ -16,6 +16,7 @@ from flwr_distill.task.datasets import (
     load_dataset,
 )
 from flwr_distill.task.datasets.images import fit_samples
+from flwr_distill.task.datasets.split import split_anew
 from flwr_distill.task.datasets.types import PRIVATE as PRIVATE  # passed on
 from flwr_distill.task.datasets.types import check_raw_samples
 from flwr_distill.task.errors import SettingsError
@@ -69,7 +70,7 @@ def data_spec(settings: TaskSettings, data_root: str = "", scale: Scale | None =
         num_classes = len(names) or settings.private.num_classes
         shape = channels, height, width
         return DataSpec(PRIVATE, shape, num_classes, half, half, labels=LabelMap(names))
-    return _dataset(settings.dataset, data_root or settings.data_root, settings.download).spec
+    return _dataset_of(settings, data_root).spec
 
 
 def server_data(settings: TaskSettings) -> Dataset | None:
@@ -79,21 +80,21 @@ def server_data(settings: TaskSettings) -> Dataset | None:
     """
     if settings.dataset == PRIVATE:
         return None
-    return _dataset(settings.dataset, settings.data_root, settings.download)
+    return _dataset_of(settings)
 
 
 def partition_samples(
     settings: TaskSettings, partition_id: int, num_partitions: int, data_root: str = ""
 ) -> RawSamples:
     """One node's part of the named dataset's training samples, by partition id from 0."""
-    dataset = _dataset(settings.dataset, data_root or settings.data_root, settings.download)
+    dataset = _dataset_of(settings, data_root)
     return dataset.train.subset(_partitions(settings, num_partitions, data_root)[partition_id])
 
 
 def check_partition_settings(settings: TaskSettings) -> None:
     """Raise PartitionError if no number of nodes makes the partition possible."""
     if settings.dataset != PRIVATE:
-        dataset = _dataset(settings.dataset, settings.data_root, settings.download)
+        dataset = _dataset_of(settings)
         check_partition(
             dataset.train.labels,
             scheme=settings.partition.scheme,
@@ -115,7 +116,7 @@ def domain(
     own = settings.model_copy(
         update={"dataset": name, "data_root": data_root or settings.data_root}
     )
-    dataset = _dataset(name, own.data_root, own.download)
+    dataset = _dataset_of(own)
     kinds = dataset.spec.kind, spec.kind
     if kinds != ("image", "image"):
         raise DatasetError(
@@ -138,13 +139,25 @@ def source_files(settings: TaskSettings, data_root: str = "") -> list[Path]:
     return _partition_files(settings, 0, data_root)
 
 
-def _dataset_files(name: str, data_root: str, download: bool) -> list[Path]:
+def _dataset_of(settings: TaskSettings, data_root: str = "") -> Dataset:
+    """The named data set, from this machine's `data_root` if there is one, split by the run."""
+    own = settings.partition
+    split = (own.test_share, own.pool, settings.seed) if own.test_share else None
+    return _dataset(settings.dataset, data_root or settings.data_root, settings.download, split)
+
+
+def _dataset_files(
+    name: str, data_root: str, download: bool, split: tuple[float, int, int] | None
+) -> list[Path]:
     return dataset_files(name, data_root or None)
 
 
 @read_once(_dataset_files, maxsize=2)
-def _dataset(name: str, data_root: str, download: bool) -> Dataset:
-    return load_dataset(name, data_root or None, download=download)
+def _dataset(
+    name: str, data_root: str, download: bool, split: tuple[float, int, int] | None
+) -> Dataset:
+    dataset = load_dataset(name, data_root or None, download=download)
+    return split_anew(dataset, *split) if split else dataset
 
 
 def _partition_files(settings: TaskSettings, num_partitions: int, data_root: str) -> list[Path]:
@@ -157,9 +170,8 @@ def _partition_files(settings: TaskSettings, num_partitions: int, data_root: str
 def _partitions(
     settings: TaskSettings, num_partitions: int, data_root: str
 ) -> list[NDArray[np.int64]]:
-    labels = _dataset(settings.dataset, data_root or settings.data_root, settings.download).train
     return partition_indices(
-        labels.labels,
+        _dataset_of(settings, data_root).train.labels,
         num_partitions,
         scheme=settings.partition.scheme,
         classes_per_node=settings.partition.classes,

@@ -18,6 +18,7 @@ from flwr_distill.client.terms import extractor
 from flwr_distill.distill.auto import choose
 from flwr_distill.distill.distribution_matching import REFINE_BANK, distill_dm
 from flwr_distill.distill.formation import best_formation
+from flwr_distill.distill.kip import Descent
 from flwr_distill.distill.many import distill_many
 from flwr_distill.distill.own_network import network_arguments
 from flwr_distill.distill.registry import caution_of
@@ -128,6 +129,7 @@ def _distil(sessions: list[Session], request: Distillation) -> list[VirtualData]
             generators=[s.generator("distill") for s in alike],
             device=alike[0].device,
             formation=request.formation,
+            descent=_descent(request),
             **own_network,
         )
         for session, virtual in zip(alike, results, strict=True):
@@ -136,6 +138,11 @@ def _distil(sessions: list[Session], request: Distillation) -> list[VirtualData]
     for warning in sorted({caution_of(virtual.method) for virtual in made.values()} - {""}):
         log(WARNING, "Distilled: %s", warning)
     return [made[session.identity] for session in sessions]
+
+
+def _descent(request: Distillation) -> Descent:
+    """How KIP minimises eq. 1."""
+    return Descent(request.kip_lr, request.kip_batch_size, request.kip_lambda, request.kip_relative)
 
 
 def _log_choice(session: Session) -> None:

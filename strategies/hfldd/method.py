@@ -100,6 +100,15 @@ class Distillation(Block):
     bits: Annotated[int, Field(ge=1, le=8)] = 4
     """B_2, bits of a pixel of the virtual images that are sent. The parcel is packed without loss
     besides."""
+    kip_lr: Annotated[float, Field(gt=0)] = 0.1
+    """Learning rate of ``kip`` and ``kip-negatives``."""
+    kip_batch_size: Annotated[int, Field(ge=1)] = 256
+    """Real samples that each of their steps predicts, drawn anew."""
+    kip_lambda: Annotated[float, Field(gt=0)] = 1e-6
+    """lambda of eq. 1, the ridge of their regression."""
+    kip_relative: bool = True
+    """Whether lambda is multiplied by the mean of K_SS' diagonal; if not, it is added unchanged, as
+    eq. 1 is printed."""
     network: str = ""
     """Network whose features ``dm`` matches in place of random ones', ``module:Class`` of a package
     that is on every node; called without arguments."""

@@ -50,7 +50,7 @@ FEW_CLASSES = 0.25
 
 
 class HFLDD(RobustFedAvg):
-    """Hierarchical federated learning with data distillation.
+    """Hybrid federated learning based on dataset distillation (HFLDD).
 
     Before the first round, every node sends soft labels on a global auxiliary set. Nodes with
     similar labels form homogeneous groups (K-means on the KL matrix). Each cluster takes nodes of
@@ -88,7 +88,8 @@ class HFLDD(RobustFedAvg):
 
     Notes
     -----
-    Source: "Hierarchical Federated Learning with Data Distillation"; letters are the paper's.
+    Source: "Dataset Distillation-based Hybrid Federated Learning on Non-IID Data" (arXiv
+    2409.17517); letters are the paper's.
     """
 
     settings: HFLDDSettings = HFLDDSettings()

@@ -1,7 +1,7 @@
 """Models by name."""
 
 from flwr_distill.task.backbones import efficientnet, random_features, torchvision_networks
-from flwr_distill.task.models import papers, papers_fedhead, torchvision_models
+from flwr_distill.task.models import papers, papers_fedhead, shufflenet, torchvision_models
 from flwr_distill.task.models.checks import why_not_private, why_private_step_fails
 from flwr_distill.task.models.last_layer import last_dense, last_dense_layer
 from flwr_distill.task.models.registry import (
@@ -30,6 +30,7 @@ __all__ = [
     "papers_fedhead",
     "random_features",
     "register",
+    "shufflenet",
     "torchvision_models",
     "torchvision_networks",
     "why_not_private",

@@ -16,6 +16,7 @@ SCHEMES: dict[str, Callable[[Request], list[Indices]]] = {
     "pathological": schemes.pathological,
     "dirichlet": schemes.dirichlet,
     "shards": schemes.shards,
+    "label-quantity": schemes.label_quantity,
     "pareto": schemes.pareto,
     "cluster-mc": schemes.multi_cluster,
     "cluster-bc": schemes.balanced_cluster,
@@ -46,8 +47,9 @@ def partition_indices(
     scheme : str (default: "pathological")
         One of `SCHEMES`; each function of `task.partition.schemes` describes its own.
     classes_per_node : int (default: 0)
-        Classes (``pathological`` and ``pareto``) or shards (``shards``) of a node. 0 takes the
-        smallest number, but at least 2, with which the nodes together can have all classes.
+        Classes (``pathological``, ``label-quantity``, ``pareto``) or shards (``shards``) of a node.
+        0 takes the smallest number, but at least 2, with which the nodes together can have all
+        classes.
     alpha : float (default: 0.5)
         Concentration for ``dirichlet``, exponent for ``pareto``; smaller means more skew.
     clusters : str (default: "")
@@ -103,7 +105,7 @@ def check_partition(
     """
     num_classes = len(np.unique(labels))
     request = Request(labels, num_classes, classes_per_node or 1, 1.0, clusters, 0, None)
-    if scheme in ("pathological", "pareto"):
+    if scheme in ("pathological", "label-quantity", "pareto"):
         schemes.checked_classes(request, num_classes)
     if clusters and scheme.startswith("cluster-"):
         schemes.nodes_and_classes(request, clusters)

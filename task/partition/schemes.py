@@ -67,17 +67,41 @@ class Request:
 def pathological(request: Request) -> list[Indices]:
     """Give node i the classes ``(i * C + k) mod K``, each split equally among its nodes.
 
-    Blocks of classes repeat, so several nodes have equal label distributions (HFLDD's setting); all
-    classes are used if nodes * C >= K. flwr-datasets only has overlapping or random assignments.
+    Blocks of classes repeat, so several nodes have equal label distributions; all classes are used
+    if nodes * C >= K. flwr-datasets only has overlapping or random assignments.
     """
-    classes, counts = request.available()
+    classes, _ = request.available()
     nodes, per_node = request.num_partitions, checked_classes(request, len(classes))
     node_classes = np.arange(nodes * per_node).reshape(nodes, per_node) % len(classes)
     has = np.zeros((nodes, len(classes)), dtype=np.int64)
     has[np.arange(nodes)[:, None], node_classes] = 1
+    return request.deal(_equal_shares(request, has))
+
+
+def label_quantity(request: Request) -> list[Indices]:
+    """Give node i class ``i mod K`` and C - 1 random others, each split equally among its nodes.
+
+    Classes of nodes overlap, so there are many label distributions (quantity-based label imbalance,
+    Li et al. 2022, section IV-A). Nodes of frequently drawn classes have fewer samples.
+    """
+    classes, _ = request.available()
+    per_node = checked_classes(request, len(classes))
+    rng = np.random.default_rng([request.seed, 1])
+    has = np.zeros((request.num_partitions, len(classes)), dtype=np.int64)
+    for node, row in enumerate(has):
+        own = node % len(classes)
+        others = np.delete(np.arange(len(classes)), own)
+        row[[own, *rng.choice(others, per_node - 1, replace=False)]] = 1
+    return request.deal(_equal_shares(request, has))
+
+
+def _equal_shares(request: Request, has: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Samples of each class on each node, by who has which class: has (nodes, classes)."""
+    _, counts = request.available()
     share, rest = np.divmod(counts, _nodes_per_class(request, has).clip(1))
     first = has.cumsum(axis=0) <= rest  # these nodes get one sample more
-    return request.deal(has * (share + first))
+    shares: NDArray[np.int64] = has * (share + first)
+    return shares
 
 
 def pareto(request: Request) -> list[Indices]:

@@ -102,7 +102,7 @@ def test_results_are_shown_from_where_they_are_seen_here(invoke, up, folder):
 
 def test_presets_files_and_texts_add_up_and_the_last_counts(invoke, up, folder):
     (folder / "mine.toml").write_text("num-rounds = 4\n[train]\nlr = 0.5\n")
-    preset = ("--preset", "hfldd-mnist-c1")
+    preset = ("--preset", "hfldd-mnist")
     texts = ("-c", "mine.toml", "-c", "num-rounds=5 strategy='fedavg' min-nodes=2")
     assert invoke(*preset, *texts).exit_code == 0
     (overrides,) = invoke.submitted

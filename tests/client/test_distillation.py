@@ -6,6 +6,8 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
+from flwr_distill.distill.kip import DESCENT, Descent
+from flwr_distill.distill.many import distill_many
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.strategies.hfldd import distillation
 from flwr_distill.strategies.hfldd.distillation import distilled
@@ -50,6 +52,21 @@ def test_pixels_have_the_bits_that_were_asked_for(simulation, context_of, monkey
     request = Distillation(distiller="kip", distilled_size=4, distill_steps=1, bits=2)
     made = VirtualData.from_bytes(distilled(context_of(0), request).payload)
     assert 2 < len(made.images.unique()) <= 4
+
+
+def test_kip_descends_as_the_request_says(context_of, monkeypatch):
+    given = []
+
+    def spied(*arguments, descent, **options):
+        given.append(descent)
+        return distill_many(*arguments, descent=descent, **options)
+
+    monkeypatch.setattr(distillation, "distill_many", spied)
+    how = {"kip_lr": 0.004, "kip_batch_size": 10, "kip_lambda": 1e-5, "kip_relative": False}
+    for changed in ({}, how):
+        request = Distillation(distiller="kip", distilled_size=4, distill_steps=1, **changed)
+        distilled(context_of(0), request)
+    assert given == [DESCENT, Descent(0.004, 10, 1e-5, relative=False)]
 
 
 def test_a_batch_is_distilled_once(context_of, monkeypatch):

@@ -6,16 +6,24 @@ import pytest
 import torch
 from torch.nn import functional
 
-from flwr_distill.distill import DistillError, distill_kip
-from flwr_distill.distill.kip import VARIANTS, kip_gradient, negatives, shuffled
+from flwr_distill.distill import DistillError, distill_kip, kip
+from flwr_distill.distill.kip import (
+    DESCENT,
+    VARIANTS,
+    Descent,
+    kip_gradient,
+    negatives,
+    shuffled,
+)
 from flwr_distill.distill.many import distill_many
 from tests.distill.builders import distilled, labelled, naive_ntk, normal, seeded
 
 
-def naive_loss(virtual, y_s, real, y_t, depth):
+def naive_loss(virtual, y_s, real, y_t, depth, descent=DESCENT):
     """HFLDD's eq. 1, divided by the number of targets."""
     K_ss = naive_ntk(virtual, virtual, depth, same=True)
-    ridge = 1e-6 * K_ss.diagonal().mean() * torch.eye(len(virtual), dtype=virtual.dtype)
+    ridge = descent.ridge * torch.eye(len(virtual), dtype=virtual.dtype)
+    ridge = ridge * K_ss.diagonal().mean() if descent.relative else ridge
     weights = torch.linalg.solve(K_ss + ridge, y_s)
     predicted = naive_ntk(real, virtual, depth, same=False) @ weights
     return 0.5 * (y_t - predicted).square().sum() / len(real)
@@ -42,12 +50,16 @@ def problem(n, m, d, seed=0):
 
 @pytest.mark.parametrize(("n", "m", "d"), [(1, 5, 4), (12, 30, 20), (20, 10, 100)])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
-def test_gradient_equals_autograd(n, m, d, dtype, tolerance):
+@pytest.mark.parametrize(
+    "descent", [DESCENT, Descent(ridge=0.5), Descent(ridge=0.5, relative=False)]
+)
+def test_gradient_equals_autograd(n, m, d, dtype, tolerance, descent):
     virtual, y_s, real, y_t = problem(n, m, d)
     virtual.requires_grad_()
-    expected_loss = naive_loss(virtual, y_s, real, y_t, depth=3)
+    expected_loss = naive_loss(virtual, y_s, real, y_t, depth=3, descent=descent)
     (expected,) = torch.autograd.grad(expected_loss, virtual)
-    loss, gradient = kip_gradient(*(x.detach().to(dtype) for x in (virtual, y_s, real, y_t)))
+    points = (x.detach().to(dtype) for x in (virtual, y_s, real, y_t))
+    loss, gradient = kip_gradient(*points, descent)
     assert float(loss) == pytest.approx(float(expected_loss.detach()), rel=tolerance)
     assert float((gradient - expected).norm() / expected.norm()) < tolerance
 
@@ -101,7 +113,7 @@ def test_a_float32_step_agrees_with_eq_1_in_the_first_loss():
     """The targets are one-hot less 1 / num_classes, over all the task's classes."""
     images, labels = blobs(seeded(1))
     losses = []
-    asked = {"per_class": 3, "steps": 1, "learning_rate": 0.0}
+    asked = {"per_class": 3, "steps": 1, "descent": Descent(learning_rate=0.0)}
     start = distilled(distill_kip, images, labels, progress=partial(note_loss, losses), **asked)
 
     def targets(y):
@@ -154,6 +166,28 @@ def test_tiles_are_shuffled_and_a_remainder_stays():
 def test_images_that_are_not_square_are_turned_by_half():
     made = negatives(torch.randn(2, 1, 8, 12), 20, seeded())
     assert made.shape == (20, 1, 8, 12)
+
+
+def test_each_step_predicts_a_minibatch_that_is_drawn_anew(monkeypatch):
+    drawn = []
+
+    def spied(virtual, targets, real, real_targets, descent):
+        drawn.append(real[0])
+        return kip_gradient(virtual, targets, real, real_targets, descent)
+
+    monkeypatch.setattr(kip, "kip_gradient", spied)
+    images, labels = normal(40, 1, 4, 4), torch.arange(40) % 2
+    distilled(distill_kip, images, labels, num_classes=2, steps=3, descent=Descent(batch_size=10))
+    assert [len(points) for points in drawn] == [10] * 3
+    assert not torch.equal(drawn[0], drawn[1])
+
+
+def test_the_learning_rate_is_the_descents():
+    images, labels = normal(40, 1, 4, 4), torch.arange(40) % 2
+    for rate in (0.1, 0.004):
+        made = distilled(distill_kip, images, labels, num_classes=2, steps=1, descent=Descent(rate))
+        moved = (made.images - made.initial_images).abs().median()
+        assert float(moved) == pytest.approx(rate, rel=0.01)  # of Adam's first step
 
 
 def test_with_negatives_kip_learns_what_a_single_class_looks_like():

@@ -61,8 +61,7 @@ def teacher(f, models, shares, x):
 def distil(f, models, shares, student, x, draws, epochs, hyper):
     """Eq. 4, L~: at most n epochs of the student on the teacher's outputs for x.
 
-    It stops after `patience` epochs in which the validation loss has not fallen, and the model of
-    the lowest validation loss counts.
+    It stops after `patience` epochs in which the validation loss has not fallen.
     """
     w, adam = adam_of(student, hyper["lr"], hyper["weight_decay"])
     targets = teacher(f, models, shares, x)
@@ -74,16 +73,16 @@ def distil(f, models, shares, student, x, draws, epochs, hyper):
             loss = cross_entropy(f(w, x[held_out]).double(), targets[held_out].double())
         return float(loss)  # in float64, as epochs differ by less than a float32 resolves
 
-    best, lowest, waited = student, validation_loss(), 0
+    lowest, waited = validation_loss(), 0
     for _ in range(epochs):
         for i in epoch(len(kept), hyper["batch_size"], draws):
             step(f, w, adam, x[kept[i]], targets[kept[i]])
         waited += 1
         if (loss := validation_loss()) < lowest:
-            best, lowest, waited = mean([w], [1.0]), loss, 0
+            lowest, waited = loss, 0
         if waited == hyper["patience"]:
             break
-    return best
+    return w
 
 
 def round_of(f, w, data, sectors, leaders, draws, hyper, reference=None):

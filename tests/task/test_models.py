@@ -2,8 +2,10 @@
 
 import sys
 
+import numpy as np
 import pytest
 import torch
+import torchvision
 from torch import nn
 from torch.nn import functional as F
 
@@ -26,22 +28,51 @@ def _num_parameters(model):
 
 
 @pytest.mark.parametrize(
-    ("name", "spec", "count", "tolerance"),
+    ("name", "spec", "count"),
     [
-        ("digits-cnn", DIGITS, 18_346, 0),
-        ("digits-cnn", USPS, 18_346, 0),
-        ("hfldd-mnist", MNIST, 44_426, 0),
-        ("hfldd-cifar10", CIFAR, 1_020_160, 0.02),
-        ("cadis-mnist", MNIST, 1_663_370, 0),
-        ("convnet3", CIFAR, 320_010, 0),
-        ("convnet3-gn", CIFAR, 320_010, 0),
-        ("resnet18", _spec(3, 64, 64, num_classes=1000), 11_689_512, 0),
-        ("mobilenetv2", _spec(3, 64, 64, num_classes=1000), 3_504_872, 0),
-        ("shufflenet", _spec(3, 64, 64, num_classes=1000), 2_278_604, 0),
+        ("digits-cnn", DIGITS, 18_346),
+        ("digits-cnn", USPS, 18_346),
+        ("hfldd-mnist", MNIST, 44_426),
+        ("hfldd-cifar10", CIFAR, 1_020_160),
+        ("cadis-mnist", MNIST, 1_663_370),
+        ("convnet3", CIFAR, 320_010),
+        ("convnet3-gn", CIFAR, 320_010),
+        ("resnet18", _spec(3, 64, 64, num_classes=1000), 11_689_512),
+        ("mobilenetv2", _spec(3, 64, 64, num_classes=1000), 3_504_872),
+        ("shufflenet", _spec(3, 64, 64, num_classes=1000), 2_278_604),
+        # pytorchcv's shufflenet_g3_w1, for 1,000 classes
+        ("shufflenet-v1", _spec(3, 64, 64, num_classes=1000), 1_865_728),
     ],
 )
-def test_parameter_counts_are_the_published_ones(name, spec, count, tolerance):
-    assert _num_parameters(create_model(name, spec)) == pytest.approx(count, rel=tolerance)
+def test_parameter_counts_are_the_published_ones(name, spec, count):
+    assert _num_parameters(create_model(name, spec)) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "build", "stem"),
+    [("resnet18", "resnet18", 64 * 3 * (7**2 - 3**2)), ("mobilenetv2", "mobilenet_v2", 0)],
+)
+def test_small_images_change_the_stem_of_torchvisions_networks_alone(name, build, stem):
+    theirs = getattr(torchvision.models, build)(num_classes=10)
+    assert _num_parameters(create_model(name, CIFAR)) == _num_parameters(theirs) - stem
+
+
+def test_the_widths_of_hfldds_network_come_nearest_to_doubling():
+    """Of all with 1,020,160 parameters, where batch norm has the biases of convolutions."""
+    first, second, third = np.ogrid[8:128, 8:256, 8:400]
+    narrow = 27 * first + 9 * (first**2 + first * second + second**2 + second * third + third**2)
+    rest = 1_020_160 - 10 - narrow - 4 * (first + second + third)
+    linear = 9 * third + 4 + 4 * 10  # of the last width: convolution, batch norm, dense layer
+    last = (np.sqrt(linear**2 + 36 * rest.clip(0)) - linear) / 18
+    last = np.rint(last).astype(int)
+    fits = (9 * last**2 + linear * last == rest) & (first <= second) & (second <= third)
+    rows = np.argwhere(fits & (third <= last)) + 8
+    rows = np.column_stack([rows, [last[tuple(row - 8)] for row in rows]])
+    from_doubling = np.square(np.diff(np.log2(rows)) - 1).sum(axis=1)
+    assert len(rows) == 112
+    layers = create_model("hfldd-cifar10", CIFAR).modules()
+    widths = [layer.num_features for layer in layers if isinstance(layer, nn.BatchNorm2d)]
+    assert widths[::2] == rows[from_doubling.argmin()].tolist()
 
 
 @pytest.mark.parametrize("name", [n for n in model_names() if "bilstm" not in n])
@@ -57,7 +88,7 @@ def test_every_parameter_takes_part_in_training(name):
         assert torch.isfinite(parameter.grad).all(), key
 
 
-@pytest.mark.parametrize("name", ["resnet18", "mobilenetv2", "shufflenet"])
+@pytest.mark.parametrize("name", ["resnet18", "mobilenetv2", "shufflenet", "shufflenet-v1"])
 def test_the_stem_keeps_the_size_of_small_images_only(name):
     def first_output_side(spec):
         model = create_model(name, spec).eval()

@@ -18,7 +18,7 @@ from tests.errors import at
 
 LIBRARY_SCHEMES = ["iid", "dirichlet", "shards"]
 CLUSTER_SCHEMES = ["cluster-mc", "cluster-bc", "cluster-uc"]
-SEEDED_SCHEMES = ["pathological", "pareto", *LIBRARY_SCHEMES, *CLUSTER_SCHEMES]
+SEEDED_SCHEMES = ["pathological", "label-quantity", "pareto", *LIBRARY_SCHEMES, *CLUSTER_SCHEMES]
 
 
 def _labels(per_class, num_classes, seed=0):
@@ -81,6 +81,34 @@ def test_by_default_nodes_hold_all_classes_together_with_few_on_each(scheme, nod
     assert set(labels[np.concatenate(parts)]) == set(range(10))
     if scheme != "shards":
         assert {len(set(labels[part])) for part in parts} == {per_node}
+
+
+@pytest.mark.parametrize("per_node", [1, 2, 10])
+def test_label_quantity_gives_each_node_its_own_class_and_random_others(per_node):
+    labels, nodes = _labels(400, 10), 100
+    parts = partition_indices(
+        labels, nodes, scheme="label-quantity", classes_per_node=per_node, seed=3
+    )
+    _assert_disjoint_sorted_int64(parts, len(labels))
+    assert sum(map(len, parts)) == len(labels)
+    held = [frozenset(labels[part]) for part in parts]
+    assert {len(classes) for classes in held} == {per_node}
+    assert all(node % 10 in classes for node, classes in enumerate(held))
+    for column in _counts(labels, parts).T:
+        assert np.ptp(column[column > 0]) <= 1
+
+
+def test_label_quantity_pairs_overlap_where_those_of_pathological_are_blocks():
+    labels = _labels(400, 10)
+
+    def pairs(scheme):
+        parts = partition_indices(labels, 100, scheme=scheme, classes_per_node=2)
+        return {frozenset(labels[part]) for part in parts}
+
+    blocks, overlapping = pairs("pathological"), pairs("label-quantity")
+    assert all(a.isdisjoint(b) for a in blocks for b in blocks if a != b)
+    assert any(len(a & b) == 1 for a in overlapping for b in overlapping)
+    assert len(overlapping) > 20
 
 
 def test_two_classes_on_each_of_one_class_alone_are_one():
@@ -349,6 +377,7 @@ def test_an_index_file_that_cannot_be_read_is_named(tmp_path, content):
         ({"scheme": "shards", "classes_per_node": 3}, "partition.classes", 3, "1 to 2"),
         ({"scheme": "pareto", "alpha": 0}, "partition.alpha", 0, "> 0"),
         ({"scheme": "pareto", "classes_per_node": 5}, "partition.classes", 5, "1 to 4"),
+        ({"scheme": "label-quantity", "classes_per_node": 5}, "partition.classes", 5, "1 to 4"),
         (
             {"scheme": "pareto", "classes_per_node": 3},
             "partition.classes",

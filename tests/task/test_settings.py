@@ -106,11 +106,16 @@ def test_a_preset_is_a_valid_run_config_of_declared_keys(path):
     assert path.stem.startswith(f"{settings.strategy}-{settings.dataset}")
 
 
-def test_hfldd_presets_hold_the_papers_numbers():
-    for classes in (1, 2, 10):
-        path = PRESETS / f"hfldd-mnist-c{classes}.toml"
-        settings = RunSettings.from_run_config(dict(flat(tomllib.loads(path.read_text()))))
-        assert (settings.min_nodes, settings.num_rounds, settings.hfldd.groups) == (100, 300, 10)
-        assert settings.partition.classes == classes
-        assert (settings.hfldd.distiller, settings.hfldd.distilled_size) == ("kip", 400)
-        assert (settings.train.lr, settings.train.batch_size) == (0.01, 32)
+@pytest.mark.parametrize(("data", "pool"), [("mnist", 50000), ("cifar10", 50000), ("cinic10", 0)])
+def test_hfldd_presets_hold_the_papers_numbers(data, pool):
+    preset = tomllib.loads((PRESETS / f"hfldd-{data}.toml").read_text())
+    settings = RunSettings.from_run_config(dict(flat(preset)))
+    own, part = settings.hfldd, settings.partition
+    assert (settings.min_nodes, settings.num_rounds, own.groups) == (100, 300, 10)
+    assert (part.scheme, part.test_share, part.pool) == ("label-quantity", 0.2, pool)
+    assert (own.distiller, own.distilled_size, own.distill_steps) == ("kip", 400, 3000)
+    assert (own.kip_lr, own.kip_batch_size, own.kip_lambda, own.bits) == (0.004, 10, 1e-6, 8)
+    assert (settings.train.lr, settings.train.batch_size) == (0.01, 32)
+    added = (own.rotate, own.complete_clusters, own.balanced, own.average_last)
+    assert not any(added)
+    assert settings.norm_threshold == settings.most_samples == settings.train.holdout == 0

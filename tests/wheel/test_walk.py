@@ -30,9 +30,9 @@ SHOWN = ("README.md", "docs/start.md", "docs/runs.md", "docs/distil.md", "docs/p
 """Pages whose commands it does."""
 ONLINE = "online. In another terminal"
 LITTLE = (
-    'dataset="digits" model="auto" min-nodes=2 num-rounds=1 partition.classes=5 hfldd.groups=2 '
-    'hfldd.auxiliary="noise" hfldd.auxiliary-size=50 hfldd.distill-steps=2 hfldd.distilled-size=20 '
-    "train.local-epochs=1"
+    'dataset="digits" model="auto" min-nodes=2 num-rounds=1 partition.classes=5 partition.pool=0 '
+    'hfldd.groups=2 hfldd.auxiliary="noise" hfldd.auxiliary-size=50 hfldd.distill-steps=2 '
+    "hfldd.distilled-size=20 train.local-epochs=1"
 )
 
 
@@ -113,7 +113,7 @@ def choose(walk):
     """Take a preset, and the method of an installed package."""
     walk.type("flwr-distill settings hfldd")
     walk.type("flwr-distill partition cluster-mc --nodes 20 --plot clusters.png")
-    walk.type(f"flwr-distill run --preset hfldd-mnist-c2 -c '{LITTLE}'")
+    walk.type(f"flwr-distill run --preset hfldd-mnist -c '{LITTLE}'")
     anchors = "strategy='class-anchors' class-anchors.weight=1.0 num-rounds=1"
     walk.type(f'flwr-distill run -c "{anchors}"')
     walk.type("flwr-distill stop")
