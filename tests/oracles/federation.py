@@ -46,6 +46,12 @@ def network():
     return lambda w, x: functional_call(net, w, x)
 
 
+def network_with_features():
+    """f(w, x), the logits of the network and the inputs of its last layer."""
+    f = network()
+    return lambda w, x: (f(w, x), (x.flatten(1) @ w["hidden.weight"].T + w["hidden.bias"]).tanh())
+
+
 class Federation:
     """A run of a paper's preset on a few nodes, made small."""
 
@@ -55,10 +61,10 @@ class Federation:
         small = {"dataset": "digits", "model": NET, "num-rounds": 5}
         self.config = read_settings(preset, None) | small | own
 
-    def run(self):
-        """Run it; the model after the last round."""
+    def run(self, wrap=lambda place, node: node):
+        """Run it, with nodes wrapped; the model after the last round."""
         nodes = [{"num-partitions": self.num_nodes}] * self.num_nodes
-        run_in_process(self.config, nodes, self.folder)
+        run_in_process(self.config, nodes, self.folder, wrap)
         return load_file(self.folder / "1" / "model.safetensors")
 
     def read(self, name):
@@ -95,5 +101,8 @@ class Federation:
 def distance(found, expected):
     """Length of the difference of two models, relative to the length of the second."""
     assert found.keys() == expected.keys()
-    both = [torch.cat([w[name].flatten().double() for name in expected]) for w in (found, expected)]
+    both = [
+        torch.cat([w[name].detach().flatten().double() for name in expected])
+        for w in (found, expected)
+    ]
     return float((both[0] - both[1]).norm() / both[1].norm())

@@ -30,7 +30,7 @@ def step(f, w, adam, x, targets):
 
 def adam_of(w, lr, weight_decay):
     """A copy of w to train, and its Adam."""
-    w = {name: value.clone().requires_grad_() for name, value in w.items()}
+    w = {name: value.detach().clone().requires_grad_() for name, value in w.items()}
     return w, torch.optim.Adam(w.values(), lr=lr, weight_decay=weight_decay)
 
 

@@ -52,6 +52,7 @@ def test_five_rounds_are_those_of_the_paper(preset, tmp_path):
 
         leaders = [place(name) for name in topology["heads"][str(t)]]
         w = fedhead.round_of(f, w, data, sectors, leaders, draws, hyper, reference)
+    print(distance(found, w))
     assert distance(found, w) < ROUNDING
 
 

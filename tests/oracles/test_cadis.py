@@ -1,0 +1,85 @@
+"""CADIS against an independent reading of the paper."""
+
+import json
+
+import numpy as np
+import pytest
+
+from flwr_distill.task.datasets import load_dataset
+
+from . import cadis
+from .federation import ROUNDING, Federation, distance, network_with_features
+
+CLIENTS = (
+    *((1, 6, 20), (0, 1, 36), (0, 1, 40), (0, 1, 44)),
+    *((4, 5, 36), (4, 5, 40), (4, 6, 20), (4, 5, 44)),
+)
+"""Two classes of each client, and its samples of each: two clusters, and two clients beside."""
+LR, EPOCHS, LAMBDA, EPS, GROWTH, MAX_EPS = 0.05, 2, 0.1, 0.6, 1.02, 0.64
+SMALL = {
+    "min_nodes": len(CLIENTS),
+    "fraction_train": 0.5,
+    "partition__scheme": "index-file",
+    "partition__clusters": "",
+    "train__lr": LR,
+    "train__local_epochs": EPOCHS,
+    "cadis__kd_lambda": LAMBDA,
+    "cadis__eps": EPS,
+    "cadis__eps_growth": GROWTH,
+    "cadis__max_eps": MAX_EPS,
+}
+
+
+def partition(folder):
+    """A partition file by `CLIENTS`."""
+    labels = load_dataset("digits").train.labels
+    of_class = {c: iter(np.flatnonzero(labels == c).tolist()) for c in range(10)}
+    samples = {
+        i: [next(of_class[c]) for c in classes for _ in range(size)]
+        for i, (*classes, size) in enumerate(CLIENTS)
+    }
+    (folder / "clients.json").write_text(json.dumps(samples))
+    return str(folder / "clients.json")
+
+
+def noting(participants):
+    """Wrap nodes, and note which of them train, by round."""
+
+    def wrap(place, node):
+        def answer(message):
+            if message.metadata.message_type == "train":
+                server_round = message.content["config"]["server-round"]
+                participants.setdefault(server_round, []).append(place)
+            return node(message)
+
+        return answer
+
+    return wrap
+
+
+@pytest.mark.parametrize(("kernel", "closure"), [("gaussian", "none"), ("centred", "one-step")])
+def test_five_rounds_are_those_of_the_paper(kernel, closure, tmp_path):
+    chosen = {"train__kd_kernel": kernel, "cadis__closure": closure}
+    own = {**SMALL, **chosen, "partition__index_file": partition(tmp_path)}
+    federation, participants = Federation(tmp_path, "cadis-mnist", len(CLIENTS), **own), {}
+    found, nodes = federation.run(noting(participants)), federation.sessions
+    data = [(node.data.train.inputs, node.data.train.labels) for node in nodes]
+    hyper = {
+        **{"lr": LR, "epochs": EPOCHS, "batch_size": federation.config["train.batch-size"]},
+        **{"lambda": LAMBDA, "kernel": getattr(cadis, kernel)},
+        **{"eps": EPS, "growth": GROWTH, "max_eps": MAX_EPS, "max_sigma": 0.02},
+        "closure": cadis.one_step if closure == "one-step" else dict,
+    }
+    assert any(len(n) % hyper["batch_size"] for n, _ in data)
+    f, start = network_with_features(), federation.start
+    server, estimates = cadis.Server(f, start, "output.weight", data, hyper), []
+    for t in range(1, 6):
+        draws = np.random.default_rng([0, t])
+
+        def normal(mean, deviation, draws=draws):
+            estimates.append(draws.normal(mean, deviation))
+            return estimates[-1]
+
+        server.round(participants[t], lambda i, t=t: nodes[i].generator("train", t), normal)
+    assert estimates
+    assert distance(found, server.w) < ROUNDING
