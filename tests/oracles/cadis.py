@@ -15,7 +15,7 @@ import torch
 
 
 def gaussian(r):
-    """K of eq. 18, exp(-d_ij^2 / (2 sigma^2)); sigma is lost, here its square is the mean of d^2."""
+    """K of eq. 18, exp(-d_ij^2 / (2 sigma^2)); sigma^2 is lost, here the mean of d^2."""
     d, other = distances(r)
     return torch.exp(-(d**2) / (2 * (d[other] ** 2).mean()))
 
@@ -142,9 +142,8 @@ class Server:
         cumulate(self.mean, self.met, instance_similarity(changes))
         self.seen += [i for i in participants if i not in self.seen]
         known = self.mean | estimates(self.mean, self.seen, self.hyper["max_sigma"], normal)
-        members = self.hyper["closure"](clusters(rescaled(known), self.seen, self.eps))
-        u = weights(members, {i: len(self.data[i][0]) for i in participants})
+        self.members = self.hyper["closure"](clusters(rescaled(known), self.seen, self.eps))
+        u = weights(self.members, {i: len(self.data[i][0]) for i in participants})
         self.w = {name: sum(u[i] * trained[i][name] for i in u) for name in self.w}
         self.eps = min(self.eps * self.hyper["growth"] ** self.t, self.hyper["max_eps"])
         self.t += 1
-        return members, u

@@ -11,8 +11,8 @@ from . import cadis
 from .federation import ROUNDING, Federation, distance, network_with_features
 
 CLIENTS = (
-    *((1, 6, 20), (0, 1, 36), (0, 1, 40), (0, 1, 44)),
-    *((4, 5, 36), (4, 5, 40), (4, 6, 20), (4, 5, 44)),
+    *((0, 6, 21), (0, 1, 37), (0, 1, 40), (0, 1, 43)),
+    *((4, 5, 37), (4, 5, 41), (4, 6, 21), (4, 5, 43)),
 )
 """Two classes of each client, and its samples of each: two clusters, and two clients beside."""
 LR, EPOCHS, LAMBDA, EPS, GROWTH, MAX_EPS = 0.05, 2, 0.1, 0.6, 1.02, 0.64
