@@ -118,7 +118,7 @@ def describe_columns(message: Message, context: Context) -> Message:
     """
     task = source_of(context).task(context)
     check_columns(task)
-    moments = Session.of(context, scaled=False).data.moments
+    moments = Session.of(context, scaled=False).own.moments
     if moments is None or not moments.mean:
         raise SettingsError("this run standardises no column by this node's values")
     if moments.rows < MIN_ROWS:
@@ -156,14 +156,14 @@ def describe(message: Message, context: Context) -> Message:
         config["missing"] = reasons
     else:
         session = Session.of(context, scaled=False)
-        metrics[NUM_EXAMPLES] = len(session.data.train)
+        metrics[NUM_EXAMPLES] = len(session.own.train)
         if trains_together(context, session):
             metrics[TOGETHER] = 1
         content[INTRODUCTION] = introduce(session)
-        config[FINGERPRINT] = session.store.keyed(session.data.fingerprint)
+        config[FINGERPRINT] = session.store.keyed(session.own.fingerprint)
         config.update(place_secrets(session.store, requirement.resumes if requirement else ""))
         if not _has_privacy(context, requirement):
-            config["classes"] = torch.unique(session.data.train.labels).tolist()
+            config["classes"] = torch.unique(session.own.train.labels).tolist()
     if config:
         content[CONFIG] = ConfigRecord(config)
     return Message(content, reply_to=message)

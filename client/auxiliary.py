@@ -16,7 +16,7 @@ def auxiliary_of(session: Session, name: str, size: int) -> Tensor:
     Images that cannot be read, or are not those that the run read first, are a DatasetError.
     """
     root = str(session.node_config.get("data-root", "")) or session.task.data_root or None
-    wanted = own_file(session.node_config, name), session.data.spec, size, session.task.seed, root
+    wanted = own_file(session.node_config, name), session.own.spec, size, session.task.seed, root
     images, fingerprint = _read(*wanted)
     own = hashlib.blake2b(repr(wanted).encode(), digest_size=8).hexdigest()
     check_unchanged(session.store, f"auxiliary-{own}", fingerprint, _files(*wanted))

@@ -42,9 +42,9 @@ def seen_data(session: Session) -> LocalData:
 
 def as_seen(session: Session, inputs: Tensor) -> Tensor:
     """Samples of the run as training sees them; see `seen_data`. Vectors are not changed."""
-    data, seen = session.data, seen_data(session)
-    if inputs.shape[1:] == seen.spec.shape:
+    if inputs.shape[1:] == _seen_spec(session.source, session.task, session.own.spec).shape:
         return inputs
+    data, seen = session.data, seen_data(session)
     for own, known in ((data.train, seen.train), (data.holdout, seen.holdout)):
         if inputs is own.inputs:
             return known.inputs

@@ -67,7 +67,7 @@ class LocalRound:
     @property
     def changes(self) -> tuple[Change, ...]:
         """Random changes of training images (``train.augment``)."""
-        return chosen_changes(self.settings.augment, self.session.data.spec)
+        return chosen_changes(self.settings.augment, self.session.own.spec)
 
     def train(
         self, samples: Samples, *, balanced: bool = False, average_last: float = 0.0
@@ -122,7 +122,7 @@ def received_arrays(content: RecordDict) -> Arrays:
 
 def build_model(session: Session, arrays: Arrays) -> nn.Module:
     """Build the run's model with these weights, on the node's device."""
-    start = session.run_id, session.source, session.task, session.data.spec
+    start = session.run_id, session.source, session.task, session.own.spec
     own, fingerprint = start_of(*start)
     files = _weights(*start)
     check_unchanged(session.store, "weights", fingerprint.encode(), files)

@@ -67,7 +67,7 @@ def _check_scale(context: Context, requirement: Requirement | None) -> None:
     scale = requirement and requirement.scale
     if not scale or not context.run_config.get("secure-sums"):
         return
-    own = Session.of(context, scaled=False).data.moments
+    own = Session.of(context, scaled=False).own.moments
     if own and (odd := dwarfed(own, scale)):
         name = open_columns(source_of(context).task(context))[odd[0]]
         raise SettingsError(

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from logging import INFO
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +22,7 @@ from flwr_distill.client.local_data import (
     generator_of,
     local_data,
 )
+from flwr_distill.client.virtual_data import trained_on
 from flwr_distill.protocol.messages import (
     FILE,
     REAL_PER_VIRTUAL,
@@ -75,12 +77,12 @@ class SourcedContext(Context):
 class Session:
     """A node in a run, as handlers see it.
 
-    `identity` is the node's ``partition-id``, else its Flower node id; it seeds its random draws.
-    `store` has the node's files for this run.
+    `own` are the node's samples. `identity` is its ``partition-id``, else its Flower node id; it
+    seeds its random draws. `store` has the node's files for this run.
     """
 
     task: TaskSettings
-    data: LocalData
+    own: LocalData
     device: torch.device
     store: NodeStore
     identity: int
@@ -107,7 +109,7 @@ class Session:
         task = source.task(context)
         return cls(
             task=task,
-            data=source.data(context, task, device, scaled=scaled),
+            own=source.data(context, task, device, scaled=scaled),
             device=device,
             store=store_of(context),
             identity=int(node.get("partition-id", context.node_id)),
@@ -116,6 +118,24 @@ class Session:
             node_config=node,
             source=source,
         )
+
+    @cached_property
+    def data(self) -> LocalData:
+        """What the run trains and evaluates on: the node's own samples.
+
+        With ``train.on="virtual"`` the training samples are images distilled of these, which are
+        made when they are first needed.
+        """
+        if self.task.train.on == "real":
+            return self.own
+        virtual = trained_on(
+            self.own,
+            self.task.virtual,
+            self.generator("virtual"),
+            self.device,
+            self.store.at(None),
+        )
+        return replace(self.own, train=virtual)
 
     def in_round(self, server_round: int) -> "Session":
         """The same session, with the store of a round."""
@@ -127,7 +147,7 @@ class Session:
 
     def new_model(self, seed: int | None = None) -> nn.Module:
         """Model with new weights, on the CPU; without a `seed`, that of the run draws them."""
-        return self.source.model(self.task, self.data.spec, seed)
+        return self.source.model(self.task, self.own.spec, seed)
 
 
 @dataclass(frozen=True)
@@ -240,7 +260,7 @@ def virtual_per_class(session: Session, per_class: int, formation: int = 1) -> i
     if rule == 1:
         return per_class
     real = rule * formation**2
-    smallest = int(torch.unique(session.data.train.labels, return_counts=True)[1].min())
+    smallest = int(torch.unique(session.own.train.labels, return_counts=True)[1].min())
     if smallest < real:
         raise SettingsError(
             f"the node's policy needs {real} samples of a class, and one has {smallest}",
@@ -269,7 +289,7 @@ def own_file(node_config: Mapping[str, NodeConfigValue], name: str) -> str:
 
 def held_out(session: Session) -> Samples:
     """The node's held-out samples; SettingsError if there are none."""
-    holdout = session.data.holdout
+    holdout = session.own.holdout
     if not len(holdout):
         raise SettingsError(
             "this node has no sample to evaluate on",

@@ -20,10 +20,12 @@ from flwr_distill.distill.errors import DistillError
 from flwr_distill.distill.features import RandomConvNet, are_vectors
 from flwr_distill.distill.formation import Formation, best_formation
 from flwr_distill.distill.inputs import check_inputs
+from flwr_distill.distill.pixel_optimizers import SGD_RATE, pixel_optimizer
 from flwr_distill.distill.registry import Progress, register
 from flwr_distill.distill.starts import start
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.task.compute.cuda_graph import graphed
+from flwr_distill.task.settings import ImageOptimizer, MeansOf
 
 LEARNING_RATE = 0.05
 WIDTH = 64
@@ -160,6 +162,8 @@ def distill_dm(
     bank: int | None = None,
     network: Network | None = None,
     initial_images: Tensor | None = None,
+    means_of: MeansOf = "groups",
+    optimizer: ImageOptimizer = "adam",
 ) -> VirtualData:
     """Distil by distribution matching (Zhao and Bilen 2023, eq. 5 and algorithm 1).
 
@@ -167,6 +171,8 @@ def distill_dm(
     images match the mean of a group each: with the class's mean alone they would all show much the
     same. A group has at least 50 images, and there are as many as the smallest class allows. Means
     use at most 256 images per class, or 64 per group if those are more, redrawn for each network.
+    With ``means_of="classes"`` the loss is FedLGD's eq. 1 as printed: the mean of all real images
+    of a class, without augmentation.
 
     Where virtual images contain smaller ones of at least 8 pixels a side, real images are shrunk to
     these. A step then costs a quarter with a formation of 2, and more steps are worth more than
@@ -191,6 +197,10 @@ def distill_dm(
         On the same device, instead of random ones: FedLGD (eq. 1) passes the global model's.
     initial_images : Tensor, optional (default: None)
         Virtual images to continue from, (classes present * per_class, C, H, W), sorted by class.
+    means_of : str (default: "groups")
+        ``groups`` of similar images, or ``classes``.
+    optimizer : str (default: "adam")
+        ``adam``, or ``sgd`` at a constant rate of 1 with momentum 0.5.
     """
     check_inputs(images, labels, num_classes=num_classes, per_class=per_class, steps=steps)
     formation = formation or best_formation(images.shape)
@@ -212,17 +222,24 @@ def distill_dm(
             value=tuple(initial_images.shape),
         )
     classes = [(labels == c).nonzero()[:, 0].to(images.device) for c in torch.unique(labels)]
-    each = own_groups(min(map(len, classes)), per_class)
+    of_classes = means_of == "classes"
+    each = 1 if of_classes else own_groups(min(map(len, classes)), per_class)
     groups = [own[group] for own in classes for group in alike(images[own], each)]
     real, rates = images, [LEARNING_RATE] * steps
     within: tuple[Tensor, Tensor] | None = None
     if usual.small:
         rates, within = falling(SMALL_LEARNING_RATE, steps), images.aminmax()
         real, tiles = tiles.shrunk(images), tiles.in_small()
-    most = max(REAL_PER_CLASS // each, REAL_PER_GROUP)
+    if optimizer == "sgd":
+        rates = [SGD_RATE] * steps
+    most = len(images) if of_classes else max(REAL_PER_CLASS // each, REAL_PER_GROUP)
+    if of_classes and network is not None:
+        bank = 1  # all probes would be the same
 
     def draw_probe() -> Probe:
         pair = draw_pair(real.shape, width, generator, device, network, all_depths=usual.small)
+        if of_classes:
+            pair = pair[0], Augmentation(_unchanged, ())
         orders = [torch.randperm(len(own), generator=generator)[:most] for own in groups]
         drawn = zip(groups, orders, strict=True)
         places = torch.cat([own[x.to(own.device, non_blocking=True)] for own, x in drawn])
@@ -232,7 +249,7 @@ def distill_dm(
     probes = [draw_probe() for _ in range(min(bank, steps))]
     virtual = initial_images.reshape(len(groups), per_class // each, *images.shape[1:])
     virtual = virtual.to(device, copy=True)
-    match_means(virtual, probes, rates, tiles, progress, within=within)
+    match_means(virtual, probes, rates, tiles, progress, within=within, optimizer=optimizer)
     return VirtualData(
         virtual.flatten(0, 1).cpu(),
         virtual_labels,
@@ -258,6 +275,7 @@ def match_means(
     progress: Progress | None = None,
     *,
     within: tuple[Tensor, Tensor] | None = None,
+    optimizer: ImageOptimizer = "adam",
 ) -> None:
     """Optimise virtual images in place so that their group means match those of the probes.
 
@@ -265,15 +283,15 @@ def match_means(
     learning rate is a step with the next probe, after which pixels are clamped to `within`. On a
     GPU, only `progress` waits for it.
     """
-    optimizer = torch.optim.Adam([virtual])
+    stepper = pixel_optimizer(optimizer, virtual, lr=LEARNING_RATE)
     loss_and_gradient = graphed(Probe.loss_and_gradient, virtual.device)
     bounds = None if within is None else [x.to(virtual.device, non_blocking=True) for x in within]
     for step, rate in enumerate(learning_rates):
         probe = probes[step % len(probes)]
         loss, gradient = loss_and_gradient(probe, formation.decode(virtual))
         virtual.grad = formation.pullback(gradient)
-        optimizer.param_groups[0]["lr"] = rate
-        optimizer.step()
+        stepper.param_groups[0]["lr"] = rate
+        stepper.step()
         if bounds is not None:
             virtual.clamp_(*bounds)
         if progress is not None:
@@ -333,8 +351,8 @@ def draw_pair(
     return network, draw_augmentation(height, across, generator).to(device)
 
 
-def _unchanged(vectors: Tensor) -> Tensor:
-    return vectors
+def _unchanged(images: Tensor) -> Tensor:
+    return images
 
 
 def _numbers(vectors: Tensor) -> Tensor:

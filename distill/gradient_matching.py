@@ -10,7 +10,9 @@ from torch.nn import functional
 
 from flwr_distill.distill.errors import DistillError
 from flwr_distill.distill.formation import Formation
+from flwr_distill.distill.pixel_optimizers import pixel_optimizer
 from flwr_distill.distill.registry import Progress
+from flwr_distill.task.settings import ImageOptimizer
 
 STEPS = 100
 LEARNING_RATE = 0.1
@@ -41,12 +43,13 @@ def match_gradient(
     learning_rate: float = LEARNING_RATE,
     progress: Progress | None = None,
     formation: int = 1,
+    optimizer: ImageOptimizer = "adam",
 ) -> Tensor:
     """Refine virtual images until a model's gradient on them matches a target (FedLGD eq. 5-6).
 
     The gradient is that of the mean cross-entropy over all decoded images, in evaluation mode:
-    batch norm uses running statistics. Optimises the pixels by Adam: the published code's 500 steps
-    of SGD (learning rate 1, momentum 0.5) barely move images that start as noise.
+    batch norm uses running statistics. By default Adam moves the pixels: the published code's 500
+    steps of SGD (learning rate 1, momentum 0.5) barely move images that start as noise.
 
     Parameters
     ----------
@@ -57,6 +60,8 @@ def match_gradient(
         minus those after. Must have all trained parameters of two or more dimensions.
     formation : int (default: 1)
         Smaller images along each side of an image, see `distill.formation`.
+    optimizer : str (default: "adam")
+        ``adam`` at `learning_rate`, or the published code's ``sgd``.
 
     Raises
     ------
@@ -71,7 +76,7 @@ def match_gradient(
     for weight in weights.values():
         weight.requires_grad_()
     leaf = images.detach().clone().requires_grad_()
-    optimizer = torch.optim.Adam([leaf], lr=learning_rate)
+    stepper = pixel_optimizer(optimizer, leaf, lr=learning_rate)
     tiles = Formation.of(formation, images.shape, images.device)
     labels = tiles.repeated(labels)
     for step in range(steps):
@@ -80,7 +85,7 @@ def match_gradient(
         gradient = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
         distance = gradient_distance(gradient, target_gradient)
         (leaf.grad,) = torch.autograd.grad(distance, leaf)
-        optimizer.step()
+        stepper.step()
         if progress is not None:
             progress(step + 1, steps, float(distance.detach()))
     return leaf.detach()

@@ -50,12 +50,14 @@ SETTINGS: Mapping[str, str] = {
     ),
     **_rows(
         RANGE,
-        """seed trains fourier scheme classes alpha clusters shape together
+        """seed trains fourier scheme classes alpha min-of-a-class clusters shape together
 
         optimizer lr lr-schedule momentum weight-decay batch-size drop-last proximal-mu kd-lambda
-        kd-kernel feature-layer precision augment dp-clip server-round clipping_norm
+        kd-kernel feature-layer precision augment dp-clip on server-round clipping_norm
 
         num-classes package frozen regularisation
+
+        starts-from means-of image-optimizer regulariser
 
         projection clip head personal width distill-steps per-class radius gamma
         temperature distill-lr distill-weight-decay distill-batch-size patience average least-gain

@@ -27,6 +27,9 @@ RunConfigValue = bool | int | float | str
 Precision = Literal["float32", "tf32", "bf16"]
 Kernel = Literal["gaussian", "centred"]
 Change = Literal["shift", "scale", "rotate", "shear", "flip", "colour", "cutout"]
+Start = Literal["class-stats", "pixel-stats", "noise", "real"]
+MeansOf = Literal["groups", "classes"]
+ImageOptimizer = Literal["adam", "sgd"]
 CHANGES: tuple[Change, ...] = get_args(Change)
 """Of training images; what each does: `task.augmentation.augmented`."""
 
@@ -90,6 +93,9 @@ class PartitionSettings(Block):
     classes."""
     alpha: Annotated[float, Field(gt=0)] = 0.5
     """Concentration of ``dirichlet``, exponent of ``pareto``; smaller is more skewed."""
+    min_of_a_class: Annotated[int, Field(ge=0)] = 0
+    """Fewest samples of each class that ``dirichlet`` gives each node; the shares of a class are
+    redrawn until all nodes have as many. 0 is no bound."""
     clusters: str = ""
     """Ratio of nodes per cluster, ``12:5:3``; empty uses the scheme's own."""
     index_file: Annotated[str, Field(validate_default=True)] = ""
@@ -191,6 +197,9 @@ def _listed(names: str) -> tuple[str, ...]:
 class TrainSettings(Block):
     """Local training on a node (``train.*``)."""
 
+    on: Literal["real", "virtual"] = "real"
+    """What nodes train on: their samples, or with ``virtual`` the images that each distils of them
+    once, by ``virtual.*``, and keeps. Evaluation is on real samples either way."""
     optimizer: Literal["sgd", "adam"] = "sgd"
     """``sgd`` or ``adam``."""
     lr: Annotated[float, Field(gt=0)] = 0.05
@@ -259,6 +268,16 @@ class TrainSettings(Block):
             )
         return noise
 
+    @field_validator("dp_noise")
+    @classmethod
+    def _protects_samples(cls, noise: float, info: ValidationInfo) -> float:
+        if noise and info.data.get("on") == "virtual":
+            raise ValueError(
+                'protects virtual images and not the samples behind them with train.on = "virtual" '
+                "(set that to real, or this to 0)"
+            )
+        return noise
+
     @field_validator("dp_epsilon")
     @classmethod
     def _limits_something(cls, epsilon: float, info: ValidationInfo) -> float:
@@ -268,6 +287,26 @@ class TrainSettings(Block):
                 "(set train.dp-noise to 1.0, or this to 0)"
             )
         return epsilon
+
+
+class VirtualSettings(Block):
+    """How a node distils the virtual images that it trains on (``virtual.*``)."""
+
+    per_class: Annotated[int, Field(ge=1)] = 10
+    """Virtual images of each class on a node."""
+    formation: Annotated[int, Field(ge=0, le=4)] = 1
+    """Each virtual image holds formation x formation smaller ones, which are enlarged where they
+    are trained on; 1 is one image, 0 chooses by image size."""
+    first_steps: Annotated[int, Field(ge=1)] = 400
+    """Steps in which a node makes its virtual images, with random networks."""
+    starts_from: Start = "class-stats"
+    """What they start from: noise with the mean and deviation of the class's pixels
+    (``class-stats``) or of each pixel (``pixel-stats``), standard ``noise``, or ``real`` images."""
+    means_of: MeansOf = "groups"
+    """Whose mean features they match: those of ``groups`` of similar images, at most 256 of a
+    class, which are augmented alike; or of ``classes``, all images of each as they are."""
+    image_optimizer: ImageOptimizer = "adam"
+    """What moves their pixels: ``adam``, or ``sgd`` with learning rate 1 and momentum 0.5."""
 
 
 class BackboneSettings(Block):
@@ -317,6 +356,7 @@ class TaskSettings(Block):
     partition: PartitionSettings = PartitionSettings()
     private: PrivateSettings = PrivateSettings()
     train: TrainSettings = TrainSettings()
+    virtual: VirtualSettings = VirtualSettings()
     simulation: SimulationSettings = SimulationSettings()
 
     @classmethod

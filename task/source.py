@@ -179,4 +179,5 @@ def _partitions(
         clusters=settings.partition.clusters,
         seed=settings.seed,
         index_file=settings.partition.index_file or None,
+        min_of_a_class=settings.partition.min_of_a_class,
     )

@@ -2,9 +2,8 @@
 
 import hashlib
 from collections.abc import Collection
-from functools import partial
 from logging import INFO
-from typing import Self
+from typing import Literal, Self
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -18,8 +17,9 @@ from flwr_distill.client.local_round import LocalRound
 from flwr_distill.client.private_distillation import distil_privately
 from flwr_distill.client.session import Session
 from flwr_distill.client.terms import Features, LossTerm, extractor
-from flwr_distill.distill.contrastive import supervised_contrastive_loss
-from flwr_distill.distill.distribution_matching import REFINE_BANK, distill_dm
+from flwr_distill.client.training import hard_labels
+from flwr_distill.client.virtual_data import first_images, refined_images, samples_of
+from flwr_distill.distill.contrastive import mean_discrepancy, supervised_contrastive_loss
 from flwr_distill.distill.errors import VirtualDataError
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES
@@ -41,12 +41,37 @@ PRIVATE = "private-virtual-data"
 OF_SERVER = "global-virtual-data"
 
 
-class Contrastive(LossTerm):
-    """``lambda L_con`` over a minibatch's features, the input of a dense layer (FedLGD eq. 2-4)."""
+class Regulariser(LossTerm):
+    """``lambda L_con`` over a minibatch's features, the input of a dense layer (FedLGD eq. 2-4).
 
-    def __init__(self, model: nn.Module, weight: float, layer: str = "") -> None:
+    Parameters
+    ----------
+    model : nn.Module
+        In training.
+    weight : float
+        lambda.
+    layer : str (default: "")
+        Name of the last dense layer; see :func:`task.models.last_dense`.
+    reduction : str (default: "mean")
+        Of the contrastive loss, over the minibatch.
+    anchors : Samples, optional (default: None)
+        Samples whose mean features the minibatch's are to meet, class by class, in place of the
+        contrastive loss. They pass through the model in each step.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        weight: float,
+        layer: str = "",
+        reduction: Literal["mean", "sum"] = "mean",
+        anchors: Samples | None = None,
+    ) -> None:
+        self._model = model
         self._features = Features(model, layer)
         self._weight = weight
+        self._reduction = reduction
+        self._anchors = anchors
 
     @classmethod
     def of(
@@ -54,12 +79,25 @@ class Contrastive(LossTerm):
     ) -> Self | None:
         """Make the term; see `client.terms.LossTerm`."""
         request = VirtualTraining.checked(content.config_records[VIRTUAL], "message")
-        return cls(model, request.contrast, settings.feature_layer) if request.contrast else None
+        if not request.contrast:
+            return None
+        anchors = None
+        if request.regulariser == "mmd":
+            anchors = global_samples(session, content.config_records[GLOBAL_DATA])
+        is_sum = request.regulariser == "contrastive-sum"
+        reduction: Literal["mean", "sum"] = "sum" if is_sum else "mean"
+        return cls(model, request.contrast, settings.feature_layer, reduction, anchors)
 
     def __call__(self, inputs: Tensor, labels: Tensor, logits: Tensor) -> Tensor:
         """The term's value; soft labels count as their likeliest class."""
-        classes = labels.argmax(1) if labels.ndim == 2 else labels
-        return self._weight * supervised_contrastive_loss(self._features.last, classes)
+        own, classes = self._features.last.flatten(1), hard_labels(labels)
+        if self._anchors is None:
+            loss = supervised_contrastive_loss(own, classes, reduction=self._reduction)
+        else:
+            self._model(self._anchors.inputs)
+            others = self._features.last.flatten(1)
+            loss = mean_discrepancy(own, classes, others, self._anchors.labels)
+        return self._weight * loss
 
 
 def train_virtual(message: Message, context: Context) -> Message:
@@ -92,9 +130,9 @@ def virtual_samples(
 ) -> Samples:
     """The node's virtual data, on its device: made if there are none, refined if requested.
 
-    Made by distribution matching with random networks, from noise with one mean and deviation per
-    class; refined with the received model's features instead (FedLGD eq. 1). They are read back
-    from the store, so that a restarted node continues with identical values.
+    Made by distribution matching with random networks; refined with the received model's features
+    instead (FedLGD eq. 1). They are read back from the store, so that a restarted node continues
+    with identical values.
 
     With ``dp_epsilon`` they are made from noisy class means. All that the node sends then follows
     from this one release, so they are never refined: that raises SettingsError.
@@ -109,15 +147,6 @@ def virtual_samples(
     data, store = seen_data(session), session.store.at(server_round)
     if request.dp_epsilon:
         store = session.store  # of no round: a resumed run has them too, and releases no others
-    distil = partial(
-        distill_dm,
-        data.train.inputs,
-        data.train.labels,
-        num_classes=data.spec.num_classes,
-        per_class=request.per_class,
-        formation=request.formation,
-        device=session.device,
-    )
     name = PRIVATE if request.dp_epsilon else OWN
     payload = store.read(name)
     if payload is None:
@@ -130,23 +159,26 @@ def virtual_samples(
                 formation=request.formation,
             )
         else:
-            virtual = distil(steps=request.first_steps, generator=session.generator("virtual"))
+            draws = session.generator("virtual")
+            virtual = first_images(data, request, draws, session.device)
         log(INFO, "Made %d virtual samples", len(virtual))
         payload = virtual.to_bytes()
         store.write(name, payload)
     virtual = VirtualData.from_bytes(payload)
     if request.refine_steps:
-        refined = distil(
+        refined = refined_images(
+            data,
+            request,
+            session.generator("refine", server_round),
+            session.device,
             steps=request.refine_steps,
-            generator=session.generator("refine", server_round),
+            images=virtual.images,
             network=extractor(model, session.task.train.feature_layer),
-            bank=REFINE_BANK,
-            initial_images=virtual.images,
         )
         payload = refined.to_bytes()
         store.write(OWN, payload)
         virtual = VirtualData.from_bytes(payload)
-    return _samples(virtual).to(session.device)
+    return samples_of(virtual, session.device)
 
 
 def global_samples(session: Session, record: ConfigRecord) -> Samples | None:
@@ -164,12 +196,7 @@ def global_samples(session: Session, record: ConfigRecord) -> Samples | None:
     virtual.validate(spec.shape, spec.num_classes)
     if data.payload:
         session.store.write(OF_SERVER, payload)
-    return _samples(virtual).to(session.device)
-
-
-def _samples(virtual: VirtualData) -> Samples:
-    decoded = virtual.decoded()
-    return Samples(decoded.images, decoded.labels)
+    return samples_of(virtual, session.device)
 
 
 def joined(own: Samples, other: Samples | None) -> Samples:

@@ -10,7 +10,7 @@ from flwr_distill.protocol.arrays import Arrays
 from flwr_distill.protocol.messages import ARRAYS, CONFIG
 from flwr_distill.protocol.method import ConfigValues, Method, Phase
 from flwr_distill.protocol.schema import TRAIN, Reply, Request, TrainRequest, part_of_the_model
-from flwr_distill.task.settings import Block, TrainSettings
+from flwr_distill.task.settings import Block, TrainSettings, VirtualSettings
 
 TRAIN_VIRTUAL = "train.virtual"
 """Have a node train on virtual data in place of its own."""
@@ -28,19 +28,21 @@ GRADIENT = "gradient"
 """Name of the reply's second array record: the loss's gradient on the virtual data."""
 
 
-class VirtualTraining(Block):
+Regularisation = Literal["contrastive", "contrastive-sum", "mmd"]
+
+
+class VirtualTraining(VirtualSettings):
     """A node's training on virtual data in one round."""
 
     per_class: Annotated[int, Field(ge=1)]
-    """Virtual images of each class on the node."""
     formation: Annotated[int, Field(ge=1, le=4)] = 1
-    """Smaller images along each side of a virtual image."""
     first_steps: Annotated[int, Field(ge=1)]
-    """Steps of distribution matching with random networks, if the node has no virtual data yet."""
     refine_steps: Annotated[int, Field(ge=0)] = 0
     """Steps of distribution matching with the received model, before training."""
     contrast: Annotated[float, Field(ge=0)] = 0.0
-    """lambda, weight of the supervised contrastive term."""
+    """lambda, weight of the term between features of the node's and the server's data."""
+    regulariser: Regularisation = "contrastive"
+    """The term."""
     gradient: Annotated[list[str], Field(default_factory=list)]
     """Weights of the received model; the node sends the gradient with respect to these, of the
     model's loss on the virtual data."""
@@ -57,28 +59,25 @@ class GlobalData(Block):
     """Encoded by :meth:`distill.virtual_data.VirtualData.to_bytes`; empty if the node has them."""
 
 
-class FedLGDSettings(Block):
-    """Settings of FedLGD (``fedlgd.*``)."""
+class FedLGDSettings(VirtualSettings):
+    """Settings of FedLGD (``fedlgd.*``); those of nodes' virtual images also as ``virtual.*``."""
 
-    per_class: Annotated[int, Field(ge=1)] = 10
-    """Virtual images of each class on a node."""
-    formation: Annotated[int, Field(ge=0, le=4)] = 1
-    """Each virtual image, of nodes and server, holds formation x formation smaller ones, which are
-    enlarged where they are trained on; 1 is one image, 0 chooses by image size."""
-    first_steps: Annotated[int, Field(ge=1)] = 400
-    """Steps in which a node makes its virtual data, with random networks."""
     refine_steps: Annotated[int, Field(ge=0)] = 20
-    """Steps in which it refines them in a selected round (the paper: 100, of SGD; here Adam's)."""
+    """Steps in which a node refines its virtual images in a selected round (the paper: 100)."""
     every: Annotated[int, Field(ge=1)] = 5
     """Rounds from one selected round to the next; the first round is selected."""
     selections: Annotated[int, Field(ge=0)] = 10
     """Selected rounds in all; with 0 this is FedAvg on virtual data."""
     contrast: Annotated[float, Field(ge=0)] = 1.0
-    """lambda, weight of the contrastive term (the paper: 10 on DIGITS, 1 on CIFAR10C)."""
+    """lambda, weight of the regulariser (the paper: 10 on DIGITS, 1 on CIFAR10C)."""
+    regulariser: Regularisation = "contrastive"
+    """What draws features of the two sets together: a ``contrastive`` loss, its mean over the
+    minibatch; ``contrastive-sum``, its sum, as in the paper's eq. 4; or ``mmd``, the distance of
+    mean features by class (the paper's figure 3a)."""
     global_per_class: Annotated[int, Field(ge=1)] = 10
-    """Virtual images of each class at the server."""
+    """Virtual images of each class at the server, which start as noise."""
     global_steps: Annotated[int, Field(ge=1)] = 40
-    """Steps in which the server refines them (the paper: 500, of SGD; here Adam's)."""
+    """Steps in which the server refines them (the paper: 500), by ``image-optimizer`` too."""
     match: Literal["gradient", "update"] = "gradient"
     """What the server matches: the ``gradient`` of the loss on the nodes' virtual data at the
     round's model (the paper's), or the ``update`` made by the round's training (the published
@@ -155,7 +154,7 @@ METHODS = (
                 epsilon=_epsilon,
             ),
         ),
-        terms={VIRTUAL: "flwr_distill.strategies.fedlgd.client:Contrastive"},
+        terms={VIRTUAL: "flwr_distill.strategies.fedlgd.client:Regulariser"},
         unprotected=_unprotected,
         summed=(TRAIN_VIRTUAL,),
         panels=("flwr_distill.strategies.common.panels:virtual_data",),

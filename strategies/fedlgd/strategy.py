@@ -46,6 +46,7 @@ from flwr_distill.strategies.fedlgd.method import (
 )
 from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.errors import SettingsError
+from flwr_distill.task.settings import VirtualSettings
 
 
 class FedLGD(RobustFedAvg):
@@ -112,7 +113,14 @@ class FedLGD(RobustFedAvg):
 
     @classmethod
     def from_run(cls, settings: Any, run: Run, **arguments: Any) -> Self:
-        """Make the strategy for a run; SettingsError if it wants features to be private."""
+        """Make the strategy for a run; SettingsError if settings exclude each other."""
+        if run.train.on == "virtual":
+            raise SettingsError(
+                "nodes distil their virtual images of real samples, by fedlgd.*",
+                where="train.on",
+                value=run.train.on,
+                remedy='set it to "real"',
+            )
         if settings.dp_epsilon and run.seen_spec != run.spec:
             raise SettingsError(
                 "nothing but the head of the frozen network trains, and features have no "
@@ -206,12 +214,12 @@ class FedLGD(RobustFedAvg):
     def _request(self) -> VirtualTraining:
         """The round's request to nodes."""
         settings, joint = self.settings, not self._selected and self.global_data is not None
+        of_nodes = settings.model_dump(include=set(VirtualSettings.model_fields))
         return VirtualTraining(
-            per_class=settings.per_class,
-            formation=self.formation,
-            first_steps=settings.first_steps,
+            **{**of_nodes, "formation": self.formation},
             refine_steps=settings.refine_steps if self._selected else 0,
             contrast=settings.contrast if joint else 0.0,
+            regulariser=settings.regulariser,
             gradient=self._matched_names() if self._asks_for_gradients else [],
             dp_epsilon=settings.dp_epsilon,
         )
@@ -266,6 +274,7 @@ class FedLGD(RobustFedAvg):
                 self._model,
                 steps=steps,
                 formation=virtual.formation,
+                optimizer=self.settings.image_optimizer,
             )
             refined = replace(virtual, images=images.cpu(), steps=virtual.steps + steps)
         except DistillError as error:

@@ -105,9 +105,9 @@ def convnet3(spec: DataSpec) -> nn.Module:
 
 @register("convnet3-gn", fits=lambda spec: spec.kind == "image" and min(spec.shape[1:]) >= 8)
 def convnet3_gn(spec: DataSpec) -> nn.Module:
-    """FedLGD's ConvNet-3 with group norm of 4 groups, 128 filters; 320,010 parameters.
+    """FedLGD's ConvNet-3 with group norm, 128 filters; 320,010 parameters on 3x32x32.
 
-    They are counted on 3x32x32. FedLGD's other network, ResNet-18, is torchvision's.
+    Its table 9 does not state the groups: there are 4, as in the published code.
     """
     return convnet(spec, filters=128, groups=4)
 

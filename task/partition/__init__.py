@@ -35,6 +35,7 @@ def partition_indices(
     clusters: str = "",
     seed: int = 0,
     index_file: str | Path | None = None,
+    min_of_a_class: int = 0,
 ) -> list[Indices]:
     """Split samples among nodes: sorted indices for each, disjoint, none empty.
 
@@ -59,6 +60,8 @@ def partition_indices(
     index_file : str or Path, optional (default: None)
         JSON object, client id (``"0"`` to ``str(num_partitions - 1)``) -> list of sample indices,
         perhaps nested under one top key. Samples not listed are unused.
+    min_of_a_class : int (default: 0)
+        Fewest samples of each class on each node, for ``dirichlet``.
 
     Raises
     ------
@@ -80,7 +83,9 @@ def partition_indices(
         )
     num_classes = len(np.unique(labels))
     per_node = classes_per_node or min(num_classes, max(2, math.ceil(num_classes / num_partitions)))
-    request = Request(labels, num_partitions, per_node, alpha, clusters, seed, index_file)
+    request = Request(
+        labels, num_partitions, per_node, alpha, clusters, seed, index_file, min_of_a_class
+    )
     parts = [np.sort(np.asarray(part, dtype=np.int64)) for part in SCHEMES[scheme](request)]
     for node, part in enumerate(parts):
         if not len(part):

@@ -19,6 +19,8 @@ Indices = NDArray[np.int64]
 SEVERAL = "12:5:3"
 ONE_MAIN = "6:1:1:1:1"
 MAX_UNITS = 5
+MAX_DRAWS = 10_000
+"""Of a class's shares, until all nodes have enough of it."""
 
 
 class PartitionError(ReportedError, ValueError):
@@ -36,6 +38,7 @@ class Request:
     clusters: str
     seed: int
     index_file: str | Path | None
+    min_of_a_class: int = 0
 
     def available(self) -> tuple[Indices, Indices]:
         """Classes in the data, and the number of samples of each."""
@@ -320,9 +323,12 @@ def iid(request: Request) -> list[Indices]:
 def dirichlet(request: Request) -> list[Indices]:
     """Each class split by proportions from Dirichlet(alpha).
 
-    They are redrawn, up to ten times, while a node is empty.
+    They are redrawn, up to ten times, while a node is empty; or with a bound, those of each class
+    until all nodes have enough of it.
     """
     alpha = request.checked_alpha("try 0.1 for strong label skew")
+    if request.min_of_a_class:
+        return request.deal(_bounded_shares(request, alpha))
     partitioner = _partitioners().DirichletPartitioner(
         request.num_partitions,
         partition_by="label",
@@ -339,6 +345,27 @@ def dirichlet(request: Request) -> list[Indices]:
             value=request.alpha,
             remedy="raise it, use fewer nodes or change the seed",
         ) from error
+
+
+def _bounded_shares(request: Request, alpha: float) -> NDArray[np.int64]:
+    """Samples of each class on each node, int64 (nodes, classes), none below the bound."""
+    rng, least = np.random.default_rng([request.seed, 1]), request.min_of_a_class
+    columns = []
+    for label, count in zip(*request.available(), strict=True):
+        shares = rng.dirichlet(np.full(request.num_partitions, alpha), MAX_DRAWS)
+        ends = np.rint(shares.cumsum(axis=1) * count).astype(np.int64)
+        sizes = np.diff(ends, axis=1, prepend=0)
+        enough = np.flatnonzero(sizes.min(axis=1) >= least)
+        if not len(enough):
+            raise PartitionError(
+                f"no draw gives each of {request.num_partitions} nodes as many of the {count} "
+                f"samples of class {label}",
+                where="partition.min-of-a-class",
+                value=least,
+                remedy="lower it, raise partition.alpha, or use fewer nodes",
+            )
+        columns.append(sizes[enough[0]])
+    return np.stack(columns, axis=1)
 
 
 def shards(request: Request) -> list[Indices]:

@@ -21,7 +21,7 @@ from flwr_distill.strategies.fedlgd.client import (
     loss_gradient,
     virtual_samples,
 )
-from flwr_distill.strategies.fedlgd.method import VirtualTraining
+from flwr_distill.strategies.fedlgd.method import GLOBAL_DATA, VIRTUAL, VirtualTraining
 from flwr_distill.task.datasets import Samples
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model
@@ -176,3 +176,17 @@ def test_both_sets_are_joined_and_one_alone_is_left_as_it_is():
     assert joined(own, None) is own
     assert joined(own, other).labels.tolist() == [0, 1, 5]
     assert joined(own, other).inputs.flatten().tolist() == [0, 0, 1]
+
+
+def test_mmd_draws_class_means_of_a_minibatch_to_those_of_the_servers_images(session):
+    payload = virtual(labels=(0, 9)).to_bytes()
+    request = {"per-class": 2, "first-steps": 3, "contrast": 0.3, "regulariser": "mmd"}
+    content = RecordDict({VIRTUAL: ConfigRecord(request), GLOBAL_DATA: record(payload)})
+    model = create_model("auto", session.data.spec, seed=0)
+    term = fedlgd.Regulariser.of(session, content, model, session.task.train)
+    inputs, labels = torch.randn(4, *session.data.spec.shape), torch.tensor([0, 0, 3, 9])
+    found = term(inputs, labels, model(inputs))
+    own = model[:-1](inputs)
+    others = model[:-1](VirtualData.from_bytes(payload).decoded().images)
+    apart = (own[:2].mean(0) - others[0]).square().sum() + (own[3] - others[1]).square().sum()
+    torch.testing.assert_close(found, 0.3 * apart)

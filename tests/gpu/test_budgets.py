@@ -15,7 +15,7 @@ from flwr_distill.distill.gradient_matching import match_gradient
 from flwr_distill.distill.kip import distill_kip
 from flwr_distill.storage.store import NodeStore
 from flwr_distill.strategies.cadis.client import Relational
-from flwr_distill.strategies.fedlgd.client import Contrastive
+from flwr_distill.strategies.fedlgd.client import Regulariser
 from flwr_distill.task.datasets import Samples
 from flwr_distill.task.datasets.text import text_spec
 from flwr_distill.task.models import create_model
@@ -31,7 +31,7 @@ from tests.gpu.work import GPU, SPEC, generator, samples
         pytest.param({"changes": CHANGES}, 1, 150, id="random changes send their numbers"),
         pytest.param({"term": lambda model: Proximal(model, 0.1)}, 0, 250, id="fedprox"),
         pytest.param({"term": lambda model: Relational(model, 0.1)}, 0, 250, id="cadis"),
-        pytest.param({"term": lambda model: Contrastive(model, 0.1)}, 0, 250, id="fedlgd"),
+        pytest.param({"term": lambda model: Regulariser(model, 0.1)}, 0, 250, id="fedlgd"),
     ],
 )
 def test_a_training_step_waits_for_nothing(training_step, asked, copies, launches):

@@ -24,11 +24,18 @@ from flwr_distill.node.requests import MessageRequest
 from flwr_distill.node.rules import judge_message, judge_spending
 from flwr_distill.storage.store import NodeStore
 from flwr_distill.strategies.agreement.strategy import Agreement
-from flwr_distill.strategies.fedlgd.method import GLOBAL_DATA, GRADIENT, VIRTUAL
+from flwr_distill.strategies.fedlgd.method import (
+    GLOBAL_DATA,
+    GRADIENT,
+    VIRTUAL,
+    FedLGDSettings,
+)
 from flwr_distill.strategies.fedlgd.strategy import FedLGD
 from flwr_distill.task.backbones import seen_spec
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import TrainSettings
+from tests.errors import at
 
 from .rounds import FIRST, MODEL, SPEC, assert_equal, numbers, play, spoil
 
@@ -52,8 +59,14 @@ def as_sent(virtual):
 class ByHand:
     """The same rounds as plain loops over nodes."""
 
-    def __init__(self, num_nodes, tmp_path, formation=1):
+    def __init__(self, num_nodes, tmp_path, formation=1, form=None):
         self.formation = formation
+        form = form or {}
+        self.matching = {"init": form.get("starts_from", "class-stats")}
+        self.matching |= {"means_of": form.get("means_of", "groups")}
+        self.mover = {"optimizer": form.get("image_optimizer", "adam")}
+        self.matching |= self.mover
+        self.reduction = "sum" if form.get("regulariser") == "contrastive-sum" else "mean"
         self.sessions = []
         for i in range(num_nodes):
             node = {"partition-id": i, "num-partitions": num_nodes, "state-dir": str(tmp_path)}
@@ -76,6 +89,7 @@ class ByHand:
     def refined(self, node, weights, server_round):
         session, data = self.sessions[node], self.sessions[node].data.train
         given = {"num_classes": 10, "per_class": 3, "formation": self.formation}
+        given |= self.matching
         if self.virtual[node] is None:
             made = distill_dm(
                 data.inputs,
@@ -103,7 +117,8 @@ class ByHand:
         for batch in epoch_batches(labels, 16, draws):
             features = model[:-1](images[batch])
             loss = functional.cross_entropy(model[-1](features), labels[batch])
-            loss = loss + contrast * supervised_contrastive_loss(features, labels[batch])
+            between = supervised_contrastive_loss(features, labels[batch], reduction=self.reduction)
+            loss = loss + contrast * between
             gradients = torch.autograd.grad(loss, list(model.parameters()))
             with torch.no_grad():
                 for weight, gradient in zip(model.parameters(), gradients, strict=True):
@@ -135,6 +150,7 @@ class ByHand:
             self.model(weights),
             steps=3,
             formation=self.formation,
+            **self.mover,
         )
         self.of_server = as_sent(self.virtual_data(images, self.of_server.labels, steps=3))
         return mean
@@ -149,11 +165,26 @@ class ByHand:
         return self.mean(states)
 
 
-@pytest.mark.parametrize(("match", "formation"), [("gradient", 1), ("update", 1), ("gradient", 2)])
-def test_rounds_equal_the_papers_steps_as_plain_loops(client_grid, tmp_path, match, formation):
+PRINTED = {"means_of": "classes", "image_optimizer": "sgd", "regulariser": "contrastive-sum"}
+"""The paper's form of eq. 1 and 4."""
+
+
+@pytest.mark.parametrize(
+    ("match", "formation", "form"),
+    [
+        ("gradient", 1, {}),
+        ("update", 1, {}),
+        ("gradient", 2, {}),
+        ("gradient", 1, PRINTED),
+        ("gradient", 1, {**PRINTED, "starts_from": "real"}),
+    ],
+)
+def test_rounds_equal_the_papers_steps_as_plain_loops(
+    client_grid, tmp_path, match, formation, form
+):
     """Selected, joint, selected again: two nodes of five classes each."""
-    grid, by_hand = client_grid(2, RUN_CONFIG), ByHand(2, tmp_path / "by-hand", formation)
-    strategy, arrays = strategy_of(match=match, formation=formation), None
+    grid, by_hand = client_grid(2, RUN_CONFIG), ByHand(2, tmp_path / "by-hand", formation, form)
+    strategy, arrays = strategy_of(match=match, formation=formation, **form), None
     weights = MODEL.state_dict()
     for server_round, selected in [(1, True), (2, False), (3, True)]:
         arrays = play(strategy, grid, server_round, arrays)
@@ -378,3 +409,9 @@ def test_a_private_run_passes_a_hospitals_guard_from_message_to_reply(client_gri
     assert [selected for selected, _ in passed] == [True, True, False, False]
     assert all(1.9 < claim <= 2 for _, claim in passed)
     assert all(1.9 < account.left(str(node)) <= 2 for node in grid.nodes)
+
+
+def test_virtual_images_are_not_distilled_of_virtual_ones(a_run):
+    run = replace(a_run(), train=TrainSettings(on="virtual"))
+    with pytest.raises(SettingsError, check=at("train.on", value="virtual")):
+        FedLGD.from_run(FedLGDSettings(), run)

@@ -179,6 +179,19 @@ def test_neither_the_global_generator_nor_the_terminal_is_touched(scheme, capfd)
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_bound_leaves_each_node_enough_of_each_class_and_all_samples_in_use():
+    """FedLGD's CIFAR10C: three nodes a corruption, at least 100 samples of each class."""
+    labels = _labels(600, 10)
+    asked = {"scheme": "dirichlet", "alpha": 2.0, "min_of_a_class": 100}
+    parts, again, other = (partition_indices(labels, 3, seed=s, **asked) for s in (0, 0, 1))
+    counts = _counts(labels, parts)
+    assert counts.min() >= 100
+    assert (counts.sum(axis=0) == 600).all()
+    assert counts.std() > 50
+    assert [p.tolist() for p in parts] == [p.tolist() for p in again]
+    assert [p.tolist() for p in parts] != [p.tolist() for p in other]
+
+
 @pytest.mark.parametrize("scheme", ["dirichlet", "pareto"])  # the slowest, and one of our own
 def test_a_hundred_nodes_of_sixty_thousand_samples_take_seconds(scheme):
     partition_indices(_labels(50, 5), 6, scheme=scheme)  # imports
@@ -371,6 +384,7 @@ def test_an_index_file_that_cannot_be_read_is_named(tmp_path, content):
         ({"scheme": "dirichlet", "alpha": -1}, "partition.alpha", -1, "> 0.*try 0.1"),
         ({"scheme": "dirichlet", "alpha": math.nan}, "partition.alpha", math.nan, "> 0"),
         ({"scheme": "dirichlet", "alpha": 1e-3}, "partition.alpha", 1e-3, "raise it"),
+        ({"scheme": "dirichlet", "min_of_a_class": 1}, "partition.min-of-a-class", 1, "fewer"),
         ({"classes_per_node": 5}, "partition.classes", 5, "1 to 4"),
         ({"classes_per_node": -1}, "partition.classes", -1, "1 to 4"),
         ({"scheme": "shards", "classes_per_node": -1}, "partition.classes", -1, "1 to 2"),

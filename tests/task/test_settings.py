@@ -103,7 +103,8 @@ def test_a_preset_is_a_valid_run_config_of_declared_keys(path):
     preset = dict(flat(tomllib.loads(path.read_text())))
     settings = RunSettings.from_run_config(preset)
     assert find_strategy(settings.strategy)
-    assert path.stem.startswith(f"{settings.strategy}-{settings.dataset}")
+    named = "" if settings.dataset == "private" else settings.dataset
+    assert path.stem.startswith(f"{settings.strategy}-{named}")
 
 
 @pytest.mark.parametrize(("data", "pool"), [("mnist", 50000), ("cifar10", 50000), ("cinic10", 0)])
