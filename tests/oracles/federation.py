@@ -46,10 +46,9 @@ def network():
     return lambda w, x: functional_call(net, w, x)
 
 
-def network_with_features():
-    """f(w, x), the logits of the network and the inputs of its last layer."""
-    f = network()
-    return lambda w, x: (f(w, x), (x.flatten(1) @ w["hidden.weight"].T + w["hidden.bias"]).tanh())
+def features(w, x):
+    """The inputs of the network's last layer."""
+    return (x.flatten(1) @ w["hidden.weight"].T + w["hidden.bias"]).tanh()
 
 
 class Federation:

@@ -8,7 +8,7 @@ import pytest
 from flwr_distill.task.datasets import load_dataset
 
 from . import cadis
-from .federation import ROUNDING, Federation, distance, network_with_features
+from .federation import ROUNDING, Federation, distance, features, network
 
 CLIENTS = (
     *((0, 6, 21), (0, 1, 37), (0, 1, 40), (0, 1, 43)),
@@ -71,8 +71,9 @@ def test_five_rounds_are_those_of_the_paper(kernel, closure, tmp_path):
         "closure": cadis.one_step if closure == "one-step" else dict,
     }
     assert any(len(n) % hyper["batch_size"] for n, _ in data)
-    f, start = network_with_features(), federation.start
-    server, estimates = cadis.Server(f, start, "output.weight", data, hyper), []
+    f, start = network(), federation.start
+    with_features = lambda w, x: (f(w, x), features(w, x))  # noqa: E731
+    server, estimates = cadis.Server(with_features, start, "output.weight", data, hyper), []
     for t in range(1, 6):
         draws = np.random.default_rng([0, t])
 
