@@ -126,7 +126,7 @@ def weights(members, samples):
 
 
 class Server:
-    """Rounds of CADIS: `state` of eq. 12 and 13, and the global model w."""
+    """The server: the global model w, S with its counts, the clients seen, eps and the round t."""
 
     def __init__(self, f, w, last, data, hyper):
         self.f, self.w, self.last, self.data, self.hyper = f, w, last, data, hyper
@@ -142,8 +142,8 @@ class Server:
         cumulate(self.mean, self.met, instance_similarity(changes))
         self.seen += [i for i in participants if i not in self.seen]
         known = self.mean | estimates(self.mean, self.seen, self.hyper["max_sigma"], normal)
-        self.members = self.hyper["closure"](clusters(rescaled(known), self.seen, self.eps))
-        u = weights(self.members, {i: len(self.data[i][0]) for i in participants})
+        members = self.hyper["closure"](clusters(rescaled(known), self.seen, self.eps))
+        u = weights(members, {i: len(self.data[i][0]) for i in participants})
         self.w = {name: sum(u[i] * trained[i][name] for i in u) for name in self.w}
         self.eps = min(self.eps * self.hyper["growth"] ** self.t, self.hyper["max_eps"])
         self.t += 1

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from flwr_distill.strategies.cadis.similarity import instance_similarity, transitive_similarity
 from flwr_distill.task.datasets import load_dataset
 
 from . import cadis
@@ -84,3 +85,22 @@ def test_five_rounds_are_those_of_the_paper(kernel, closure, tmp_path):
         server.round(participants[t], lambda i, t=t: nodes[i].generator("train", t), normal)
     assert estimates
     assert distance(found, server.w) < ROUNDING
+
+
+def test_estimates_of_pairs_that_never_met_are_those_of_the_paper():
+    """Of 15 clients: the mean and the deviation of each estimate, by all who know both."""
+    rng = np.random.default_rng(0)
+    similarity = instance_similarity(rng.normal(size=(3, 40)).repeat(5, 0))
+    similarity -= 0.015 * rng.random(similarity.shape)
+    met = np.triu(rng.random(similarity.shape) < 0.6, 1)
+    mean = {(i, j): similarity[min(i, j), max(i, j)] for i, j in np.argwhere(met | met.T).tolist()}
+    rows = np.full(similarity.shape, np.nan)
+    for (i, j), s in mean.items():
+        rows[i, j] = s
+    pairs, means, deviations = transitive_similarity(rows, np.arange(15))
+    expected = cadis.estimates(mean, range(15), 0.02, lambda *normal: normal)
+    normals = zip(means, deviations, strict=True)
+    found = dict(zip(zip(*np.array(pairs).tolist(), strict=True), normals, strict=True))
+    assert len(found) > 3
+    assert {*found, *((j, i) for i, j in found)} == expected.keys()
+    assert all(normal == pytest.approx(expected[pair]) for pair, normal in found.items())
