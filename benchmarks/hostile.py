@@ -228,9 +228,9 @@ _honest_session = Session.of
 def _with_flipped_labels(context: Context) -> Session:
     """The node's session, with class y of C as C - 1 - y."""
     session = _honest_session(context)
-    train = session.data.train
-    flipped = Samples(train.inputs, session.data.spec.num_classes - 1 - train.labels)
-    return replace(session, data=replace(session.data, train=flipped))
+    train = session.own.train
+    flipped = Samples(train.inputs, session.own.spec.num_classes - 1 - train.labels)
+    return replace(session, own=replace(session.own, train=flipped))
 
 
 def _flipped_virtual_data(context: Context, request: Distillation) -> Encoded:

@@ -122,16 +122,16 @@ class PartitionSettings(Block):
     test_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of each class that is for testing, drawn from training and test samples alike; 0 keeps
     the data set's own split."""
-    pool: Annotated[int, Field(ge=0)] = 0
+    max_samples: Annotated[int, Field(ge=0)] = 0
     """Samples that ``test-share`` splits, at most: the first of the data set, those for training
     before those for testing. The others are not used; 0 takes all."""
 
-    @field_validator("pool")
+    @field_validator("max_samples")
     @classmethod
-    def _is_split(cls, pool: int, info: ValidationInfo) -> int:
-        if pool and not info.data.get("test_share", 1):
+    def _is_split(cls, max_samples: int, info: ValidationInfo) -> int:
+        if max_samples and not info.data.get("test_share", 1):
             raise ValueError("needs partition.test-share above 0, as in 0.2")
-        return pool
+        return max_samples
 
     @field_validator("clusters", "samples")
     @classmethod

@@ -165,7 +165,7 @@ def source_files(settings: TaskSettings, data_root: str = "") -> list[Path]:
 def _dataset_of(settings: TaskSettings, data_root: str = "") -> Dataset:
     """The named data set, from this machine's `data_root` if there is one, split by the run."""
     own = settings.partition
-    split = (own.test_share, own.pool, settings.seed) if own.test_share else None
+    split = (own.test_share, own.max_samples, settings.seed) if own.test_share else None
     return _dataset(settings.dataset, data_root or settings.data_root, settings.download, split)
 
 

@@ -5,14 +5,14 @@ import numpy as np
 from flwr_distill.task.datasets.types import Dataset, DatasetError, RawSamples
 
 
-def split_anew(dataset: Dataset, test_share: float, pool: int, seed: int) -> Dataset:
+def split_anew(dataset: Dataset, test_share: float, max_samples: int, seed: int) -> Dataset:
     """Split the training and test samples of a data set anew, at random within each class.
 
     Parameters
     ----------
     test_share : float
         Share of each class that is for testing, rounded to whole samples.
-    pool : int
+    max_samples : int
         At most so many samples, the first ones, are used: those for training before those for
         testing; 0 takes all.
     seed : int
@@ -24,8 +24,8 @@ def split_anew(dataset: Dataset, test_share: float, pool: int, seed: int) -> Dat
         If there are so few samples that a part would be empty.
     """
     parts = dataset.train, dataset.test
-    labels = np.concatenate([part.labels for part in parts])[: pool or None]
-    images = np.concatenate([part.images for part in parts])[: pool or None]
+    labels = np.concatenate([part.labels for part in parts])[: max_samples or None]
+    images = np.concatenate([part.images for part in parts])[: max_samples or None]
     draws = np.random.default_rng([seed, 2])
     is_test = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):

@@ -47,7 +47,9 @@ def test_equal_seeds_draw_alike_and_others_do_not():
 
 
 def test_nodes_train_on_one_part_and_the_server_tests_on_the_other():
-    settings = TaskSettings.from_run_config({"partition.test-share": 0.2, "partition.pool": 1000})
+    settings = TaskSettings.from_run_config(
+        {"partition.test-share": 0.2, "partition.max-samples": 1000}
+    )
     tested = server_data(settings).test
     trained = [partition_samples(settings, node, 4) for node in range(4)]
     assert len(tested) + sum(map(len, trained)) == 1000
@@ -63,5 +65,5 @@ def test_an_empty_part_is_an_error():
 
 
 def test_a_pool_without_a_share_to_test_on_is_an_error():
-    with pytest.raises(SettingsError, check=at("partition.pool", value=50)):
-        TaskSettings.from_run_config({"partition.pool": 50})
+    with pytest.raises(SettingsError, check=at("partition.max-samples", value=50)):
+        TaskSettings.from_run_config({"partition.max-samples": 50})
