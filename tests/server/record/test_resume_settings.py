@@ -75,6 +75,7 @@ TOGETHER = {
     **{"hfldd.network": NETWORK, "hfldd.network-weights": NETWORK},
     "hfldd.votes": {"hfldd.rotate": False, "hfldd.complete-clusters": False},
     "fedlgd.dp-epsilon": {"fedlgd.refine-steps": 0},
+    "partition.max-samples": {"partition.test-share": 0.2},
     "private.columns": {"private.classes": "no,yes"},
 }
 """What a setting needs beside it."""
