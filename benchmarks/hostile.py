@@ -230,7 +230,7 @@ def _with_flipped_labels(context: Context) -> Session:
     session = _honest_session(context)
     train = session.data.train
     flipped = Samples(train.inputs, session.data.spec.num_classes - 1 - train.labels)
-    return replace(session, data=replace(session.data, train=flipped))
+    return replace(session, own=replace(session.data, train=flipped))
 
 
 def _flipped_virtual_data(context: Context, request: Distillation) -> Encoded:
