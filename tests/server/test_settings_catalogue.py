@@ -77,9 +77,9 @@ def test_every_setting_says_what_it_is(key):
 
 
 def test_core_keys_come_first_and_tables_of_all_runs_before_those_of_methods():
-    ours = ["core", "backbone", "partition", "private", "simulation", "train"]
-    assert list(TABLES)[:6] == ours
-    assert {name for name, table in TABLES.items() if table.methods} == set(list(TABLES)[6:])
+    ours = ["core", "backbone", "partition", "private", "simulation", "train", "virtual"]
+    assert list(TABLES)[:7] == ours
+    assert {name for name, table in TABLES.items() if table.methods} == set(list(TABLES)[7:])
     assert {"hfldd", "fedhead", "moon", "feddyn", "fedfa"} < set(TABLES)
 
 
