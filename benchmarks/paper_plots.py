@@ -15,7 +15,13 @@ Line = tuple[Mapping[str, Value], Sequence[Result]]
 
 
 def draw(
-    title: str, plot: str, panel: str, targets: Sequence[float], lines: Sequence[Line], file: Path
+    title: str,
+    plot: str,
+    panel: str,
+    targets: Sequence[float],
+    lines: Sequence[Line],
+    file: Path,
+    running: int = 1,
 ) -> None:
     """Draw a panel for each value of a key, with a line for each row; means over seeds.
 
@@ -33,6 +39,8 @@ def draw(
         Places and runs.
     file : Path
         A PNG.
+    running : int (default: 1)
+        Rounds, up to each, over which ``accuracy`` is averaged.
     """
     panels = list(dict.fromkeys(str(place.get(panel, "")) for place, _ in lines)) or [""]
     figure = Figure(figsize=(5 * len(panels), 4), layout="constrained")
@@ -41,7 +49,10 @@ def draw(
         for place, results in lines:
             if str(place.get(panel, "")) == name and results:
                 label = ", ".join(str(value) for key, value in place.items() if key != panel)
-                (_traffic if plot == "traffic" else _accuracy)(axes, label, results, targets)
+                if plot == "traffic":
+                    _traffic(axes, label, results, targets)
+                else:
+                    _accuracy(axes, label, results, running)
         axes.set_title(name)
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
@@ -49,11 +60,16 @@ def draw(
     figure.savefig(file, dpi=120)
 
 
-def _accuracy(axes: Any, label: str, results: Sequence[Result], targets: Sequence[float]) -> None:
+def _accuracy(axes: Any, label: str, results: Sequence[Result], running: int) -> None:
     rounds = range(1, 1 + min(result.rounds for result in results))
     means = [_mean([result.by_round[number] for result in results]) for number in rounds]
-    axes.plot(rounds, means, label=label)
+    axes.plot(rounds, running_means(means, running), label=label)
     axes.set(xlabel="round", ylabel="test accuracy (%)")
+
+
+def running_means(values: Sequence[float], size: int) -> list[float]:
+    """Mean of each value and those before it, `size` at most."""
+    return [fmean(values[max(0, end - size) : end]) for end in range(1, len(values) + 1)]
 
 
 def _traffic(axes: Any, label: str, results: Sequence[Result], targets: Sequence[float]) -> None:

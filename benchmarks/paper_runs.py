@@ -87,7 +87,8 @@ class Result:
     @property
     def rounds(self) -> int:
         """Finished rounds."""
-        return max(0, len(self.rows) - 1)
+        file = self.folder / "1" / "metrics.jsonl"
+        return max(0, file.read_bytes().count(b"\n") - 1) if file.exists() else 0
 
     @property
     def by_round(self) -> list[float | None]:

@@ -5,7 +5,7 @@ how it is run. Its rows are the paper's own cells, so no number of a paper stand
 
     [[tables]]
     facts = "VI"                     # table of benchmarks/paper_facts/hfldd.toml, or "figure 5"
-    preset = "hfldd-cifar10-c1"
+    preset = "hfldd-cifar10"
     metric = "last"                  # what the paper prints: last, best, last-ten, rounds, ...
     settings = { seed = 0 }          # what all cells change of the preset
     small = { num-rounds = 10 }      # what --small changes besides, for all rows alike
@@ -29,10 +29,18 @@ an entry may have:
 - ``missing``: why such cells cannot be run; they stay visible with the paper's numbers;
 - ``differs``: what differs from the paper and no setting tells;
 - ``samples``: the paper's number of training samples;
-- ``small``: what ``--small`` changes there, such as another data set; not for methods.
+- ``small``: what ``--small`` changes there, such as another data set; not for methods. Of a client:
+  of its node config.
 
-Later axes win, and the method's over all. An axis above the tables holds for all tables that print
-its key; a list of values in a table (``C = ["1", "2"]``) takes these from it.
+Later axes win, and the method's over all. What depends on several keys stands in cases, which win
+over axes::
+
+    [[tables.cases]]
+    place = { dataset = "CIFAR-10", partition = "BC" }
+    "partition.clusters" = "96"
+
+An axis above the tables holds for all tables that print its key; a list of values in a table
+(``C = ["1", "2"]``) takes these from it.
 
 Nodes with data sets of their own stand in ``[tables.clients]``, by the paper's names, with their
 node config. Cells that differ only in ``client`` are read off one run; ``Average`` is the nodes'
@@ -94,6 +102,16 @@ class Change(_Data):
         return {**own, "settings": {key: line[key] for key in line.keys() - own.keys()}}
 
 
+class Case(Change):
+    """What cells change whose place has all these values."""
+
+    place: dict[str, Value]
+
+    def fits(self, place: Mapping[str, Value]) -> bool:
+        """Whether a cell's place has them."""
+        return self.place.items() <= place.items()
+
+
 class Table(_Data):
     """A table or figure of a paper.
 
@@ -119,13 +137,17 @@ class Table(_Data):
     differs : str (default: "")
         What differs from the paper in all cells and no setting tells.
     gpu : str (default: "")
-        What makes the whole setting too much for a CPU.
+        What makes the whole setting too much for a CPU; shown in the list.
     settings, small : Settings (default: {})
         What all cells change of their preset; what ``--small`` changes besides.
     small_reason : str (default: "")
         What the smaller setting keeps, and why it is enough.
+    small_target : float (default: 0.0)
+        With ``--small``, the accuracy to which rounds are counted, in percent; 0 takes the paper's.
     axes : Mapping[str, str | Mapping[str, Change]] (default: {})
         What each value of a cell's key changes; a text is the setting that takes the value itself.
+    cases : tuple[Case, ...] (default: ())
+        What combinations of values change.
     clients : Mapping[str, Change] (default: {})
         Nodes with data sets of their own.
     parts : int (default: 1)
@@ -136,6 +158,8 @@ class Table(_Data):
         Key whose values have a panel each.
     targets : tuple[float, ...] (default: ())
         In percent.
+    running : int (default: 1)
+        Rounds over which a plotted accuracy is averaged.
     """
 
     paper: str = ""
@@ -152,12 +176,15 @@ class Table(_Data):
     settings: Settings = {}
     small: Settings = {}
     small_reason: str = ""
+    small_target: float = 0.0
     axes: Mapping[str, str | Mapping[str, Change]] = {}
+    cases: tuple[Case, ...] = ()
     clients: Mapping[str, Change] = {}
     parts: int = 1
     plot: Literal["", "accuracy", "traffic"] = ""
     panel: str = ""
     targets: tuple[float, ...] = ()
+    running: int = 1
 
     @model_validator(mode="before")
     @classmethod
@@ -177,6 +204,11 @@ class Table(_Data):
         methods = self.axes.get("method", {})
         if not isinstance(methods, str) and any(each.small for each in methods.values()):
             raise ValueError(f"{self.name}: small must be the same for all methods")
+        if any(case.small and "method" in case.place for case in self.cases):
+            raise ValueError(f"{self.name}: small must be the same for all methods")
+        for case in self.cases:
+            if not any(case.fits(cell.place) for cell in self.cells()):
+                raise ValueError(f"{self.name}: no cell has {case.place}")
         if self._is_product and any(isinstance(axis, str) for axis in self.axes.values()):
             raise ValueError(f"{self.name}: name the values of each axis")
         if self.facts:
@@ -234,6 +266,7 @@ class Table(_Data):
             else axis[_text(cell.place[key])]
             for key, axis in self.axes.items()
         ]
+        changes += [case for case in self.cases if case.fits(cell.place)]
         client = self.clients.get(str(cell.place.get(CLIENT)))
         if missing := tuple(each.missing for each in (*changes, client) if each and each.missing):
             return Row(cell, missing)
@@ -244,27 +277,32 @@ class Table(_Data):
         ours = {**full, **(self.small if small else {})}
         for change in changes:
             ours |= change.small if small else {}
-        nodes = self.node_configs(ours)
+        nodes = self.node_configs(ours, small=small)
         ours["min-nodes"] = len(nodes)
         texts = [change.differs for change in changes if change.differs]
         if len(nodes) < self.parts * len(self.clients):
             texts.append(f"{len(nodes)} of {self.parts * len(self.clients)} clients")
         samples = next((change.samples for change in changes if change.samples), 0)
-        return Row(cell, (), full, ours, nodes, "; ".join(texts), samples)
+        target = self.small_target if small else 0.0
+        if target:
+            texts.append(f"rounds to {target:g} %, not {self.results().target_accuracy:g} %")
+        return Row(cell, (), full, ours, nodes, "; ".join(texts), samples, target)
 
-    def node_configs(self, settings: Settings) -> list[Settings]:
+    def node_configs(self, settings: Settings, *, small: bool) -> list[Settings]:
         """Node config of each node of a run, on its GPU if the machine has one."""
         if not self.clients:
             number = int(settings["min-nodes"])
             own: list[Settings] = [{"num-partitions": number, SIMULATED: True}] * number
         else:
+            parts: list[Settings] = [
+                {"num-partitions": self.parts, "partition-id": part} if self.parts > 1 else {}
+                for part in range(self.parts)
+            ]
             own = [
-                {**client.settings, **({"num-partitions": self.parts, "partition-id": part})}
-                if self.parts > 1
-                else client.settings
+                {**client.settings, **(client.small if small else {}), **part}
                 for client in self.clients.values()
                 if not client.missing
-                for part in range(self.parts)
+                for part in parts
             ]
         return [{**each, "device": spread("auto", place)} for place, each in enumerate(own)]
 
@@ -291,6 +329,8 @@ class Row:
         What differs and no setting tells.
     samples : int
         The paper's training samples; 0 if unknown.
+    target : float
+        Accuracy to which rounds are counted in place of the paper's; 0 for that.
     """
 
     cell: Cell
@@ -300,6 +340,7 @@ class Row:
     nodes: list[Settings] = field(default_factory=list)
     differs: str = ""
     samples: int = 0
+    target: float = 0.0
 
     @property
     def place(self) -> dict[str, Value]:

@@ -8,7 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from benchmarks import papers
+from benchmarks.in_process import FIRST_NODE
 from benchmarks.paper_facts import Cell, read_facts
+from benchmarks.paper_plots import running_means
 from benchmarks.paper_runs import METRICS, Result, rounds_to
 from benchmarks.paper_tables import Row, Table, read_tables
 from flwr_distill.server.settings import RunSettings
@@ -103,6 +105,17 @@ def test_a_table_that_is_not_whole_is_refused(changes, reason):
         Table(**whole | changes)
 
 
+def test_what_depends_on_several_keys_wins_over_axes_and_must_fit_a_cell():
+    axes = {"C": {"1": {"seed": 1}, "2": {"seed": 2}}, "method": {"CADIS": {}, "FedAvg": {}}}
+    case = {"place": {"C": 2, "method": "FedAvg"}, "seed": 3}
+    table = {"name": "own", "preset": "cadis-mnist-mc", "axes": axes, "cases": [case]}
+    seeds = [row.full["seed"] for row in Table(**table).rows(small=False)]
+    assert seeds == [1, 1, 2, 3]
+    for wrong in ({"place": {"C": 3}}, {**case, "small": {"seed": 4}}):
+        with pytest.raises(ValidationError):
+            Table(**table | {"cases": [wrong]})
+
+
 def test_columns_of_clients_are_read_off_one_run(monkeypatch, tmp_path):
     table = Table(
         paper="fedlgd",
@@ -123,7 +136,12 @@ def test_columns_of_clients_are_read_off_one_run(monkeypatch, tmp_path):
     papers.run_row(able[0], 0, able[0].folder(tmp_path, 0), "", lambda: None, 1)
     lines = papers.lines_of(table, rows, [0], tmp_path, "")
     values = [line["ours"]["value"]["mean"] for line in lines if not line["missing"]]
-    assert 0 < values[0] != values[1] > 0
+    journal = (able[0].folder(tmp_path, 0) / "1" / "journal.jsonl").read_text().splitlines()
+    entries = [json.loads(line) for line in journal]
+    (nodes,) = (line["nodes"] for line in entries if line.get("phase") == "evaluate")
+    shares = [nodes[str(FIRST_NODE + place)]["eval-accuracy"] for place in (0, 1)]
+    assert shares[0] != shares[1]
+    assert values[:2] == [round(100 * share, 2) for share in shares]
     assert values[2] == pytest.approx(sum(values[:2]) / 2, abs=0.01)
     assert sum(line["paper"]["value"] > 0 for line in lines if line["missing"]) == 3
 
@@ -183,8 +201,7 @@ def test_a_row_that_ran_out_of_time_is_continued_and_gives_what_it_gives_at_once
     rounds = []
 
     def late():  # once the first round is over
-        (folder,) = tmp_path.glob("cadis*")
-        rounds.append(Result(folder).rounds)
+        rounds.append(sum(Result(folder).rounds for folder in tmp_path.glob("cadis*")))
         return float("inf") if rounds[-1] == 1 else 0.0
 
     with monkeypatch.context() as patch:
@@ -219,7 +236,7 @@ def test_a_figure_is_drawn_and_has_the_numbers_of_the_text(monkeypatch, tmp_path
     table = TABLES["hfldd-figure-3"]
     stated = [row.cell.numbers["value"] for row in table.rows(small=False) if row.cell.numbers]
     assert sorted(stated) == sorted(c.numbers["value"] for c in table.results().cells)
-    figure = TINY.model_copy(update={"plot": "accuracy"})
+    figure = TINY.model_copy(update={"plot": "accuracy", "running": 2})
     monkeypatch.setattr(papers, "read_tables", lambda: {"tiny": figure})
     words = ["papers", "tiny", "--small", "--out", str(tmp_path), "--workers", "1"]
     monkeypatch.setattr(sys, "argv", [*words, "--where", "method=FedAvg"])
@@ -235,6 +252,11 @@ def test_metrics_of_a_series():
         "last-ten": 51.0,
     }
     assert [rounds_to([None, 10.0, 50.0], target) for target in (10, 11, 51)] == [1, 2, None]
+
+
+def test_a_running_mean_is_that_of_the_last_rounds_so_far():
+    assert running_means([1.0, 3.0, 5.0, 1.0], 2) == [1.0, 2.0, 4.0, 3.0]
+    assert running_means([1.0, 3.0], 1) == [1.0, 3.0]
 
 
 def test_speed_and_traffic_are_compared_with_the_reference_at_the_same_place():
