@@ -22,6 +22,8 @@ from flwr_distill.simulation.run import simulate
 ALL = "all"
 """Key of the seconds of a whole run, with the server's."""
 FEDAVG = "fedavg"
+WITH_MODELS = ("train", "train.aggregate_sector", "train.distill_sector")
+"""Phases in which the server exchanges models with nodes, also where nodes are linked directly."""
 
 
 def run_row(
@@ -85,7 +87,8 @@ class Result:
     @property
     def rounds(self) -> int:
         """Finished rounds."""
-        return max(0, len(self.rows) - 1)
+        file = self.folder / "1" / "metrics.jsonl"
+        return max(0, file.read_bytes().count(b"\n") - 1) if file.exists() else 0
 
     @property
     def by_round(self) -> list[float | None]:
@@ -130,6 +133,12 @@ class Result:
         transfers = {FEDAVG: 2 * nodes, "hfldd": 2 * clusters, "fedseq": 2 * clusters + ring}
         name = strategy if strategy in by_name.keys() & transfers.keys() else FEDAVG
         return float(by_name[name] - (last - rounds) * transfers[name] * weights)
+
+    @property
+    def round_trips(self) -> int:
+        """Exchanges of models of the server with nodes so far (FedHEAD, table 1)."""
+        lines = _lines(self.folder / "1" / "journal.jsonl")
+        return sum(line["asked"] for line in lines if line.get("phase") in WITH_MODELS)
 
     @property
     def seconds(self) -> dict[str, float]:

@@ -14,6 +14,7 @@ same for all rows; each difference is printed. ``--where method=HFLDD C=1 C=2`` 
 
 Accuracies are in percent: of the global model on the server's test samples, or the nodes'
 unweighted mean where each node brings its own. With several seeds: mean and standard deviation.
+``test ±`` is half the 95 % interval by bootstrap over the test samples, where the paper prints one.
 
 Runs are kept in ``--out``. Those that are over are not run again; one that was interrupted, or that
 ``--seconds`` ended, continues after its last round. On a GPU, nodes with the same message train in
@@ -29,7 +30,7 @@ import json
 import math
 import time
 from collections import Counter, defaultdict
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -45,13 +46,16 @@ from rich.progress import (
 )
 from rich.table import Table as Printed
 
+from benchmarks.bootstrap import half_interval
+from benchmarks.in_process import Settings
 from benchmarks.paper_facts import MEASURED
 from benchmarks.paper_plots import draw
 from benchmarks.paper_runs import METRICS, Result, rounds_to, run_row
 from benchmarks.paper_tables import CLIENT, MEAN, TARGET, Row, Table, read_tables
 from flwr_distill.protocol.registry import all_methods, find_method
-from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.datasets.registry import dataset_files
+from flwr_distill.task.settings import TaskSettings
+from flwr_distill.task.source import server_data
 
 OUT = Path("runs") / "papers"
 MEBIBYTE = 2**20
@@ -78,9 +82,10 @@ def _is_there(dataset: str, data_root: str) -> bool:
     return not files or any(file.exists() for file in files)
 
 
-@cache
-def _num_samples(dataset: str, data_root: str) -> int:
-    return len(load_dataset(dataset, data_root or None).train)
+def _num_samples(settings: Settings, data_root: str) -> tuple[int, int]:
+    """Samples to train and to test on, by the run's split of its data set."""
+    data = server_data(TaskSettings.from_run_config({**settings, "data-root": data_root}))
+    return (len(data.train), len(data.test)) if data else (0, 0)
 
 
 def run_rows(
@@ -102,26 +107,28 @@ def run_rows(
     ) as progress:
         bar = progress.add_task("rounds", total=sum(row.rounds for row, _ in runs.values()))
 
-        def show() -> None:
-            progress.update(bar, completed=sum(Result(folder).rounds for folder in runs))
+        def show(folder: Path, before: int) -> None:
+            progress.update(bar, completed=before + Result(folder).rounds)
             if time.monotonic() > deadline:
                 raise OutOfTime
 
+        before = 0
         for folder, (row, seed) in runs.items():
             name = f"{', '.join(f'{k} {v}' for k, v in row.place.items())}, seed {seed}"
-            if Result(folder).rounds < row.rounds:
-                progress.update(bar, description=f"rounds; {name}")
+            progress.update(bar, description=f"rounds; {name}")
+            if Result(folder).rounds < row.rounds and time.monotonic() < deadline:
                 try:
-                    run_row(row, seed, folder, data_root, show, workers)
+                    run_row(row, seed, folder, data_root, partial(show, folder, before), workers)
                 except OutOfTime:
                     pass
                 except KeyboardInterrupt:  # what ran so far is shown; the same command continues
                     deadline = 0.0
             result = Result(folder)
-            if result.rounds < 1:
-                break
-            state = f"after {result.rounds} of {row.rounds} rounds"
-            progress.console.print(f"{name}: {result.by_round[-1]} % {state}", highlight=False)
+            if result.rounds:
+                before += result.rounds
+                progress.update(bar, completed=before)
+                state = f"after {result.rounds} of {row.rounds} rounds"
+                progress.console.print(f"{name}: {result.by_round[-1]} % {state}", highlight=False)
 
 
 def our_numbers(table: Table, row: Row, result: Result) -> Numbers:
@@ -131,10 +138,15 @@ def our_numbers(table: Table, row: Row, result: Result) -> Numbers:
     if client != MEAN:
         series = [None, *result.by_node[table.place_of(client)]]
     trained = [accuracy for accuracy in series[1:] if accuracy is not None]
-    numbers: Numbers = {name: metric(trained) for name, metric in METRICS.items()}
+    numbers: Numbers = {
+        name: metric(trained) if trained else None for name, metric in METRICS.items()
+    }
+    if table.metric == "round-trips":
+        return {"formula": result.round_trips, **numbers}
     if table.metric != "rounds":
         return {"value": numbers[table.metric], **numbers}
-    target = row.place.get(TARGET, table.results().target_accuracy if table.facts else None)
+    stated = row.place.get(TARGET, table.results().target_accuracy if table.facts else None)
+    target = row.target or stated
     reached = rounds_to(series, float(target or 0))
     if reached is None:
         return {"rounds": None, **numbers}
@@ -146,6 +158,18 @@ def our_numbers(table: Table, row: Row, result: Result) -> Numbers:
         "measured_mb": result.measured_bytes(reached) / MEBIBYTE,
         **numbers,
     }
+
+
+def by_formula(row: Row) -> dict[str, str]:
+    """A formula of round trips, such as ``2 M T``, with its value in our run."""
+    if "formula" not in row.cell.numbers or row.missing:
+        return {}
+    settings = {"M": "fedhead.sectors", "N": "min-nodes", "T": "num-rounds"}
+    formula = str(row.cell.numbers["formula"])
+    factors = [
+        int(word if word.isdigit() else row.ours[settings[word]]) for word in formula.split()
+    ]
+    return {"formula": f"{formula} = {math.prod(factors)}"}
 
 
 def compared(table: Table, rows: list[Row], by_row: list[Numbers]) -> None:
@@ -175,17 +199,21 @@ def lines_of(
         for index, row in enumerate(rows):
             if not missing[index] and (result := Result(row.folder(out, seed))).rounds > 0:
                 results[index][seed] = result
-                ours[index][seed] = our_numbers(table, row, result)
+                ours[index][seed] = numbers = our_numbers(table, row, result)
+                if "deviation" in row.cell.numbers and (value := numbers.get("value")):
+                    _, tested = _num_samples(row.ours, data_root)
+                    numbers["deviation"] = half_interval(value, tested, seed)
         ran = [index for index in range(len(rows)) if seed in ours[index]]
         compared(table, [rows[i] for i in ran], [ours[i][seed] for i in ran])
     return [
         {
             "place": row.place,
-            "paper": row.cell.numbers,
+            "paper": {**row.cell.numbers, **by_formula(row)},
             "remark": row.cell.remark,
             "missing": "; ".join(missing[index]),
             "ours": summary(list(ours[index].values())),
             "rounds": [result.rounds for result in results[index].values()],
+            "of_rounds": 0 if missing[index] else row.rounds,
             "by_round": {seed: result.by_round for seed, result in results[index].items()},
             "seconds": {seed: result.seconds for seed, result in results[index].items()},
             "differences": [] if missing[index] else differences(row, data_root),
@@ -197,15 +225,17 @@ def lines_of(
 def summary(by_seed: list[Numbers]) -> dict[str, dict[str, Any]]:
     """Mean and standard deviation of each number over seeds; None where a seed has none."""
     keys = dict.fromkeys(key for numbers in by_seed for key in numbers)
-    values = {key: [numbers.get(key) for numbers in by_seed] for key in keys}
-    return {
-        key: {
-            "mean": None if None in each else fmean(each),
-            "deviation": None if None in each or len(each) < 2 else stdev(each),
-            "by_seed": each,
+    numbers = {}
+    for key in keys:
+        values = [each.get(key) for each in by_seed]
+        known = [value for value in values if value is not None]
+        whole = len(known) == len(values)
+        numbers[key] = {
+            "mean": fmean(known) if whole else None,
+            "deviation": stdev(known) if whole and len(known) > 1 else None,
+            "by_seed": values,
         }
-        for key, each in values.items()
-    }
+    return numbers
 
 
 def differences(row: Row, data_root: str) -> list[str]:
@@ -217,7 +247,7 @@ def differences(row: Row, data_root: str) -> list[str]:
         if value != row.full.get(key) and key.partition(".")[0] not in others
     ]
     if row.samples:
-        samples = _num_samples(str(row.ours["dataset"]), data_root)
+        samples, _ = _num_samples(row.ours, data_root)
         if samples != row.samples:
             texts.append(f"{samples:,} training samples, not {row.samples:,}")
     return [*texts, *([row.differs] if row.differs else [])]
@@ -250,9 +280,8 @@ def print_table(
         numbers = [
             text for key in measured for text in (_printed(line, key), _our_text(line["ours"], key))
         ]
-        own = "; ".join(text for text in line["differences"] if text not in common)
-        why = f"cannot run here: {line['missing']}" if line["missing"] else own
-        printed.add_row(*place, *numbers, why or ("" if line["ours"] else "not run yet"))
+        own = (text for text in line["differences"] if text not in common)
+        printed.add_row(*place, *numbers, "; ".join(filter(None, (_state(line), *own))))
     console.print(printed)
     if table.facts:
         results = table.results()
@@ -264,6 +293,16 @@ def print_table(
         console.print(f"all rows: {text}", markup=False)
     if small and table.small_reason:
         console.print(f"--small: {table.small_reason}", markup=False)
+
+
+def _state(line: dict[str, Any]) -> str:
+    """Why a row has no numbers of ours, or those of too few rounds; empty if it is whole."""
+    if line["missing"]:
+        return f"cannot run here: {line['missing']}"
+    if not line["rounds"]:
+        return "not run yet"
+    fewest = min(line["rounds"])
+    return f"after {fewest} of {line['of_rounds']} rounds" if fewest < line["of_rounds"] else ""
 
 
 def _printed(line: dict[str, Any], key: str) -> str:
@@ -283,12 +322,14 @@ def _our_text(ours: dict[str, dict[str, Any]], key: str) -> str:
         have = [value for value in number["by_seed"] if value is not None]
         return f"in {len(have)} of {len(number['by_seed'])} seeds"
     spread = "" if number["deviation"] is None else f" ± {number['deviation']:.2f}"
-    return f"{number['mean']:.2f}{spread}"
+    test = ours["deviation"]["mean"] if key == "value" and "deviation" in ours else None
+    return f"{number['mean']:.2f}{spread}" + (f" (test ± {test:.2f})" if test else "")
 
 
 def print_list(tables: dict[str, Table], data_root: str, console: Console) -> None:
     """Print all tables, with their size and what is missing."""
-    printed = Printed("TABLE", "what", "cells", "numbers", "--small", "cannot run here")
+    columns = ("TABLE", "what", "cells", "numbers", "--small", "cannot run here", "needs a GPU")
+    printed = Printed(*columns)
     for table in tables.values():
         rows = table.rows(small=False)
         reasons = Counter(why for row in rows for why in missing_for(row, data_root))
@@ -298,10 +339,8 @@ def print_list(tables: dict[str, Table], data_root: str, console: Console) -> No
             for value in row.cell.numbers.values()
         )
         missing = "; ".join(f"{why} ({number} cells)" for why, number in reasons.items())
-        small = "yes" if table.small else "no"
-        printed.add_row(
-            table.name, table.title, str(len(rows)), str(numbers), small, missing or "nothing"
-        )
+        sizes = (str(len(rows)), str(numbers), "yes" if table.small else "no")
+        printed.add_row(table.name, table.title, *sizes, missing or "nothing", table.gpu)
     console.print(printed)
     console.print("python -m benchmarks.papers TABLE [--small] [--data-root DIR]", markup=False)
 

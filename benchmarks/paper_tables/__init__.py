@@ -5,8 +5,8 @@ how it is run. Its rows are the paper's own cells, so no number of a paper stand
 
     [[tables]]
     facts = "VI"                     # table of benchmarks/paper_facts/hfldd.toml, or "figure 5"
-    preset = "hfldd-cifar10-c1"
-    metric = "last"                  # what the paper prints: last, best, last-ten, rounds
+    preset = "hfldd-cifar10"
+    metric = "last"                  # what the paper prints: last, best, last-ten, rounds, ...
     settings = { seed = 0 }          # what all cells change of the preset
     small = { num-rounds = 10 }      # what --small changes besides, for all rows alike
     small_reason = "the paper's nodes, skew and network; fewer rounds"
@@ -29,7 +29,8 @@ an entry may have:
 - ``missing``: why such cells cannot be run; they stay visible with the paper's numbers;
 - ``differs``: what differs from the paper and no setting tells;
 - ``samples``: the paper's number of training samples;
-- ``small``: what ``--small`` changes there, such as another data set; not for methods.
+- ``small``: what ``--small`` changes there, such as another data set; not for methods. Of a client:
+  of its node config.
 
 Later axes win, and the method's over all. What depends on several keys stands in cases, which win
 over axes::
@@ -126,7 +127,7 @@ class Table(_Data):
         Preset of all cells whose axes name no other.
     metric : str (default: "last")
         What the paper prints: accuracy after the ``last`` round, the ``best`` of any round, the
-        mean of the ``last-ten``, or ``rounds`` to a target accuracy.
+        mean of the ``last-ten``, ``rounds`` to a target accuracy, or ``round-trips`` of models.
     first_round : int (default: 1)
         What the paper calls its first round, where rounds are counted.
     relative_to : str (default: "")
@@ -136,11 +137,13 @@ class Table(_Data):
     differs : str (default: "")
         What differs from the paper in all cells and no setting tells.
     gpu : str (default: "")
-        What makes the whole setting too much for a CPU.
+        What makes the whole setting too much for a CPU; shown in the list.
     settings, small : Settings (default: {})
         What all cells change of their preset; what ``--small`` changes besides.
     small_reason : str (default: "")
         What the smaller setting keeps, and why it is enough.
+    small_target : float (default: 0.0)
+        With ``--small``, the accuracy to which rounds are counted, in percent; 0 takes the paper's.
     axes : Mapping[str, str | Mapping[str, Change]] (default: {})
         What each value of a cell's key changes; a text is the setting that takes the value itself.
     cases : tuple[Case, ...] (default: ())
@@ -164,7 +167,7 @@ class Table(_Data):
     name: str = ""
     title: str = ""
     preset: str = ""
-    metric: Literal["last", "best", "last-ten", "rounds"] = "last"
+    metric: Literal["last", "best", "last-ten", "rounds", "round-trips"] = "last"
     first_round: int = 1
     relative_to: str = ""
     missing: str = ""
@@ -173,6 +176,7 @@ class Table(_Data):
     settings: Settings = {}
     small: Settings = {}
     small_reason: str = ""
+    small_target: float = 0.0
     axes: Mapping[str, str | Mapping[str, Change]] = {}
     cases: tuple[Case, ...] = ()
     clients: Mapping[str, Change] = {}
@@ -273,27 +277,32 @@ class Table(_Data):
         ours = {**full, **(self.small if small else {})}
         for change in changes:
             ours |= change.small if small else {}
-        nodes = self.node_configs(ours)
+        nodes = self.node_configs(ours, small=small)
         ours["min-nodes"] = len(nodes)
         texts = [change.differs for change in changes if change.differs]
         if len(nodes) < self.parts * len(self.clients):
             texts.append(f"{len(nodes)} of {self.parts * len(self.clients)} clients")
         samples = next((change.samples for change in changes if change.samples), 0)
-        return Row(cell, (), full, ours, nodes, "; ".join(texts), samples)
+        target = self.small_target if small else 0.0
+        if target:
+            texts.append(f"rounds to {target:g} %, not {self.results().target_accuracy:g} %")
+        return Row(cell, (), full, ours, nodes, "; ".join(texts), samples, target)
 
-    def node_configs(self, settings: Settings) -> list[Settings]:
+    def node_configs(self, settings: Settings, *, small: bool) -> list[Settings]:
         """Node config of each node of a run, on its GPU if the machine has one."""
         if not self.clients:
             number = int(settings["min-nodes"])
             own: list[Settings] = [{"num-partitions": number, SIMULATED: True}] * number
         else:
+            parts: list[Settings] = [
+                {"num-partitions": self.parts, "partition-id": part} if self.parts > 1 else {}
+                for part in range(self.parts)
+            ]
             own = [
-                {**client.settings, **({"num-partitions": self.parts, "partition-id": part})}
-                if self.parts > 1
-                else client.settings
+                {**client.settings, **(client.small if small else {}), **part}
                 for client in self.clients.values()
                 if not client.missing
-                for part in range(self.parts)
+                for part in parts
             ]
         return [{**each, "device": spread("auto", place)} for place, each in enumerate(own)]
 
@@ -320,6 +329,8 @@ class Row:
         What differs and no setting tells.
     samples : int
         The paper's training samples; 0 if unknown.
+    target : float
+        Accuracy to which rounds are counted in place of the paper's; 0 for that.
     """
 
     cell: Cell
@@ -329,6 +340,7 @@ class Row:
     nodes: list[Settings] = field(default_factory=list)
     differs: str = ""
     samples: int = 0
+    target: float = 0.0
 
     @property
     def place(self) -> dict[str, Value]:
