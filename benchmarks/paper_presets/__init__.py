@@ -3,7 +3,7 @@
 A file is a paper's, by the name of its facts, and says where each stated value has to be::
 
     [presets]                       # each preset of the paper, and which of its cases it is
-    cadis-mnist-mc = { method = "CADIS", dataset = "MNIST", partition = "MC" }
+    cadis-mnist = { method = "CADIS", dataset = "MNIST", partition = "MC" }
 
     [hyperparameters]               # keys are those of the facts
     clients = "min-nodes"           # that setting has the facts' value
