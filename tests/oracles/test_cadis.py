@@ -12,11 +12,11 @@ from . import cadis
 from .federation import ROUNDING, Federation, distance, features, network
 
 CLIENTS = (
-    *((0, 6, 21), (0, 1, 37), (0, 1, 40), (0, 1, 43)),
+    *((1, 6, 21), (0, 1, 37), (0, 1, 40), (0, 1, 43)),
     *((4, 5, 37), (4, 5, 41), (4, 6, 21), (4, 5, 43)),
 )
 """Two classes of each client, and its samples of each: two clusters, and two clients beside."""
-LR, EPOCHS, LAMBDA, EPS, GROWTH, MAX_EPS = 0.05, 2, 0.1, 0.6, 1.02, 0.64
+LR, EPOCHS, LAMBDA, EPS, GROWTH, MAX_EPS = 0.05, 2, 0.1, 0.75, 1.02, 0.795
 SMALL = {
     "min_nodes": len(CLIENTS),
     "fraction_train": 0.5,

@@ -15,7 +15,7 @@ from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.server.settings import RunSettings
 
 from . import fedlgd
-from .federation import ROUNDING, SPEC, Federation, distance, features, network
+from .federation import SPEC, Federation, distance, features, network
 
 NODES, EVERY, PER_CLASS, EPOCHS, LR, LAMBDA = 3, 2, 3, 2, 0.05, 0.05
 SMALL = {
@@ -23,6 +23,7 @@ SMALL = {
     "fraction_evaluate": 0.0,
     "private__shape": "1x8x8",
     "partition__scheme": "iid",
+    "train__holdout": 0.1,
     "train__lr": LR,
     "train__local_epochs": EPOCHS,
     "fedlgd__per_class": 4,
@@ -33,6 +34,11 @@ SMALL = {
     "fedlgd__global_steps": 15,
     "fedlgd__contrast": LAMBDA,
 }
+
+ROUNDING = 1e-3
+"""Wider than elsewhere: pixels are stored with 8 bits, and rounding may turn one into the next of
+256 levels, which moves a model by 1e-4 of its length. Without such a pixel it is 2e-7.
+"""
 
 
 def stored(like, virtual):
@@ -71,7 +77,7 @@ def test_five_rounds_are_those_of_the_paper(tmp_path):
     assert distance(found, w) < ROUNDING
     file = federation.folder / "1" / "virtual.safetensors"
     made = VirtualData.from_safetensors(file.read_bytes())
-    assert distance({"images": made.images}, {"images": server[0]}) < ROUNDING
+    assert distance({"images": made.images}, {"images": server[0]}) < 10 * ROUNDING
 
 
 def test_the_distance_of_mean_features_is_that_of_the_paper():

@@ -123,7 +123,7 @@ def test_the_loss_of_kip_and_its_gradient_are_those_of_the_paper(relative):
     def loss(x):
         return hfldd.kip_loss(x_t, y_t, x, y_s, lambda a, b: kernel(b, a), 0.3, relative)
 
-    found = kip_gradient(x_s, y_s, x_t, y_t, Descent(ridge=0.3, relative=relative))
+    found = kip_gradient(x_s, y_s, x_t, y_t, descent=Descent(ridge=0.3, relative=relative))
     torch.testing.assert_close(len(x_t) * found.loss, loss(x_s))
     step = 1e-5 * towards
     slope = (loss(x_s + step) - loss(x_s - step)) / 2e-5

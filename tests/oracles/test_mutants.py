@@ -112,7 +112,7 @@ MUTANTS = (
         "strategies/cadis/similarity.py",
         "alike = generator.normal(means, deviations) > needed",
         "alike = generator.normal(means, deviations) > 2",
-        CADIS,
+        GAUSSIAN,
     ),
     Mutant(
         "CADIS, eq. 18: far samples are the similar ones",
