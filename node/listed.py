@@ -51,7 +51,7 @@ SETTINGS: Mapping[str, str] = {
     **_rows(
         RANGE,
         """seed trains fourier scheme classes alpha min-of-a-class clusters samples spread pooled
-        reserved max-of-a-class shape together
+        reserved max-of-a-class test-share max-samples shape together
 
         optimizer lr lr-schedule momentum weight-decay batch-size drop-last proximal-mu kd-lambda
         kd-kernel feature-layer precision augment dp-clip on server-round clipping_norm
@@ -63,7 +63,8 @@ SETTINGS: Mapping[str, str] = {
         projection clip head personal width distill-steps per-class radius gamma
         temperature distill-lr distill-weight-decay distill-batch-size patience average least-gain
         rule longest leads formation first-steps contrast gradient auxiliary-size mu
-        initial-steps initial-lr initial-batch-size distilled-size bits own-divergence balanced
+        initial-steps initial-lr initial-batch-size distilled-size kip-lr kip-batch-size kip-lambda
+        kip-relative bits own-divergence balanced
         average-last restore-best left-out ranks images of-a-class steps method settings run-id
         node-id round resumes columns column-means column-deviations label refine-steps""",
     ),

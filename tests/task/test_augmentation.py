@@ -113,7 +113,7 @@ def test_the_same_state_of_the_generator_gives_the_same_changes():
 def test_auto_flips_no_digits_and_leaves_texts_and_tables_alone():
     chosen = {name: chosen_changes("auto", entry.spec) for name, entry in _ENTRIES.items()}
     flipped = {name for name, changes in chosen.items() if "flip" in changes}
-    assert flipped == {"cifar10", "cifar100", "fashion-mnist"}
+    assert flipped == {"cifar10", "cifar100", "cinic10", "fashion-mnist"}
     unchanged = {name for name, changes in chosen.items() if not changes}
     assert unchanged == {"ag-news", "sst-2", "csv"}
     other = DataSpec("mine", (1, 8, 8), 2, (0.5,), (0.5,))

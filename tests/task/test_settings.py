@@ -113,7 +113,7 @@ def test_hfldd_presets_hold_the_papers_numbers(data, pool):
     settings = RunSettings.from_run_config(dict(flat(preset)))
     own, part = settings.hfldd, settings.partition
     assert (settings.min_nodes, settings.num_rounds, own.groups) == (100, 300, 10)
-    assert (part.scheme, part.test_share, part.pool) == ("label-quantity", 0.2, pool)
+    assert (part.scheme, part.test_share, part.max_samples) == ("label-quantity", 0.2, pool)
     assert (own.distiller, own.distilled_size, own.distill_steps) == ("kip", 400, 3000)
     assert (own.kip_lr, own.kip_batch_size, own.kip_lambda, own.bits) == (0.004, 10, 1e-6, 8)
     assert (settings.train.lr, settings.train.batch_size) == (0.01, 32)
