@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.bootstrap import half_interval
-from benchmarks.paper_facts import read_facts
+from benchmarks.papers.bootstrap import half_interval
+from benchmarks.papers.facts import read_facts
 
 TEST_SAMPLES = {"SVHN": 26_032, "CIFAR10": 10_000, "CIFAR100": 10_000, "AG News": 7_600}
 

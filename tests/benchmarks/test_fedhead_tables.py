@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks import papers
-from benchmarks.bootstrap import half_interval
 from benchmarks.fedhead import half_cifar10
-from benchmarks.paper_runs import run_row
-from benchmarks.paper_tables import read_tables
+from benchmarks.papers import command as papers
+from benchmarks.papers.bootstrap import half_interval
+from benchmarks.papers.runs import run_row
+from benchmarks.papers.tables import read_tables
 
 TABLES = read_tables()
 TINY = {"dataset": "digits", "model": "mlp", "min-nodes": 6, "num-rounds": 1}

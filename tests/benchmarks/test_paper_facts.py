@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.paper_facts import read_facts
+from benchmarks.papers.facts import read_facts
 from flwr_distill.strategies.common.traffic import fedavg_bits, fedseq_bits
 from flwr_distill.strategies.hfldd.traffic import hfldd_bits
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from benchmarks.paper_facts import read_facts
-from benchmarks.paper_presets import OFF, Ours, problems, read_mappings, unmapped
-from benchmarks.paper_tables import read_preset
+from benchmarks.papers.facts import read_facts
+from benchmarks.papers.presets import OFF, Ours, problems, read_mappings, unmapped
+from benchmarks.papers.tables import read_preset
 from flwr_distill.flower.own_app import PRESETS
 
 FACTS, MAPPINGS = read_facts(), read_mappings()

@@ -7,12 +7,12 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from benchmarks import papers
 from benchmarks.in_process import FIRST_NODE
-from benchmarks.paper_facts import Cell, read_facts
-from benchmarks.paper_plots import running_means
-from benchmarks.paper_runs import METRICS, Result, rounds_to
-from benchmarks.paper_tables import Row, Table, read_tables
+from benchmarks.papers import command as papers
+from benchmarks.papers.facts import Cell, read_facts
+from benchmarks.papers.plots import running_means
+from benchmarks.papers.runs import METRICS, Result, rounds_to
+from benchmarks.papers.tables import Row, Table, read_tables
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.task.datasets.corruptions import _CORRUPTIONS, PREFIX
 
@@ -149,7 +149,7 @@ def test_columns_of_clients_are_read_off_one_run(monkeypatch, tmp_path):
 def test_a_table_is_printed_with_its_differences_and_continues_where_ctrl_c_ended_it(
     tiny, monkeypatch, capsys
 ):
-    from benchmarks import paper_runs
+    from benchmarks.papers import runs as paper_runs
 
     run, started = paper_runs.run_in_process, []
 

@@ -22,7 +22,7 @@ def root(tmp_path):
 
 
 def test_a_corruption_is_made_of_the_first_and_last_test_images_of_each_class(root):
-    data = load_dataset("benchmarks.small_domains:gaussian_noise", root)
+    data = load_dataset("benchmarks.papers.small_domains:gaussian_noise", root)
     clean = load_dataset("cifar10", root).test
     assert np.bincount(data.train.labels).tolist() == [60] * 10
     assert np.bincount(data.test.labels).tolist() == [20] * 10
@@ -41,6 +41,6 @@ def test_published_files_come_first(root):
     images = np.full((len(labels), 32, 32, 3), 9, np.uint8)
     np.save(folder / "elastic_transform.npy", images)
     np.save(folder / "labels.npy", labels.astype(np.uint8))
-    data = load_dataset("benchmarks.small_domains:elastic_transform", root)
+    data = load_dataset("benchmarks.papers.small_domains:elastic_transform", root)
     assert (data.train.images == 9).all()
     assert (len(data.train), len(data.test)) == (600, 200)

@@ -7,8 +7,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from benchmarks.paper_facts import Value
-from benchmarks.paper_runs import Result, rounds_to
+from benchmarks.papers.facts import Value
+from benchmarks.papers.runs import Result, rounds_to
 
 Line = tuple[Mapping[str, Value], Sequence[Result]]
 """Place of a row, and its runs, one a seed."""

@@ -4,7 +4,7 @@ A file is a paper's (``hfldd.toml``) and has ``[[tables]]``. A table names what 
 how it is run. Its rows are the paper's own cells, so no number of a paper stands here::
 
     [[tables]]
-    facts = "VI"                     # table of benchmarks/paper_facts/hfldd.toml, or "figure 5"
+    facts = "VI"                     # table of benchmarks/papers/facts/hfldd.toml, or "figure 5"
     preset = "hfldd-cifar10"
     metric = "last"                  # what the paper prints: last, best, last-ten, rounds, ...
     settings = { seed = 0 }          # what all cells change of the preset
@@ -72,7 +72,7 @@ from flwr.common.config import flatten_dict
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from benchmarks.in_process import Settings
-from benchmarks.paper_facts import Cell, Results, Value, read_facts
+from benchmarks.papers.facts import Cell, Results, Value, read_facts
 from flwr_distill.client.simulation import SIMULATED
 from flwr_distill.flower.own_app import PRESETS
 from flwr_distill.simulation.run import spread

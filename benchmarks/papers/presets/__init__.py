@@ -39,8 +39,8 @@ from flwr.common.config import flatten_dict
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from benchmarks.in_process import Settings
-from benchmarks.paper_facts import Facts, Value
-from benchmarks.paper_tables import read_preset
+from benchmarks.papers.facts import Facts, Value
+from benchmarks.papers.tables import read_preset
 from flwr_distill.protocol.registry import find_method
 from flwr_distill.server.settings import RunSettings
 

@@ -1,9 +1,9 @@
 """Small domains of FedLGD's tables, as plug-ins for ``dataset``: what two cores can run.
 
-``benchmarks.small_domains:usps`` (also ``mnist``, ``mnist_m``) has 1,000 training and 300 test
-images. ``benchmarks.small_domains:contrast`` and the like are a tenth of CIFAR10C: 600 training and
-200 test images of one corruption, of the test images of CIFAR-10. Published files are read where
-they exist, else the corruption is made. Its severity is 3: the paper states none.
+``benchmarks.papers.small_domains:usps`` (also ``mnist``, ``mnist_m``) has 1,000 training and 300
+test images. ``benchmarks.papers.small_domains:contrast`` and the like are a tenth of CIFAR10C: 600
+training and 200 test images of one corruption, of the test images of CIFAR-10. Published files are
+read where they exist, else the corruption is made. Its severity is 3: the paper states none.
 """
 
 from collections.abc import Callable

@@ -21,8 +21,8 @@ Runs are kept in ``--out``. Those that are over are not run again; one that was 
 a batch. The JSON file has the accuracy after each round, and the seconds of a core that nodes took
 by type of message, and all. A figure is drawn into ``--out``.
 
-The papers' numbers are in ``benchmarks/paper_facts``; how a table is run, in
-``benchmarks/paper_tables``, whose ``__init__.py`` explains the format.
+The papers' numbers are in ``benchmarks/papers/facts``; how a table is run, in
+``benchmarks/papers/tables``, whose ``__init__.py`` explains the format.
 """
 
 import argparse
@@ -46,12 +46,12 @@ from rich.progress import (
 )
 from rich.table import Table as Printed
 
-from benchmarks.bootstrap import half_interval
 from benchmarks.in_process import Settings
-from benchmarks.paper_facts import MEASURED
-from benchmarks.paper_plots import draw
-from benchmarks.paper_runs import METRICS, Result, rounds_to, run_row
-from benchmarks.paper_tables import CLIENT, MEAN, TARGET, Row, Table, read_tables
+from benchmarks.papers.bootstrap import half_interval
+from benchmarks.papers.facts import MEASURED
+from benchmarks.papers.plots import draw
+from benchmarks.papers.runs import METRICS, Result, rounds_to, run_row
+from benchmarks.papers.tables import CLIENT, MEAN, TARGET, Row, Table, read_tables
 from flwr_distill.protocol.registry import all_methods, find_method
 from flwr_distill.task.datasets.registry import dataset_files
 from flwr_distill.task.settings import TaskSettings

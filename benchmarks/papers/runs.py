@@ -14,7 +14,7 @@ from typing import Any
 from flwr.app import Message, RecordDict
 
 from benchmarks.in_process import only_errors, run_in_process
-from benchmarks.paper_tables import Row
+from benchmarks.papers.tables import Row
 from flwr_distill.server.record.checkpoint import checkpoints
 from flwr_distill.simulation.grid import Node
 from flwr_distill.simulation.run import simulate

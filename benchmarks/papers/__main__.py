@@ -1,0 +1,5 @@
+"""``python -m benchmarks.papers``; `benchmarks.papers.command` explains it."""
+
+from benchmarks.papers.command import main
+
+main()
