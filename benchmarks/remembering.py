@@ -23,7 +23,7 @@ def distilling_once() -> Iterator[None]:
     """
     with (
         patch("flwr_distill.strategies.hfldd.distillation.distill_many", remembered(distill_many)),
-        patch("flwr_distill.strategies.fedlgd.client.distill_dm", remembered(distill_dm)),
+        patch("flwr_distill.client.virtual_data.distill_dm", remembered(distill_dm)),
     ):
         yield
 

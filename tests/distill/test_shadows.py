@@ -76,8 +76,8 @@ def test_matching_is_as_the_distiller_s_own(monkeypatch, side, per_class):
     """Start, rates, groups, limits and formation, for small and for whole images."""
     calls = []
 
-    def spy(virtual, probes, rates, tiles, progress=None, within=None):
-        calls.append((virtual.clone(), len(probes), rates, tiles.factor, within))
+    def spy(virtual, probes, rates, tiles, progress=None, within=None, optimizer="adam"):
+        calls.append((virtual.clone(), len(probes), rates, tiles.factor, within, optimizer))
 
     for module in ("flwr_distill.distill.shadows", "flwr_distill.distill.distribution_matching"):
         monkeypatch.setattr(f"{module}.match_means", spy)

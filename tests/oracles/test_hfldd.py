@@ -23,7 +23,7 @@ NODES, GROUPS, SIZE, AUXILIARY, E1, E2, LR = 8, 3, 12, 40, 20, 2, 0.05
 SMALL = {
     "min_nodes": NODES,
     "partition__classes": 2,
-    "partition__pool": 0,
+    "partition__max_samples": 0,
     "train__lr": LR,
     "train__local_epochs": E2,
     "train__batch_size": 32,

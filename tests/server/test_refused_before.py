@@ -82,7 +82,7 @@ START = {"strategy": "fedavg", "start": "analytic", "model": "random-features"}
             "strategy-args: min_available_nodes = 2.5: .*integer",
         ),
         ({"strategy-args": '{"nosuch": 1}'}, "strategy-args = .*nosuch"),
-        ({"model": "resnet9"}, "model = 'resnet9': is unknown here .choose auto, "),
+        ({"model": "resnet7"}, "model = 'resnet7': is unknown here .choose auto, "),
         ({"dataset": "digit"}, "digit.*digits"),
         (
             {"strategy": "fedavg", "train.dp-noise": 1.0, "model": "resnet8"},

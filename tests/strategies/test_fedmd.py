@@ -183,7 +183,7 @@ def run(client_grid, tmp_path, without_pictures):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"node_config": {"model": "resnet9"}}, "model = 'resnet9': is unknown here"),
+        ({"node_config": {"model": "resnet7"}}, "model = 'resnet7': is unknown here"),
         ({"fedmd__auxiliary": "/nowhere.npz"}, "auxiliary = '/nowhere.npz': is unknown"),
     ],
 )
