@@ -93,6 +93,7 @@ TOGETHER = {
     "fedlgd.dp-epsilon": {"fedlgd.refine-steps": 0},
     "partition.max-samples": {"partition.test-share": 0.2},
     "private.columns": {"private.classes": "no,yes"},
+    "train.on": {"train.dp-noise": 0.0},
 }
 """What a setting needs beside it."""
 BEGAN_WITH = flat(RunSettings.from_run_config(FIRST).model_dump(by_alias=True))
