@@ -18,7 +18,7 @@ from flwr_distill.task.datasets import (
     load_dataset,
 )
 from flwr_distill.task.datasets.images import fit_samples
-from flwr_distill.task.datasets.split import split_anew
+from flwr_distill.task.datasets.split import split_again
 from flwr_distill.task.datasets.types import PRIVATE as PRIVATE  # passed on
 from flwr_distill.task.datasets.types import check_raw_samples
 from flwr_distill.task.errors import SettingsError
@@ -180,7 +180,7 @@ def _dataset(
     name: str, data_root: str, download: bool, split: tuple[float, int, int] | None
 ) -> Dataset:
     dataset = load_dataset(name, data_root or None, download=download)
-    return split_anew(dataset, *split) if split else dataset
+    return split_again(dataset, *split) if split else dataset
 
 
 def _partition_files(settings: TaskSettings, num_partitions: int, data_root: str) -> list[Path]:

@@ -18,8 +18,8 @@ unweighted mean where each node brings its own. With several seeds: mean and sta
 
 Runs are kept in ``--out``. Those that are over are not run again; one that was interrupted, or that
 ``--seconds`` ended, continues after its last round. On a GPU, nodes with the same message train in
-a batch. The JSON file has the accuracy after each round, and the seconds of a core that nodes took
-by type of message, and all. A figure is drawn into ``--out``.
+a batch. The JSON file has the accuracy after each round, and the seconds by type of message and in
+all: of a core with ``--workers 1``, else of a worker. A figure is drawn into ``--out``.
 
 The papers' numbers are in ``benchmarks/papers/facts``; how a table is run, in
 ``benchmarks/papers/tables``, whose ``__init__.py`` explains the format.

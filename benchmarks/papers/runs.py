@@ -142,7 +142,10 @@ class Result:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds of a core that it took so far, by type of message, and of all."""
+        """Seconds that it took so far, by type of message, and in all.
+
+        Of a core if nodes ran in the server's process, else of a worker, beside the server's core.
+        """
         file = self.folder / "seconds.json"
         spent: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
         return spent

@@ -248,9 +248,7 @@ class FedHEAD(Configured, Answered, FedAvg):
         self, server_round: int, sectors: Mapping[int, Weighted], mean: Arrays
     ) -> dict[int, Arrays]:
         """Step 4. z_m of each sector whose leader succeeded."""
-        settings = self.settings.ensemble_distillation
-        same = {"restore_best"} if settings.restore_best else set()  # as nodes do by default
-        request = settings.model_dump(by_alias=True, exclude=same)
+        request = self.settings.ensemble_distillation.model_dump(by_alias=True)
         content = RecordDict(
             {
                 ARRAYS: as_record(mean),

@@ -103,7 +103,7 @@ class Distillation(Block):
     kip_lr: Annotated[float, Field(gt=0)] = 0.1
     """Learning rate of ``kip`` and ``kip-negatives``."""
     kip_batch_size: Annotated[int, Field(ge=1)] = 256
-    """Real samples that each of their steps predicts, drawn anew."""
+    """Real samples that each of their steps predicts, drawn for each step."""
     kip_lambda: Annotated[float, Field(gt=0)] = 1e-6
     """lambda of eq. 1, the ridge of their regression."""
     kip_relative: bool = True

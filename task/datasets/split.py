@@ -5,8 +5,8 @@ import numpy as np
 from flwr_distill.task.datasets.types import Dataset, DatasetError, RawSamples
 
 
-def split_anew(dataset: Dataset, test_share: float, max_samples: int, seed: int) -> Dataset:
-    """Split the training and test samples of a data set anew, at random within each class.
+def split_again(dataset: Dataset, test_share: float, max_samples: int, seed: int) -> Dataset:
+    """Split the training and test samples of a data set again, at random within each class.
 
     Parameters
     ----------

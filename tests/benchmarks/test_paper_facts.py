@@ -19,7 +19,7 @@ def test_all_printed_cells_of_all_results_tables_are_there():
     assert sum(len(table.cells) for table in tables) == 722
 
 
-def test_places_and_numbers_of_cells_are_told_apart():
+def test_places_and_numbers_of_cells_are_distinguished():
     reached = FACTS["cadis"].results("II").cells[0]
     assert reached.place == {"dataset": "PILL", "accuracy": 60, "method": "FedAvg"}
     assert reached.numbers == {"rounds": 74, "reached": True}

@@ -168,7 +168,7 @@ def test_images_that_are_not_square_are_turned_by_half():
     assert made.shape == (20, 1, 8, 12)
 
 
-def test_each_step_predicts_a_minibatch_that_is_drawn_anew(monkeypatch):
+def test_each_step_predicts_a_minibatch_that_is_drawn_for_it(monkeypatch):
     drawn = []
 
     def spied(virtual, targets, real, real_targets, descent):

@@ -194,7 +194,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("how", HOSTILE)
-def test_a_bad_model_of_the_node_before_is_rejected_and_training_begins_anew(
+def test_a_bad_model_of_the_node_before_is_rejected_and_training_starts_again(
     client_grid, by_hand, how, monkeypatch, flower_log
 ):
     strategy, real = strategy_of(most_nodes=4), flwr_distill_baselines.common.passing.client.sent
@@ -262,7 +262,7 @@ def test_bytes_that_are_no_model_are_rejected(client_grid, monkeypatch):
     strategy = strategy_of(most_nodes=4)
     play(strategy, client_grid(3, RUN_CONFIG))
     (chain,) = strategy._chains
-    assert chain.trained == [chain.nodes[2]]  # which began anew
+    assert chain.trained == [chain.nodes[2]]  # which started again
 
 
 def test_over_direct_links_a_node_that_cannot_be_reached_is_left_out(client_grid, direct, by_hand):

@@ -58,5 +58,5 @@ def test_an_installed_wheel_finds_the_presets_and_the_app_for_flower(site):
     app = Path(site.type("flwr-distill app").strip())
     assert app.is_relative_to(site.folder)
     assert (app / "pyproject.toml").exists()
-    output = site.type("flwr-distill run --preset hfldd-mnist-c1", fails=True)
+    output = site.type("flwr-distill run --preset no-such-preset", fails=True)
     assert "hfldd-cinic10" in output
