@@ -13,6 +13,7 @@ from flwr.app import Context, RecordDict
 from flwr_distill.client.app import app as client_app
 from flwr_distill.server.app import main as server_app
 from flwr_distill.simulation.grid import Functions, Node, SimulationGrid
+from flwr_distill.storage.store import DURABLE
 
 FIRST_NODE = 2**64 - 1000
 """As large as Flower's node ids, which fit neither a float nor a signed 64-bit integer."""
@@ -81,7 +82,13 @@ def run_in_process(
 
         def node(place: int, node_config: Settings) -> Node:
             state = str(folder / "nodes")
-            settings = {"partition-id": place, "device": "cpu", "state-dir": state, **node_config}
+            settings = {
+                "partition-id": place,
+                "device": "cpu",
+                "state-dir": state,
+                DURABLE: False,
+                **node_config,
+            }
             context = Context(1, FIRST_NODE + place, settings, RecordDict(), config)
             return wrap(place, lambda message: client_app(message, context).content)
 

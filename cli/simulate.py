@@ -99,15 +99,14 @@ def simulate(
 
     # Threads of the server that wait in a loop would take cores from the workers.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from flwr_distill.simulation.run import simulate as run  # here: imports torch
-    from flwr_distill.simulation.run import spread
+    from flwr_distill.simulation.run import on_devices  # here: imports torch
+    from flwr_distill.simulation.run import simulate as run
     from flwr_distill.simulation.workers import Config
 
     count = len(own) or nodes or DEFAULT_NODES
     configs: list[Config] = [
         {
             "num-partitions": count,
-            "device": spread(str(device), place),
             **({"data": str(own[place])} if own else {}),
             **({"data-root": str(data_root)} if data_root else {}),
         }
@@ -116,7 +115,13 @@ def simulate(
     console = Console()
     with RunLog(console) as log, _logged(log):
         try:
-            run(settings, configs, runs_dir.resolve(), workers=workers, policy=rules)
+            run(
+                settings,
+                on_devices(configs, str(device)),
+                runs_dir.resolve(),
+                workers=workers,
+                policy=rules,
+            )
         except KeyboardInterrupt:
             typer.echo("the simulation has ended", err=True)
             raise typer.Exit(130) from None

@@ -29,6 +29,8 @@ from flwr_distill.task.source import PRIVATE, data_spec, domain, partition_sampl
 
 MAX_LOADED = 2**26
 """Bytes of samples that a process keeps: those of many virtual nodes, or of one large node."""
+GPU_FACTOR = 16
+"""Times as many bytes it keeps on a GPU."""
 NodeConfigValue = bool | int | float | str
 
 
@@ -59,10 +61,11 @@ class LocalData:
     moments: Moments | None = None
 
     @property
-    def num_bytes(self) -> int:
-        """Memory of the samples."""
+    def size(self) -> int:
+        """Bytes of the samples; those on a GPU count for one in `GPU_FACTOR`."""
         parts = (self.train, self.holdout)
-        return sum(tensor.nbytes for part in parts for tensor in (part.inputs, part.labels))
+        tensors = [tensor for part in parts for tensor in (part.inputs, part.labels)]
+        return sum(t.nbytes // (GPU_FACTOR if t.is_cuda else 1) for t in tensors)
 
 
 def generator_of(seed: int, identity: int, purpose: str, server_round: int = 0) -> torch.Generator:
@@ -87,7 +90,7 @@ def data_files(
     return [*files, Path(str(node["data"]))] if "data" in node else files
 
 
-@read_once(data_files, maxsize=MAX_LOADED, size=lambda data: data.num_bytes)
+@read_once(data_files, maxsize=MAX_LOADED, size=lambda data: data.size)
 def local_data(
     task: TaskSettings,
     node_config: tuple[tuple[str, NodeConfigValue], ...],

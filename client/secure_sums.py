@@ -19,6 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.common import log
 from numpy.typing import NDArray
 
+from flwr_distill.client.session import store_of
 from flwr_distill.links import LinkError
 from flwr_distill.links.credentials import Credentials
 from flwr_distill.links.masks import (
@@ -356,8 +357,7 @@ def _reply(message: Message, block: Block, name: str = SECURE) -> Message:
 
 
 def _files(context: Context) -> NodeStore:
-    root = str(context.node_config.get("state-dir", "")) or None
-    return NodeStore(NodeStore.open(root, context.run_id, context.node_id).folder / FOLDER)
+    return store_of(context).below(FOLDER)
 
 
 def _state_of(files: NodeStore) -> dict[str, Any]:

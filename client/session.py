@@ -27,7 +27,7 @@ from flwr_distill.protocol.messages import (
     FILE,
     REAL_PER_VIRTUAL,
 )
-from flwr_distill.storage.store import NodeStore
+from flwr_distill.storage.store import DURABLE, NodeStore
 from flwr_distill.task.auxiliary_names import OWN_FILE
 from flwr_distill.task.columns import Scale
 from flwr_distill.task.compute.device import choose_device
@@ -204,7 +204,8 @@ def device_of(context: Context) -> torch.device:
 def store_of(context: Context) -> NodeStore:
     """The node's files for the run."""
     state_dir = str(context.node_config.get("state-dir", "")) or None
-    return NodeStore.open(state_dir, context.run_id, context.node_id)
+    durable = bool(context.node_config.get(DURABLE, True))
+    return NodeStore.open(state_dir, context.run_id, context.node_id, durable=durable)
 
 
 def data_name(context: Context) -> str:

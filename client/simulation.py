@@ -35,14 +35,13 @@ from flwr_distill.protocol.messages import (
     NUM_EXAMPLES,
     PARTITION_ID,
     PARTITIONS,
+    SIMULATED,
     TOGETHER,
 )
 
 LOCK_TIMEOUT = 3600.0
 """Seconds to wait for another process, which may be distilling for many virtual nodes."""
 
-SIMULATED = "simulated"
-"""Key of the node config: true says that the nodes differ in their partition alone."""
 MAX_BATCH = 50
 """Nodes trained at once, so that their models, gradients and activations fit into memory."""
 
@@ -109,19 +108,21 @@ def trained_together(context: Context, content: RecordDict) -> RecordDict | None
     partitions = [int(partition) for partition in batch.get(PARTITIONS, [])]  # type: ignore[union-attr]
     if session.identity not in partitions or not trains_together(context, session):
         return None
+    devices = int(context.node_config.get(SIMULATED, 1))
+    partitions = [p for p in partitions if p % devices == session.identity % devices]
     num_groups = -(-len(partitions) // MAX_BATCH)
     group = partitions.index(session.identity) % num_groups
-    run, done = session.store.folder.parent, f"done-{group}"
+    run, name = session.store.folder.parent, f"{session.identity % devices}-{group}"
     config = content.config_records.get(CONFIG, ConfigRecord())
     round_name = f"{_RESULTS}{server_round(config):06d}-"
     folder = run / f"{round_name}{int(batch[BATCH])}"  # type: ignore[arg-type]
-    with locked(run / f".{_RESULTS}{group}"):
-        if not (folder / done).exists():
+    with locked(run / f".{_RESULTS}{name}"):
+        if not (folder / f"done-{name}").exists():
             _drop_other_rounds(run, round_name)
             folder.mkdir(exist_ok=True, mode=0o700)
             for partition, payload in _train(context, content, partitions[group::num_groups]):
                 (folder / str(partition)).write_bytes(payload)  # needs to outlast nothing
-            (folder / done).touch()
+            (folder / f"done-{name}").touch()
     own = folder / str(session.identity)
     if not own.exists():
         return None

@@ -30,7 +30,7 @@ class LinkFolder:
     """Folder of one node's links in one run, shared by its handlers and its mailbox."""
 
     def __init__(self, store: NodeStore) -> None:
-        self._files = NodeStore(store.folder / _LINKS)
+        self._files = store.below(_LINKS)
         self._mailbox = self._files.folder / _MAILBOX
         self._spent = self._files.folder / "spent"
 

@@ -46,6 +46,10 @@ TOGETHER = "together"
 """Metric of the describe reply: 1 from a virtual node that can train together with others. Record
 of a train message to such nodes: the ``partitions`` of all that get the same message."""
 
+SIMULATED = "simulated"
+"""Key of the node config: the nodes differ in their partition alone, and take so many devices in
+turn. 0 for real nodes."""
+
 BATCH = "batch"
 """Key of the record ``together``: a random number of these messages alone."""
 

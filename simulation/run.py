@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 from flwr.app import Context, RecordDict
 
+from flwr_distill.protocol.messages import SIMULATED
 from flwr_distill.simulation.grid import Pool, SimulationGrid
 from flwr_distill.simulation.workers import Config, OnAnswer, Workers
+from flwr_distill.storage.store import DURABLE
 
 if TYPE_CHECKING:
     from flwr_distill.node.policy import Policy
@@ -72,6 +74,7 @@ def simulate(
             "partition-id": place,
             "state-dir": str(folder / f"node-{place}" if policy else folder),
             **own,
+            **({SIMULATED: 0} if policy else {DURABLE: False}),  # budgets of privacy are to last
         }
         for place, own in enumerate(nodes)
     }
@@ -90,10 +93,17 @@ def simulate(
     return runs_dir / str(run_id)
 
 
-def spread(device: str, place: int) -> str:
-    """Device of the node at a place, where ``auto`` and ``cuda`` take all GPUs in turn."""
+def on_devices(nodes: Sequence[Config], device: str) -> list[Config]:
+    """Node configs with a device each: for ``auto`` and ``cuda`` all GPUs in turn.
+
+    Nodes whose configs are equal differ in their partition alone: they may work in batches.
+    """
     count = torch.cuda.device_count() if device in ("auto", "cuda") else 0
-    return f"cuda:{place % count}" if count else device
+    devices = [f"cuda:{number}" for number in range(count)] or [device]
+    alike: Config = {SIMULATED: len(devices)} if all(own == nodes[0] for own in nodes) else {}
+    return [
+        {**own, **alike, "device": devices[place % len(devices)]} for place, own in enumerate(nodes)
+    ]
 
 
 def _num_workers(nodes: Sequence[Config]) -> int:

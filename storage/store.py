@@ -30,6 +30,12 @@ SECRET = "place-secret"
 
 SECRET_BYTES = 16
 
+DURABLE = "durable"
+"""Key of the node config: false says that a power cut may take what a node has written.
+
+A thousand virtual nodes would otherwise wait for the disk some thousand times.
+"""
+
 RUNS = "runs"
 """Folder of a state directory with a folder for each run, and in it one for each node."""
 
@@ -51,31 +57,40 @@ class NodeStore:
 
     Links are not followed, as apps write there (`storage.untrusted`). Write a blob that changes
     every round with the store of that round (`at`). It keeps the blobs of the two rounds before
-    too, so a resumed run has the state of its checkpoint's round.
+    too, so a resumed run has the state of its checkpoint's round. What is not `durable` outlasts
+    processes, but no power cut.
     """
 
     folder: Path
     round: int | None = None
+    durable: bool = True
 
     @classmethod
-    def open(cls, state_dir: str | Path | None, run_id: int, node_id: int) -> "NodeStore":
+    def open(
+        cls, state_dir: str | Path | None, run_id: int, node_id: int, *, durable: bool = True
+    ) -> "NodeStore":
         """Store of one node for one run.
 
         A state directory of None is FLWR_DISTILL_STATE from the environment, or a folder of this
         user in the system's temporary directory (see `temporary_root`).
         """
         root = state_dir or os.environ.get("FLWR_DISTILL_STATE") or temporary_root()
-        return cls(Path(root).resolve() / RUNS / str(run_id) / str(node_id))
+        folder = Path(root).resolve() / RUNS / str(run_id) / str(node_id)
+        return cls(folder, durable=durable)
+
+    def below(self, name: str) -> Self:
+        """Store of a folder in this one's, for blobs of no round."""
+        return replace(self, folder=self.folder / name, round=None)
 
     def at(self, server_round: int | None) -> Self:
         """The same store, for blobs of a round, or of none."""
         return replace(self, round=server_round)
 
     def write(self, name: str, data: bytes) -> None:
-        """Write ``data`` under ``name``, atomically; it outlasts a power cut."""
+        """Write ``data`` under ``name``, atomically."""
         with untrusted.folder(self.folder, create=True) as folder:
             file = name if self.round is None else f"{name}@{self.round:06d}"
-            untrusted.write(folder, file, data)
+            untrusted.write(folder, file, data, durable=self.durable)
             if self.round is not None:
                 for old in _rounds(folder, name)[:-ROUNDS_TO_KEEP]:
                     os.unlink(old, dir_fd=folder)

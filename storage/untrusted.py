@@ -102,14 +102,16 @@ def read(parent: int, name: str, most: int | None = None) -> bytes:
         return file.read(-1 if most is None else most + 1)
 
 
-def write(parent: int, name: str, data: bytes) -> None:
-    """Write a file for this user alone, atomically; it survives a power cut."""
+def write(parent: int, name: str, data: bytes, *, durable: bool = True) -> None:
+    """Write a file for this user alone, atomically; a durable one survives a power cut."""
     with new_file(parent, name) as (number, partial):
         with os.fdopen(os.dup(number), "wb") as file:
             file.write(data)
-        os.fsync(number)
+        if durable:
+            os.fsync(number)
         os.replace(partial, name, src_dir_fd=parent, dst_dir_fd=parent)
-    os.fsync(parent)
+    if durable:
+        os.fsync(parent)
 
 
 @contextmanager

@@ -192,9 +192,9 @@ def _show_paper(figures: dict[str, Any]) -> list[str]:
 PAPER = Part("paper", 60, _paper, _json, _show_paper)
 PARTS = [
     Part("doctor", 20, _doctor, _json, _show_doctor),
-    Part("tests", 70, _tests, _read_tests, _show_tests),
+    Part("tests", 80, _tests, _read_tests, _show_tests),
     Part("steps", 120, _steps, _json, _show_steps),
-    Part("federation", 150, _federation, _json, _show_federation),
-    Part("simulation", 60, _simulation, _json, _show_simulation),
+    Part("federation", 130, _federation, _json, _show_federation),
+    Part("simulation", 70, _simulation, _json, _show_simulation),
     PAPER,
 ]

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from shutil import rmtree
 from statistics import fmean
 from typing import Any
 
@@ -34,7 +35,10 @@ def run_row(
     show: Callable[[], None],
     workers: int | None,
 ) -> None:
-    """Run a row, or continue it after its last round; calls `show` at each message to a node."""
+    """Run a row, or continue it after its last round; calls `show` at each message to a node.
+
+    The nodes' files are removed when it is over.
+    """
     spent = defaultdict(float, Result(folder).seconds)
 
     def book(message: Message, taken: float) -> None:
@@ -59,6 +63,7 @@ def run_row(
                 run_in_process(config, row.nodes, folder, watched)
             else:
                 simulate(config, row.nodes, folder, workers=workers, run_id=1, on_answer=book)
+        rmtree(folder / "nodes", ignore_errors=True)  # up to a gigabyte, which only an interrupted run needs
     finally:
         (folder / "seconds.json").write_text(json.dumps(spent))
 

@@ -147,7 +147,7 @@ def test_columns_of_clients_are_read_off_one_run(monkeypatch, tmp_path):
 
 
 def test_a_table_is_printed_with_its_differences_and_continues_where_ctrl_c_ended_it(
-    tiny, monkeypatch, capsys
+    tiny, monkeypatch, capsys, tmp_path
 ):
     from benchmarks.papers import runs as paper_runs
 
@@ -162,7 +162,9 @@ def test_a_table_is_printed_with_its_differences_and_continues_where_ctrl_c_ende
 
     monkeypatch.setattr(paper_runs, "run_in_process", interrupted)
     assert [line["rounds"] for line in tiny()] == [[2], [1], []]
+    assert len(list(tmp_path.glob("*/nodes"))) == 1  # of the interrupted run
     lines = tiny()
+    assert not list(tmp_path.glob("*/nodes"))
     assert started == [("fedavg", ""), ("cadis", ""), ("cadis", "latest")]
     assert tiny() == lines
     assert len(started) == 3
@@ -211,6 +213,12 @@ def test_a_row_that_ran_out_of_time_is_continued_and_gives_what_it_gives_at_once
     (whole,) = tiny(*row)
     assert whole["by_round"]["0"][:2] == part["by_round"]["0"]
     assert whole["rounds"] == [2]
+
+
+def test_a_row_is_found_by_each_value_as_it_is_printed():
+    for table in TABLES.values():
+        for row in table.rows(small=False):
+            assert row.matches({key: {str(value)} for key, value in row.place.items()})
 
 
 def test_a_row_that_a_table_does_not_have_is_refused_with_those_it_has(tiny, capsys):

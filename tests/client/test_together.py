@@ -223,6 +223,13 @@ def test_many_nodes_are_trained_some_at_a_time(virtual, start, calls, monkeypatc
     assert calls == [2, 2, 1]
 
 
+def test_nodes_of_each_of_two_devices_train_in_a_batch_of_their_own(context_of, start, calls):
+    for partition in range(NUM_NODES):
+        node = context_of(partition, "two", simulated=2)
+        check_same(asked(node, start), asked(context_of(partition), start))
+    assert calls == [NUM_NODES // 2] * 2
+
+
 def test_a_result_is_only_taken_for_the_message_that_it_was_made_for(virtual, start, calls):
     other = copy.deepcopy(start)
     with torch.no_grad():

@@ -39,8 +39,8 @@ def train(message: Message, context: Context) -> Message:
     values = torch.arange(8.0, device=device)
     if message.content["config"]["do"] == "assert":  # on the device: no host knows the index
         print(values[torch.tensor([99], device=device)].sum().item())
-    told = {"pid": os.getpid(), "device": device, "sum": values.sum().item()}
-    return Message(RecordDict({"told": ConfigRecord(told)}), reply_to=message)
+    answer = {"pid": os.getpid(), "device": device, "sum": values.sum().item()}
+    return Message(RecordDict({"answer": ConfigRecord(answer)}), reply_to=message)
 """
 
 

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from benchmarks.in_process import run_in_process
+from flwr_distill.node.policy import read_policy
 from flwr_distill.protocol.registry import all_methods
-from flwr_distill.simulation.run import simulate
+from flwr_distill.simulation.run import on_devices, simulate
 from tests.matrix import OURS, strategies
 
 pytestmark = pytest.mark.slow
@@ -44,7 +45,7 @@ def simulated(tmp_path, little_distillation):
     def run(workers, folder="", **config):
         runs_dir = tmp_path / (folder or f"by-{workers}")
         config = {**TASK, **little_distillation, **config}
-        return simulate(config, [NODE] * NODES, runs_dir, workers=workers)
+        return simulate(config, on_devices([NODE] * NODES, "cpu"), runs_dir, workers=workers)
 
     return run
 
@@ -58,6 +59,17 @@ def in_process(tmp_path, little_distillation):
         return tmp_path / "here" / "1"
 
     return run
+
+
+def test_virtual_nodes_train_in_batches_where_that_is_set(simulated):
+    together = {"simulation.together": "on", "num-rounds": 1}
+    folder = simulated(1, strategy="fedavg", **together)
+    assert list((folder.parent / "nodes").glob("runs/*/together-*/done-*"))
+    nodes = on_devices([NODE] * NODES, "cpu")
+    config = {**TASK, "strategy": "fedavg", **together}
+    runs_dir, policy = folder.parent / "guarded", read_policy("open")
+    simulate(config, nodes, runs_dir, workers=1, policy=policy)
+    assert not list((runs_dir / "nodes").glob("**/together-*"))
 
 
 def test_one_seed_gives_one_model_whatever_the_number_of_workers(simulated, in_process):

@@ -5,6 +5,7 @@ import os
 import stat
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -131,6 +132,14 @@ def test_what_a_power_cut_must_not_take_is_on_disk_before_its_name_and_the_name_
     content, named, folder = synced
     assert content.startswith(f"{store.folder}/.a.")
     assert (named, folder) == ("named", str(store.folder))
+
+
+def test_what_need_not_outlast_a_power_cut_does_not_wait_for_the_disk(store, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda number: pytest.fail("waits for the disk"))
+    lost = replace(store, durable=False)
+    for files in (lost, lost.at(3), lost.below("links")):
+        files.write("a", b"new")
+        assert files.read("a") == b"new"
 
 
 def test_old_runs_go_and_what_was_spent_of_a_budget_stays(tmp_path):

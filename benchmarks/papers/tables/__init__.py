@@ -73,9 +73,8 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from benchmarks.in_process import Settings
 from benchmarks.papers.facts import Cell, Results, Value, read_facts
-from flwr_distill.client.simulation import SIMULATED
 from flwr_distill.flower.own_app import PRESETS
-from flwr_distill.simulation.run import spread
+from flwr_distill.simulation.run import on_devices
 
 CLIENT, TARGET, MEAN = "client", "accuracy", "Average"
 """Keys of cells that are read off one run, and the client that is the mean of all."""
@@ -292,7 +291,7 @@ class Table(_Data):
         """Node config of each node of a run, on its GPU if the machine has one."""
         if not self.clients:
             number = int(settings["min-nodes"])
-            own: list[Settings] = [{"num-partitions": number, SIMULATED: True}] * number
+            own: list[Settings] = [{"num-partitions": number}] * number
         else:
             parts: list[Settings] = [
                 {"num-partitions": self.parts, "partition-id": part} if self.parts > 1 else {}
@@ -304,7 +303,7 @@ class Table(_Data):
                 if not client.missing
                 for part in parts
             ]
-        return [{**each, "device": spread("auto", place)} for place, each in enumerate(own)]
+        return on_devices(own, "auto")
 
     def place_of(self, client: str) -> int:
         """Place of a client among the nodes."""
@@ -369,8 +368,9 @@ class Row:
         return out / "".join(c if c.isalnum() or c in ".+" else "-" for c in words.strip())
 
     def matches(self, where: Mapping[str, set[str]]) -> bool:
-        """Whether each key has one of the given values."""
-        return all(_text(self.place.get(key, "")) in values for key, values in where.items())
+        """Whether each key has one of the given values; 1.0 is also 1."""
+        own = {key: self.place.get(key, "") for key in where}
+        return all({str(own[key]), _text(own[key])} & values for key, values in where.items())
 
 
 @cache
