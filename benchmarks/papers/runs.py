@@ -63,7 +63,8 @@ def run_row(
                 run_in_process(config, row.nodes, folder, watched)
             else:
                 simulate(config, row.nodes, folder, workers=workers, run_id=1, on_answer=book)
-        rmtree(folder / "nodes", ignore_errors=True)  # up to a gigabyte, which only an interrupted run needs
+        # Up to a gigabyte, which only an interrupted run needs.
+        rmtree(folder / "nodes", ignore_errors=True)
     finally:
         (folder / "seconds.json").write_text(json.dumps(spent))
 
