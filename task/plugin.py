@@ -8,6 +8,7 @@ import importlib
 import traceback
 from collections.abc import Collection, Iterator
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import TypeVar, cast
 
@@ -65,8 +66,9 @@ def path_of(function: object) -> str:
     return f"{getattr(function, '__module__', type(function).__module__)}:{name}"
 
 
+@cache
 def installed_plugins() -> EntryPoints:
-    """Entry points of installed packages; not loaded."""
+    """Entry points of packages that were installed at the first call; not loaded."""
     return entry_points(group=GROUP)
 
 

@@ -17,6 +17,7 @@ from benchmarks.in_process import FIRST_NODE, InProcessGrid
 from benchmarks.virtual_device import VirtualDevice, unsupported
 from flwr_distill.client.app import app
 from flwr_distill.protocol.registry import all_methods
+from flwr_distill.task.plugin import installed_plugins
 
 torch.set_num_threads(1)  # tests and the processes they start share few cores
 with contextlib.suppress(ModuleNotFoundError):  # a machine with a GPU may have no Hypothesis
@@ -171,6 +172,12 @@ def client_grid(tmp_path):
     return grid_of
 
 
+def forget_packages():
+    """Look at installed packages once more."""
+    installed_plugins.cache_clear()
+    all_methods.cache_clear()
+
+
 @pytest.fixture
 def on_path(monkeypatch):
     """Puts a folder with installed packages on this process's path, as long as the test lasts."""
@@ -179,7 +186,7 @@ def on_path(monkeypatch):
     def put(site):
         folders.append(str(site))
         monkeypatch.syspath_prepend(site)
-        all_methods.cache_clear()
+        forget_packages()
         return site
 
     yield put
@@ -187,7 +194,7 @@ def on_path(monkeypatch):
         if (getattr(module, "__file__", None) or "").startswith(tuple(folders) or "\0"):
             del sys.modules[name]
     monkeypatch.undo()
-    all_methods.cache_clear()
+    forget_packages()
 
 
 @pytest.fixture

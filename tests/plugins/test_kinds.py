@@ -17,6 +17,7 @@ from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.image_files import class_names
 from flwr_distill.task.labels import LabelMap
 from flwr_distill.task.models import create_model
+from flwr_distill.task.plugin import installed_plugins
 from flwr_distill.task.survey import survey
 
 STRATEGY = '''
@@ -366,6 +367,7 @@ def test_the_report_of_a_run_can_be_made_where_its_package_is_not_installed(inst
     site = install("mine", PANEL, noted="mine:METHOD")
     folder = run(strategy="noted", num_rounds=1)
     (site / "someones-1.0.dist-info" / "entry_points.txt").unlink()
+    installed_plugins.cache_clear()
     all_methods.cache_clear()
     assert panels(read_run(folder)) == []
 
