@@ -60,6 +60,7 @@ class ReadOnce(Generic[_P, _T]):
         self._maxsize = maxsize
         self._size = size
         self._results: OrderedDict[object, tuple[bytes, _T]] = OrderedDict()
+        self._total = 0
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Read the files, or return what was read if they are unchanged.
@@ -72,7 +73,8 @@ class ReadOnce(Generic[_P, _T]):
         if key in self._results and self._results[key][0] == state:
             self._results.move_to_end(key)
             return self._results[key][1]
-        self._results.pop(key, None)  # data may have been withdrawn by their owner
+        if key in self._results:  # data may have been withdrawn by their owner
+            self._total -= self._size(self._results.pop(key)[1])
         for _ in range(MAX_READS):
             before, result = state, self._read(*args, **kwargs)
             state = state_of(paths)
@@ -88,15 +90,16 @@ class ReadOnce(Generic[_P, _T]):
     def cache_clear(self) -> None:
         """Drop all results."""
         self._results.clear()
+        self._total = 0
 
     def _keep(self, key: object, state: bytes | None, result: _T) -> None:
         if state is None:
             return
         self._results[key] = state, result
-        total = sum(self._size(result) for _, result in self._results.values())
-        while total > self._maxsize and len(self._results) > 1:
+        self._total += self._size(result)
+        while self._total > self._maxsize and len(self._results) > 1:
             _, (_, dropped) = self._results.popitem(last=False)
-            total -= self._size(dropped)
+            self._total -= self._size(dropped)
 
 
 def read_once(
