@@ -24,7 +24,6 @@ from flwr_distill.distill.own_network import network_arguments
 from flwr_distill.distill.registry import caution_of
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.protocol.messages import REAL_PER_VIRTUAL
-from flwr_distill.storage.store import NodeStore
 from flwr_distill.strategies.hfldd.method import Distillation, Refinement
 
 BATCH = 10
@@ -46,9 +45,9 @@ class Encoded(NamedTuple):
 def distilled(context: Context, request: Distillation) -> Encoded:
     """Distil a node's training data, once per run: ``distilled_size`` samples with a privacy card.
 
-    In Flower's simulation runtime every process can load every partition, and distilling many small
-    sets at once costs little more than one. There the first message distils for a batch of
-    partitions, and the other nodes of the batch read the results, which are the same either way.
+    In a simulation every process can load every partition, and distilling many small sets at once
+    costs little more than one. There the first message distils for a batch of partitions, and the
+    other nodes of the batch read the results, which are the same either way.
     """
     session = Session.of(context)
     if request.dp_epsilon or not in_simulation(context):
@@ -68,7 +67,9 @@ def distilled(context: Context, request: Distillation) -> Encoded:
         payload = made.to_bytes(request.bits)
         session.store.write(name, payload)
         return Encoded(payload, made)
-    shared = NodeStore(session.store.folder.parent / f"distilled-{_digest(request)}")
+    shared = replace(
+        session.store, folder=session.store.folder.parent / f"distilled-{_digest(request)}"
+    )
     own, batches = session.identity, -(-int(context.node_config["num-partitions"]) // BATCH)
     with locked(shared.folder / f".lock-{own % batches}"):
         if str(own) not in shared.names():

@@ -2,6 +2,7 @@
 
 import pytest
 
+from flwr_distill.client.local_data import GPU_FACTOR, LocalData
 from flwr_distill.client.training_together import train_together, why_one_by_one
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import CHANGES, TrainSettings
@@ -35,3 +36,9 @@ def test_a_step_of_many_nodes_waits_for_nothing_and_launches_no_more_with_more_o
     assert (few.waits, many.waits) == (0, 0), many.where
     assert (few.copies, many.copies) == (0, 0), many.where
     assert many.launches == few.launches <= launches, many.where
+
+
+def test_a_process_keeps_more_samples_on_a_gpu_than_in_main_memory(gpu):
+    data = samples(16 * GPU_FACTOR)
+    own, on_gpu = (LocalData(SPEC, s, s, b"") for s in (data, data.to(gpu.device)))
+    assert own.size == 2 * (data.inputs.nbytes + data.labels.nbytes) == GPU_FACTOR * on_gpu.size
