@@ -37,7 +37,7 @@ ROUNDS ?=
 STRATEGY ?= hfldd
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-matrix test-attacks test-faults test-faults-all test-docker test-flower test-chart test-wheel test-lowest test-newest gpu-kit gpu images fuzz mutants lint bench settings lock proto clean
+.PHONY: help setup demo test test-matrix test-attacks test-faults test-faults-all test-docker flower-environment test-flower flower-probe test-chart test-wheel test-lowest test-newest gpu-kit gpu images fuzz mutants lint bench settings lock proto clean
 
 help:
 	@echo "make demo    train on digits with FedAvg and HFLDD or FedHEAD, real processes; compare"
@@ -48,6 +48,8 @@ help:
 	@echo "make test-attacks  the proofs of docs/promises.md against hostile nodes, apps and runs"
 	@echo "make test-flower VERSION=1.42.0  installs that Flower beside ours, and runs the app on its own"
 	@echo "             SuperLink and SuperNodes; minutes"
+	@echo "make flower-probe VERSION=1.43.0  the same, but quick: which names of Flower's that we use are missing"
+	@echo "             there, and whether FedAvg runs"
 	@echo "make test-chart  renders the Helm chart, and holds it to Kubernetes' schemas"
 	@echo "make test-wheel  installs the wheel for each of WHEEL_PYTHONS=\"$(WHEEL_PYTHONS)\", with all that it"
 	@echo "             needs, and does with it what the docs show; minutes and 7 GB for each"
@@ -133,15 +135,21 @@ gpu: $(GPU_READY)
 
 # What the lock has, but for that Flower, which our range need not allow, and what it needs; the
 # packages come from uv's cache.
-test-flower: $(READY)
+flower-environment: $(READY)
 	mkdir -p .flower
 	cp requirements.lock $(OTHER).lock
 	echo "flwr[simulation]==$(VERSION)" | $(COMPILE) --override - --output-file $(OTHER).lock
 	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(OTHER)
 	$(BIN)/uv pip sync --quiet --python $(OTHER)/bin/python $(OTHER).lock
 	$(OTHER)/bin/python -c "import torch._dynamo, flwr_distill.client.app, flwr_distill.server.app"
+
+test-flower: flower-environment
 	$(OTHER)/bin/python -m pytest -m matrix tests/flower
 	PYTHONPATH=$(CURDIR) $(OTHER)/bin/python -m pytest tests/node/test_executor.py || [ $$? = 5 ]  # no tests for stock
+
+flower-probe: flower-environment
+	$(OTHER)/bin/python -m flwr_distill.flower.names; \
+		$(OTHER)/bin/python -m pytest -m matrix tests/flower -k "fedavg or killed or own"
 
 # Helm's own code, and Kubernetes' schemas: too large for everyone's environment.
 test-chart: $(READY)

@@ -11,9 +11,14 @@ FLEETS = "1.32."
 """The Flower that the fleet's tools work with."""
 
 
+def line() -> str:
+    """The installed Flower's line, such as 1.32."""
+    return ".".join(version("flwr").split(".")[:2])
+
+
 def folder_for(room: str) -> str:
     """Package that serves a room on the installed Flower's line; '' if there is none."""
-    folder = FOLDERS.get(".".join(version("flwr").split(".")[:2]))
+    folder = FOLDERS.get(line())
     package = f"{__package__}.{folder}.{room}"
     return package if folder and find_spec(package) else ""
 
