@@ -3,7 +3,7 @@
 ``python -m flwr_distill.flower.names`` (``make flower-probe VERSION=1.43.0``)
 
 Read from the source: imports, and attributes of what is imported. Of a line's folder
-(`flower.lines`) those count if it serves the installed Flower; where none does, each is looked at.
+(`flower.lines`) those count if it serves the installed Flower; where none does, each is checked.
 Exits with 1 if a name is missing that an installed Flower needs.
 """
 
@@ -104,11 +104,27 @@ def _is_flowers(module: str) -> bool:
 
 
 def files_for(folder: str) -> list[Path]:
-    """Files of this project, but for those of other lines' folders."""
-    others = {HERE / each for each in FOLDERS.values()} - {HERE / folder}
+    """Files of this project, without those of other lines' folders that this one does not use."""
     rooms = [ROOT / room for room in flwr_distill.ROOMS if (ROOT / room).is_dir()]
     rooms = rooms or [ROOT.parent / room for room in flwr_distill.ROOMS]
-    return [file for room in rooms for file in room.rglob("*.py") if not others & {*file.parents}]
+    lines = {HERE / each for each in FOLDERS.values()}
+    shared = [file for room in rooms for file in room.rglob("*.py") if not lines & {*file.parents}]
+    own = [*(HERE / folder).rglob("*.py")]
+    for file in own:  # grows
+        own += _from_other_lines(file) - {*own}
+    return [*shared, *own]
+
+
+def _from_other_lines(file: Path) -> set[Path]:
+    """Files of lines' folders from which a file imports."""
+    own = f"{__package__}."
+    imported = [
+        node.module or ""
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom)
+    ]
+    paths = [module.removeprefix(own).replace(".", "/") for module in imported]
+    return {path for each in paths if (path := HERE / f"{each}.py").exists()}
 
 
 def main() -> None:

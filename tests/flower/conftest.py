@@ -18,7 +18,7 @@ def app(tmp_path_factory):
     """Our app as it is published: its packages and settings, without what is installed here."""
     folder = tmp_path_factory.mktemp("stock") / "flwr-distill"
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    for room in settings["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
+    for room in settings["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]:
         shutil.copytree(ROOT / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
     for file in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / file, folder)

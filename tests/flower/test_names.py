@@ -5,7 +5,7 @@ import pytest
 from flwr_distill.flower import names
 from flwr_distill.flower.lines import FOLDERS, line
 
-SOURCE = '''
+SOURCE = """
 import flwr.supernode.cli
 from flwr.app import Message, Nothing
 from flwr.gone import Lost
@@ -16,7 +16,7 @@ def patched():
     from flwr.server.superlink.linkstate import LinkState as State
     loop.start_client_internal(State.store_message_ins, State.lost, Message.lost)
     counted.nothing
-'''
+"""
 
 
 @pytest.fixture

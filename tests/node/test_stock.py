@@ -20,7 +20,7 @@ def install(number: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "version", lambda name: number)
 
 
-@pytest.fixture(params=["1.41.0", "1.42.0"])
+@pytest.fixture(params=["1.36.0", "1.41.0", "1.42.0"])
 def newer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """A Flower with a folder for its line."""
     install(request.param, monkeypatch)
@@ -30,7 +30,7 @@ def newer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 @pytest.fixture
 def in_between(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Flower without one."""
-    install("1.36.0", monkeypatch)
+    install("1.38.0", monkeypatch)
 
 
 def test_the_flower_of_the_lock_is_neither_another_nor_stock() -> None:
@@ -42,7 +42,7 @@ def test_the_flower_of_the_lock_is_neither_another_nor_stock() -> None:
 def test_a_flower_without_a_folder_is_stock_and_the_log_says_what_is_slower() -> None:
     assert is_another()
     assert is_stock()
-    assert "flwr 1.36.0" in (text := check_another(NodeSettings(policy=OPEN)))
+    assert "flwr 1.38.0" in (text := check_another(NodeSettings(policy=OPEN)))
     assert "slower" in text
 
 
@@ -56,7 +56,7 @@ def test_one_with_a_folder_has_a_warm_process_and_the_log_says_that_no_policy_is
     assert "no policy is enforced" in text
 
 
-@pytest.mark.parametrize("number", ["1.36.0", "1.41.0"])
+@pytest.mark.parametrize("number", ["1.36.0", "1.38.0", "1.41.0"])
 @pytest.mark.parametrize("policy", [STANDARD, HOSPITAL.model_copy(update={"fewest_of_a_class": 1})])
 def test_a_policy_that_cannot_be_kept_is_refused_with_setting_and_remedy(
     number: str, policy: Policy, monkeypatch: pytest.MonkeyPatch

@@ -1,111 +1,46 @@
-"""The connection from a node's executor and its child to the node's SuperNode, over HTTP."""
+"""The connection from a node's executor and its child to a SuperNode of Flower 1.41 or 1.42."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import flwr.proto.runtime_pb2 as messages
-import httpx
 from flwr.proto.task_pb2 import Task as PendingTask
 from flwr.supercore.constant import TaskType
-from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
-from flwr.supercore.interceptors import (
-    RuntimeTokenHttpInterceptor,
-    RuntimeVersionHttpInterceptor,
-    SuperExecAuthHttpInterceptor,
-)
-from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 
-REFUSED = httpx.HTTPError
-"""Raised by a call that the SuperNode refuses or does not answer within Flower's 30 s."""
-TOO_LATE = ObjectPushError
-"""Raised by sending an object after the SuperNode has sent the reply and deleted it."""
+from flwr_distill.flower.line_1_36.node import http
+from flwr_distill.flower.line_1_36.node.http import (
+    REFUSED,
+    TOO_LATE,
+    HttpAppIo,
+    has_ended,
+    pull_message,
+)
+
+__all__ = ["REFUSED", "TOO_LATE", "AppIo", "has_ended", "pull_message", "pull_task_input"]
 
 _TASKS = (TaskType.CLIENT_APP, TaskType.AGENT_APP)
 """All that a SuperNode creates; an unclaimed task would block those behind it forever.
 
 The message of an app without a ClientApp is answered with the error of loading it.
 """
-_AWAY = (httpx.codes.BAD_GATEWAY, httpx.codes.SERVICE_UNAVAILABLE, httpx.codes.GATEWAY_TIMEOUT)
 
 
-class AppIo:
-    """A SuperNode's API for apps at ``host:port``, for one task at a time.
+class AppIo(HttpAppIo):
+    """A SuperNode's API for apps; a task is claimed in one call."""
 
-    Without root certificates it is plain HTTP, on loopback. The secret signs claims of tasks, which
-    any user of the machine could make otherwise.
-    """
+    claiming = ("AcquireTask",)
 
-    def __init__(
-        self, address: str, root_certificates: bytes | None, secret: bytes | None = None
-    ) -> None:
-        version = RuntimeVersionHttpInterceptor("flwr-clientapp")
-        signing: list[Any] = []
-        if secret is not None:
-            signing = [
-                SuperExecAuthHttpInterceptor(
-                    master_secret=secret, protected_methods=["/flwr.proto.Runtime/AcquireTask"]
-                )
-            ]
-        self._token = _TaskToken()
-        # Without Flower's retries: its retry code sends SIGINT to its own process at a 401.
-        self._claims, self._calls = (
-            RuntimeHttpClient.from_server_address(
-                address, root_certificates is None, root_certificates, [version, *interceptors]
-            )
-            for interceptors in (signing, [self._token])
-        )
-
-    def claim(self) -> tuple[str, PendingTask] | None:
-        """Claim the oldest pending task, with its token; None if none is pending or it is away."""
-        try:
-            request = messages.AcquireTaskRequest(supported_task_types=_TASKS)
-            response = self._claims.AcquireTask(request)
-        except httpx.TransportError:
-            return None
-        except httpx.HTTPStatusError as error:
-            if error.response.status_code in _AWAY:
-                return None
-            raise
+    def _claimed(self, calls: Any) -> tuple[str, PendingTask] | None:
+        response = calls.AcquireTask(messages.AcquireTaskRequest(supported_task_types=_TASKS))
         return (response.token, response.task) if response.token else None
-
-    def calls(self, token: str) -> Any:
-        """The calls of a task, by their names in Flower; those of the task before it end."""
-        self._token.inner = RuntimeTokenHttpInterceptor(token)
-        return self._calls
-
-
-def pull_message(calls: Any) -> Any | None:
-    """Pull a task's message without content; None if it has not arrived."""
-    response = calls.PullMessages(messages.PullAppMessagesRequest())
-    return response if response.messages_list else None
-
-
-def has_ended(calls: Any) -> bool:
-    """Whether the SuperNode has ended the task: its run has ended."""
-    try:
-        calls.SendTaskHeartbeat(messages.SendTaskHeartbeatRequest())
-    except httpx.HTTPStatusError as error:
-        return error.response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
-    except httpx.HTTPError:
-        pass
-    return False
 
 
 def pull_task_input(calls: Any) -> Any:
     """Pull a task's run, app bundle and context; messages that the app makes are of this task."""
-    task = calls.PullTaskInput(messages.PullTaskInputRequest())
+    task = http.pull_task_input(calls)
     TaskIdentity.task_id = task.task_id
     TaskIdentity.run_id = task.run.run_id
     TaskIdentity.node_id = task.context.node_id
     return task
-
-
-class _TaskToken:
-    """Signs with the present task's token, so that one connection serves all tasks."""
-
-    inner: RuntimeTokenHttpInterceptor
-
-    def intercept(self, context: Any, call_next: Any) -> httpx.Response:
-        return self.inner.intercept(context, call_next)
