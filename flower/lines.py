@@ -5,8 +5,12 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from types import ModuleType
 
-FOLDERS = {"1.32": "line_1_32", "1.36": "line_1_36", "1.41": "line_1_41", "1.42": "line_1_41"}
-"""Folder by line; 1.42 has not changed what is used of 1.41, which uses some of what 1.36 has."""
+FOLDERS = {
+    "1.32": "line_1_32",
+    **dict.fromkeys(("1.35", "1.36", "1.37"), "line_1_36"),
+    **dict.fromkeys(("1.39", "1.40", "1.41", "1.42"), "line_1_41"),
+}
+"""Folder by line; `line_1_41` uses some of what `line_1_36` has."""
 FLEETS = "1.32."
 """The Flower that the fleet's tools work with."""
 

@@ -27,7 +27,10 @@ from flwr.supercore.run import RunNotRunningException
 from flwr_distill.node.notes import Notes, shortened
 from flwr_distill.node.pace import Pace
 
-FLOWER_VERSIONS = ("1.32.1", "1.36.0", "1.41.0", "1.42.0")
+FLOWER_VERSIONS = (
+    *("1.32.1", "1.35.0", "1.36.0", "1.37.0"),
+    *("1.39.0", "1.40.0", "1.41.0", "1.42.0"),
+)
 IDLE_SLEEP = 3
 REPLY_SLEEP = 0.5
 """Flower's sleeps in the SuperNode's loop, in seconds; `_PacedTime` tells them apart by value."""
