@@ -60,6 +60,7 @@ NOT_HERE = {
     r"flwr run \. my-federation": "tests/flower, on several Flowers",
     r"flwr run \./examples/own-app my-federation": "tests/end_to_end/test_own_app.py",
     r"flwr run (\.|\"\$\(flwr-distill app\)\") local": "tests/end_to_end/test_simulation.py",
+    r"python -m flwr_distill.flower.names": "tests/flower/test_names.py",
     r"ray start ": "needs other machines: tests/end_to_end/test_simulation.py",
     r"(\w+=\S+ )*make (demo .+|test.*)": "minutes, or what runs this test",
     r"make PYTHON=": "installs everything anew: .ci/run does",
