@@ -173,7 +173,7 @@ def client_grid(tmp_path):
 
 
 def forget_packages():
-    """Look at installed packages once more."""
+    """Read again which packages are installed."""
     installed_plugins.cache_clear()
     all_methods.cache_clear()
 

@@ -45,12 +45,12 @@ class Encoded(NamedTuple):
 def distilled(context: Context, request: Distillation) -> Encoded:
     """Distil a node's training data, once per run: ``distilled_size`` samples with a privacy card.
 
-    In a simulation every process can load every partition, and distilling many small sets at once
-    costs little more than one. There the first message distils for a batch of partitions, and the
-    other nodes of the batch read the results, which are the same either way.
+    In a simulation every process can load every partition, and on a GPU distilling many small sets
+    at once costs little more than one. There the first message distils for a batch of partitions,
+    and the other nodes of the batch read the results, which are the same but for rounding.
     """
     session = Session.of(context)
-    if request.dp_epsilon or not in_simulation(context):
+    if request.dp_epsilon or not _in_batches(context, session):
         name = f"distilled-{_digest(request)}"
         if (payload := session.store.read(name)) is not None:
             return Encoded(payload)
@@ -70,14 +70,20 @@ def distilled(context: Context, request: Distillation) -> Encoded:
     shared = replace(
         session.store, folder=session.store.folder.parent / f"distilled-{_digest(request)}"
     )
-    own, batches = session.identity, -(-int(context.node_config["num-partitions"]) // BATCH)
+    own, number = session.identity, int(context.node_config["num-partitions"])
+    batches = -(-number // BATCH)
     with locked(shared.folder / f".lock-{own % batches}"):
         if str(own) not in shared.names():
-            partitions = range(own % batches, int(context.node_config["num-partitions"]), batches)
+            partitions = range(own % batches, number, batches)
             sessions = [session_of(context, partition) for partition in partitions]
             for other, virtual in zip(sessions, _distil(sessions, request), strict=True):
                 shared.write(str(other.identity), virtual.to_bytes(request.bits))
     return Encoded((shared.folder / str(own)).read_bytes())
+
+
+def _in_batches(context: Context, session: Session) -> bool:
+    """Whether to distil for many nodes: on a CPU that saves nothing, and workers would wait."""
+    return session.device.type != "cpu" and in_simulation(context)
 
 
 def refined(

@@ -9,6 +9,7 @@ from flwr.app import Context, RecordDict
 from flwr_distill.distill.kip import DESCENT, Descent
 from flwr_distill.distill.many import distill_many
 from flwr_distill.distill.virtual_data import VirtualData
+from flwr_distill.protocol.messages import SIMULATED
 from flwr_distill.strategies.hfldd import distillation
 from flwr_distill.strategies.hfldd.distillation import distilled
 from flwr_distill.strategies.hfldd.method import Distillation
@@ -35,7 +36,7 @@ def context_of(tmp_path):
 def test_a_batch_of_virtual_nodes_gets_what_each_would_make_alone(name, context_of, monkeypatch):
     request = Distillation(distiller=name, distilled_size=4, distill_steps=3, bits=8)
     alone = {i: distilled(context_of(i), request).payload for i in range(3)}
-    monkeypatch.setattr(distillation, "in_simulation", lambda context: True)
+    monkeypatch.setattr(distillation, "_in_batches", lambda *context: True)
     for i, expected in alone.items():
         payload = distilled(context_of(i, "together"), request).payload
         found, expected = map(VirtualData.from_bytes, (payload, expected))
@@ -48,7 +49,7 @@ def test_a_batch_of_virtual_nodes_gets_what_each_would_make_alone(name, context_
 
 @pytest.mark.parametrize("simulation", [False, True])
 def test_pixels_have_the_bits_that_were_asked_for(simulation, context_of, monkeypatch):
-    monkeypatch.setattr(distillation, "in_simulation", lambda context: simulation)
+    monkeypatch.setattr(distillation, "_in_batches", lambda *context: simulation)
     request = Distillation(distiller="kip", distilled_size=4, distill_steps=1, bits=2)
     made = VirtualData.from_bytes(distilled(context_of(0), request).payload)
     assert 2 < len(made.images.unique()) <= 4
@@ -70,7 +71,7 @@ def test_kip_descends_as_the_request_says(context_of, monkeypatch):
 
 
 def test_a_batch_is_distilled_once(context_of, monkeypatch):
-    monkeypatch.setattr(distillation, "in_simulation", lambda context: True)
+    monkeypatch.setattr(distillation, "_in_batches", lambda *context: True)
     calls = []
     original = distillation.distill_many
     monkeypatch.setattr(
@@ -82,6 +83,24 @@ def test_a_batch_is_distilled_once(context_of, monkeypatch):
     for partition in (0, 2, 4, 1, 3, 2):
         distilled(context_of(partition), request)
     assert calls == [6, 6]  # 12 nodes in two batches
+
+
+def test_on_a_cpu_each_virtual_node_distils_for_itself_and_workers_wait_for_none(
+    context_of, monkeypatch
+):
+    sizes = []
+    original = distillation.distill_many
+    monkeypatch.setattr(
+        distillation,
+        "distill_many",
+        lambda name, sets, **rest: sizes.append(len(sets)) or original(name, sets, **rest),
+    )
+    request = Distillation(distiller="kip-negatives", distilled_size=2, distill_steps=1)
+    for partition in (0, 1):
+        context = context_of(partition)
+        context.node_config[SIMULATED] = 1
+        distilled(context, request)
+    assert sizes == [1, 1]
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_the_installed_flower_has_all_names_that_its_line_uses(capsys):
     assert FOLDERS[line()] in printed
 
 
-def test_where_no_folder_serves_the_installed_flower_each_is_looked_at(monkeypatch, capsys):
+def test_where_no_folder_serves_the_installed_flower_each_is_checked(monkeypatch, capsys):
     monkeypatch.setattr(names, "line", lambda: "9.9")
     with pytest.raises(SystemExit) as ended:
         names.main()

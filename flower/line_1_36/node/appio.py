@@ -20,7 +20,7 @@ __all__ = ["REFUSED", "TOO_LATE", "AppIo", "has_ended", "pull_message", "pull_ta
 
 
 class AppIo(HttpAppIo):
-    """A SuperNode's API for apps; a task is looked for, and then claimed."""
+    """A SuperNode's API for apps; pending tasks are pulled, and the oldest is claimed."""
 
     claiming = ("PullPendingTasks", "ClaimTask")
 
