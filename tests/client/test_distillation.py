@@ -70,36 +70,34 @@ def test_kip_descends_as_the_request_says(context_of, monkeypatch):
     assert given == [DESCENT, Descent(0.004, 10, 1e-5, relative=False)]
 
 
-def test_a_batch_is_distilled_once(context_of, monkeypatch):
+@pytest.fixture
+def sizes(monkeypatch):
+    """Numbers of nodes for which a call distilled."""
+    made = []
+    original = distillation.distill_many
+    monkeypatch.setattr(
+        distillation,
+        "distill_many",
+        lambda name, sets, **rest: made.append(len(sets)) or original(name, sets, **rest),
+    )
+    return made
+
+
+LITTLE = Distillation(distiller="kip-negatives", distilled_size=2, distill_steps=1)
+
+
+def test_a_batch_is_distilled_once(context_of, sizes, monkeypatch):
     monkeypatch.setattr(distillation, "_in_batches", lambda *context: True)
-    calls = []
-    original = distillation.distill_many
-    monkeypatch.setattr(
-        distillation,
-        "distill_many",
-        lambda name, sets, **rest: calls.append(len(sets)) or original(name, sets, **rest),
-    )
-    request = Distillation(distiller="kip-negatives", distilled_size=2, distill_steps=1)
     for partition in (0, 2, 4, 1, 3, 2):
-        distilled(context_of(partition), request)
-    assert calls == [6, 6]  # 12 nodes in two batches
+        distilled(context_of(partition), LITTLE)
+    assert sizes == [6, 6]  # 12 nodes in two batches
 
 
-def test_on_a_cpu_each_virtual_node_distils_for_itself_and_workers_wait_for_none(
-    context_of, monkeypatch
-):
-    sizes = []
-    original = distillation.distill_many
-    monkeypatch.setattr(
-        distillation,
-        "distill_many",
-        lambda name, sets, **rest: sizes.append(len(sets)) or original(name, sets, **rest),
-    )
-    request = Distillation(distiller="kip-negatives", distilled_size=2, distill_steps=1)
+def test_on_a_cpu_each_virtual_node_distils_for_itself_and_workers_wait_for_none(context_of, sizes):
     for partition in (0, 1):
         context = context_of(partition)
         context.node_config[SIMULATED] = 1
-        distilled(context, request)
+        distilled(context, LITTLE)
     assert sizes == [1, 1]
 
 
