@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,8 @@ def _result(part: Part, command: list[str], prefix: str, out: Path) -> str:
         errors="replace",
         env={**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "120"},
         start_new_session=True,
+        # Else it ignores Ctrl-C where this process does: in the background, under nohup.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     stopped = threading.Event()
 

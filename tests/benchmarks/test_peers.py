@@ -40,7 +40,7 @@ def measured(systems, folder, repeats=1):
     return rows
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_the_plain_loop_and_ours_train_all_clients_of_all_rounds(tmp_path):
     rows = measured([PLAIN, WORKERS], tmp_path)
     plain, ours = as_json(rows)["rows"]

@@ -95,7 +95,7 @@ def simulation(flwr_run, tmp_path_factory):
     return run
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_cadis_puts_every_virtual_node_into_a_cluster(simulation):
     folder = simulation("cadis", **{"partition.scheme": "cluster-mc", "partition.clusters": "3:1"})
     assert [row["round"] for row in rows(folder)] == [0, 1, 2]
@@ -103,7 +103,7 @@ def test_cadis_puts_every_virtual_node_into_a_cluster(simulation):
     assert sorted(members) == ["node-0", "node-1", "node-2", "node-3"]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_fedlgd_distils_on_virtual_nodes_and_on_the_server(simulation):
     steps = {f"fedlgd.{name}-steps": 5 for name in ("first", "refine", "global")}
     folder = simulation("fedlgd", **{"partition.scheme": "iid", "fedlgd.every": 1, **steps})
