@@ -1,6 +1,7 @@
 """Processes that a nursery forks behave as if they had been started."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -125,7 +126,9 @@ def test_a_process_is_stopped_and_killed_like_any_other(server: Process, tmp_pat
 
 def test_a_process_ends_with_the_one_that_asked_for_it(server: Process, tmp_path: Path) -> None:
     process = start(tmp_path, "start")
-    child = next(int(line.split()[1]) for line in lines(tmp_path, 3) if "child" in line)
+    printed = re.search(r"child (\d+)", "\n".join(lines(tmp_path, 3)))  # two processes write there
+    assert printed
+    child = int(printed[1])
     kill_group(process)
     wait_until_gone(child)
 
