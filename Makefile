@@ -148,8 +148,8 @@ test-flower: flower-environment
 	PYTHONPATH=$(CURDIR) $(OTHER)/bin/python -m pytest tests/node/test_executor.py || [ $$? = 5 ]  # no tests for stock
 
 flower-probe: flower-environment
-	$(OTHER)/bin/python -m flwr_distill.flower.names; \
-		$(OTHER)/bin/python -m pytest -m matrix tests/flower -k "fedavg or killed or own"
+	$(OTHER)/bin/python -m flwr_distill.flower.names; names=$$?; \
+	$(OTHER)/bin/python -m pytest -m matrix tests/flower -k "fedavg or killed or own" && exit $$names
 
 # Helm's own code, and Kubernetes' schemas: too large for everyone's environment.
 test-chart: $(READY)

@@ -108,7 +108,7 @@ def trained_together(context: Context, content: RecordDict) -> RecordDict | None
     partitions = [int(partition) for partition in batch.get(PARTITIONS, [])]  # type: ignore[union-attr]
     if session.identity not in partitions or not trains_together(context, session):
         return None
-    devices = int(context.node_config.get(SIMULATED, 1))
+    devices = int(context.node_config.get(SIMULATED, 1)) or 1
     partitions = [p for p in partitions if p % devices == session.identity % devices]
     num_groups = -(-len(partitions) // MAX_BATCH)
     group = partitions.index(session.identity) % num_groups

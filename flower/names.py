@@ -4,7 +4,7 @@
 
 Read from the source: imports, and attributes of what is imported. Of a line's folder
 (`flower.lines`) those count if it serves the installed Flower; where none does, each is checked.
-Exits with 1 if a name is missing that an installed Flower needs.
+Exits with 1 if a name is missing, or no folder serves the installed Flower.
 """
 
 import ast
@@ -128,22 +128,22 @@ def _from_other_lines(file: Path) -> set[Path]:
 
 
 def main() -> None:
-    """Print the names that are missing; exit with 1 if there are any."""
+    """Print the names that are missing, and exit."""
     console, installed = Console(), version("flwr")
     serving = FOLDERS.get(line())
     if serving is None:
         console.print(f"no folder serves flwr {installed}: what each would need", highlight=False)
-    is_missing = False
+    failed = serving is None
     for folder in [serving] if serving else sorted(set(FOLDERS.values())):
         uses = uses_in(files_for(folder))
         absent = [(use, problem) for use in uses if (problem := use.problem())]
-        is_missing |= bool(absent)
+        failed |= bool(absent)
         title = f"{folder}: {len(uses)} names of Flower's, {len(absent)} missing"
         table = Table("name", "why", "used in", title=title)
         for use, problem in absent:
             table.add_row(str(use), problem, str(use.file.relative_to(ROOT.parent)))
         console.print(table if absent else title, highlight=False)
-    sys.exit(is_missing)
+    sys.exit(failed)
 
 
 if __name__ == "__main__":

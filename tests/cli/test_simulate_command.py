@@ -47,6 +47,15 @@ def test_nodes_with_data_of_their_own_train_and_their_results_are_shown(tmp_path
 
 
 @pytest.mark.slow
+def test_nodes_that_share_a_data_set_train_in_batches(tmp_path):
+    options = ("--nodes", 3, "--workers", 1, "--device", "cpu", "--runs-dir", tmp_path / "runs")
+    config = 'strategy="fedavg" dataset="digits" num-rounds=1 simulation.together="on"'
+    result = command("simulate", "-c", config, *options)
+    assert result.exit_code == 0, result.output
+    assert list(tmp_path.glob("runs/nodes/runs/*/together-*/done-*"))
+
+
+@pytest.mark.slow
 def test_a_run_that_fails_ends_in_one_line(tmp_path):
     options = ("--nodes", 2, "--workers", 1, "--runs-dir", tmp_path / "runs")
     result = command("simulate", "-c", 'dataset="digits" hfldd.groups=40', *options)

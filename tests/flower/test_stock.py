@@ -11,12 +11,17 @@ from importlib.metadata import version
 
 import pytest
 
+from flwr_distill import ROOMS
 from flwr_distill.node.stock import is_stock
 from flwr_distill.node.supervisor import status_file
 
 from .conftest import ROOT
 
 STRATEGIES = ("fedavg", "hfldd", "fedhead", "cadis", "fedlgd")
+
+
+def test_the_published_app_has_all_folders_of_its_package(app):
+    assert all((app / room / "__init__.py").is_file() for room in ("flwr_distill", *ROOMS))
 
 
 @pytest.mark.matrix

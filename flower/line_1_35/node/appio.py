@@ -1,4 +1,4 @@
-"""The connection from a node's executor and its child to a SuperNode of Flower 1.36."""
+"""The connection from a node's executor and its child to a SuperNode of Flower 1.35 to 1.37."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import flwr.proto.runtime_pb2 as messages
 from flwr.proto.task_pb2 import Task as PendingTask
 
-from flwr_distill.flower.line_1_36.node.http import (
+from flwr_distill.flower.line_1_35.node.http import (
     REFUSED,
     TOO_LATE,
     HttpAppIo,

@@ -1,4 +1,4 @@
-"""The connection from a node's executor and its child to a SuperNode of Flower 1.41 or 1.42."""
+"""The connection from a node's executor and its child to a SuperNode of Flower 1.39 to 1.42."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from flwr.proto.task_pb2 import Task as PendingTask
 from flwr.supercore.constant import TaskType
 from flwr.supercore.task_identity import TaskIdentity
 
-from flwr_distill.flower.line_1_36.node import http
-from flwr_distill.flower.line_1_36.node.http import (
+from flwr_distill.flower.line_1_35.node import http
+from flwr_distill.flower.line_1_35.node.http import (
     REFUSED,
     TOO_LATE,
     HttpAppIo,

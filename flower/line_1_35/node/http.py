@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import flwr.proto.runtime_pb2 as messages
@@ -23,7 +24,7 @@ TOO_LATE = ObjectPushError
 _AWAY = (httpx.codes.BAD_GATEWAY, httpx.codes.SERVICE_UNAVAILABLE, httpx.codes.GATEWAY_TIMEOUT)
 
 
-class HttpAppIo:
+class HttpAppIo(ABC):
     """A SuperNode's API for apps at ``host:port``, for one task at a time.
 
     Without root certificates it is plain HTTP, on loopback. The secret signs claims of tasks, which
@@ -65,8 +66,9 @@ class HttpAppIo:
                 return None
             raise
 
+    @abstractmethod
     def _claimed(self, calls: Any) -> tuple[str, PendingTask] | None:
-        raise NotImplementedError
+        """As `claim`, by this line's calls; raises httpx's errors."""
 
     def calls(self, token: str) -> Any:
         """The calls of a task, by their names in Flower; those of the task before it end."""
