@@ -28,13 +28,13 @@ from flwr.supernode.nodestate import NodeState, NodeStateFactory
 from grpc import _channel
 
 from flwr_distill.flower.line_1_32.node.connection import patch_connection
-from flwr_distill.flower.line_1_32.node.steps import ReadingPull
 from flwr_distill.flower.overrides import (
     WholeMessages,
     patch_loop,
     patch_nonce_cleanup,
     patch_pull_backoff,
 )
+from flwr_distill.flower.steps import ReadingPull
 from flwr_distill.node.pace import Pace
 from flwr_distill.node.settings import NodeSettings
 

@@ -15,23 +15,20 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Error, Message
-from flwr.common.constant import ErrorCode, SubStatus
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
+from flwr.app import Context, Error, Message
+from flwr.common.constant import ErrorCode
 from flwr.proto.task_pb2 import Task as PendingTask
-from flwr.supercore.heartbeat import HeartbeatSender
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
 from flwr_distill.flower.lines import module_of_line
+from flwr_distill.flower.payload import Payload
+from flwr_distill.flower.task import Task, TaskEndedError, UnanswerableError, Work
 from flwr_distill.node.child import Child, ChildDiedError, Sandbox, TooMuchKeptError
 from flwr_distill.node.device import UnfitError
-from flwr_distill.node.door import DOOR, door_from_inside, open_door
 from flwr_distill.node.notes import Notes, shortened
 from flwr_distill.node.pace import Pace
 from flwr_distill.node.packages import installed_packages
@@ -43,22 +40,13 @@ GRACE = 30.0
 _MAX_TTL = 86_400.0
 _CHECK_EVERY = 1.0
 """Seconds between checks of the task and the app's disk use; the disk is measured less often."""
-_MESSAGE_TIMEOUT = 10.0
-"""Seconds that a task's message may arrive after the task."""
-
-
-class TaskEndedError(Exception):
-    """The run of a task has ended."""
-
-
-class UnanswerableError(Exception):
-    """A task can be neither finished nor answered with an error."""
 
 
 class Executor:
     """Claims a SuperNode's tasks, one after the other, and has the child run them.
 
-    `api` is an `AppIo` of the installed line, `sandboxes` a `node.run_sandbox.RunSandboxes`.
+    `api` is an `AppIo` of the installed line, `guarding` a `flower.guarding.Guarding`, and
+    `sandboxes` a `node.run_sandbox.RunSandboxes`.
     Reports are ``("worker", pid)`` when a child starts; ``("device", name)`` and ``("ready", pid)``
     when it is warm; ``("released", pid)`` when it was ended after `release_after` idle seconds.
     """
@@ -67,6 +55,7 @@ class Executor:
         self,
         api: Any,
         child_arguments: list[str],
+        guarding: Any,
         *,
         sandboxes: Any = None,
         report: Notes | None = None,
@@ -75,6 +64,7 @@ class Executor:
     ) -> None:
         self._api = api
         self._child_arguments = child_arguments
+        self._guarding = guarding
         self._sandboxes = sandboxes
         self._report = report
         self._release_after = release_after
@@ -153,16 +143,35 @@ class Executor:
             self._send_report("ready", child.pid)
 
     def _serve_task(self, token: str, pending: PendingTask) -> None:
-        task = _Task(self._api, token)
+        task = Task(self._api, token)
         try:
             with task.heartbeats():
-                message, tree = task.pull_header()
-                if error := self._run(pending, task, tree, message.metadata.ttl):
-                    task.answer(message, error)
+                work = task.pull()
+                context = work.context
+                with suppress(TaskEndedError):
+                    reply, num_bytes = self._reply(task, work, pending)
+                    task.push(self._guarding.release(reply, num_bytes), context)
         except appio.REFUSED as error:
             if not task.has_ended():
                 reason = f"the SuperNode refused to serve a task: {error}"
                 raise UnanswerableError(reason) from error
+
+    def _reply(self, task: Task, work: Work, pending: PendingTask) -> tuple[Message, int]:
+        """The guard's reply to a message, or the app's, and the bytes of its objects."""
+        try:
+            payload = work.payload(task.pull_contents(work))
+            message = payload.message()
+        except appio.REFUSED:
+            raise
+        except Exception as error:  # hostile objects may raise any
+            return self._guarding.refuse_unreadable(work.header, error), 0
+        if refusal := self._guarding.admit(message, work.run, work.bundle):
+            return refusal, 0
+        del message
+        try:
+            return self._run(pending, task, work, payload.parts())
+        except _FailedError as failure:
+            return Message(Error(failure.code, failure.reason), reply_to=work.header), 0
 
     def _child_for(self, pending: PendingTask) -> Child:
         """The child, or a fresh one where it cannot serve the task; OSError without a sandbox."""
@@ -178,106 +187,65 @@ class Executor:
         child.bundle, child.run_id = bundle, run_id
         return child
 
-    def _run(self, pending: PendingTask, task: _Task, tree: ObjectTree, ttl: float) -> Error | None:
-        """Have a child run a task; return the error to answer if it failed."""
-        pushing = False
-        deadline = time.monotonic() + min(ttl, _MAX_TTL) + GRACE
+    def _run(
+        self, pending: PendingTask, task: Task, work: Work, parts: list[bytes]
+    ) -> tuple[Message, int]:
+        """Have a child run a task; its reply, and the bytes of its objects."""
+        deadline = time.monotonic() + min(work.header.metadata.ttl, _MAX_TTL) + GRACE
         try:
             child = self._child_for(pending)
         except OSError as error:
-            return Error(ErrorCode.CLIENT_APP_CRASHED, f"the app gets no sandbox: {error}")
+            raise _FailedError(f"the app gets no sandbox: {error}") from error
         try:
-            child.hand(task.token, tree.SerializeToString())
+            child.hand(parts)
+            parts.clear()
             while True:
-                if not pushing:  # ending it then would leave its reply half sent
-                    _watch(child, task, deadline)
+                _watch(child, task, deadline)
                 left = max(0.0, deadline - time.monotonic())
                 kind, code, reason = child.note(timeout=left)
                 if kind == "done":
-                    return None
+                    return _decoded(child, work.context)
                 if kind == "lost":
                     self._replace_child(child.sandbox)
                 if kind in ("failed", "lost"):
-                    return Error(code, reason)
-                pushing = pushing or kind == "pushing"
+                    raise _FailedError(reason, code)
                 self._handle_note(child, kind, code, reason)
         except TaskEndedError:
             self._replace_child(self._sandbox_of_no_run())  # before the next run needs one
-            return None
+            raise
         except TooMuchKeptError as excess:
             self._release_child(child)
-            return Error(ErrorCode.CLIENT_APP_CRASHED, str(excess))
+            raise _FailedError(str(excess)) from excess
         except ChildDiedError as death:
-            if pushing:
-                raise UnanswerableError(f"{death}, with its reply half sent") from death
             self._child = self._start_child(child.sandbox)
-            return Error(ErrorCode.CLIENT_APP_CRASHED, str(death))
+            raise _FailedError(str(death)) from death
 
 
-def _watch(child: Child, task: _Task, deadline: float) -> None:
+class _FailedError(Exception):
+    """A child has not replied to a message."""
+
+    def __init__(self, reason: str, code: int = ErrorCode.CLIENT_APP_CRASHED) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.code = code
+
+
+def _decoded(child: Child, context: Context) -> tuple[Message, int]:
+    """A child's reply; its app's state goes into the context."""
+    with child.taking() as parts:
+        payload = Payload.from_parts(parts)
+        reply = payload.message()
+        context.state = payload.context.state
+        return reply, payload.num_bytes
+
+
+def _watch(child: Child, task: Task, deadline: float) -> None:
     """Wait for a child's note, while its task continues and its app keeps within its disk space."""
     child.check_disk()
     while (left := deadline - time.monotonic()) > 0 and not child.has_note(min(left, _CHECK_EVERY)):
         child.check_disk()
         if task.has_ended():
             raise TaskEndedError
-
-
-class _Task:
-    def __init__(self, api: Any, token: str) -> None:
-        self.token = token
-        self._calls = api.calls(token)
-
-    def has_ended(self) -> bool:
-        return bool(appio.has_ended(self._calls))
-
-    @contextmanager
-    def heartbeats(self) -> Iterator[None]:
-        def beat() -> bool:
-            try:
-                self._calls.SendTaskHeartbeat(appio.messages.SendTaskHeartbeatRequest())
-            except appio.REFUSED:
-                return False
-            return True
-
-        sender = HeartbeatSender(beat)
-        sender.start()
-        try:
-            yield
-        finally:
-            sender.stop()
-
-    def pull_header(self) -> tuple[Message, ObjectTree]:
-        """Pull the task's message without content, and the content's object tree."""
-        # A SuperNode creates the task first and stores its message after that.
-        deadline = time.monotonic() + _MESSAGE_TIMEOUT
-        while (response := appio.pull_message(self._calls)) is None:
-            if time.monotonic() > deadline:
-                reason = "the SuperNode refused to serve a task: its message is gone"
-                raise UnanswerableError(reason)
-            time.sleep(0.02)
-        return message_from_proto(response.messages_list[0]), response.message_object_trees[0]
-
-    def answer(self, message: Message, error: Error) -> None:
-        reply = Message(error, reply_to=message)
-        reply.metadata.__dict__["_message_id"] = reply.object_id
-        request = appio.messages.PushAppMessagesRequest(
-            messages_list=[message_to_proto(reply)], message_object_trees=[get_object_tree(reply)]
-        )
-        response = self._calls.PushMessages(request)
-        objects = get_all_nested_objects(reply)
-        for object_id in response.objects_to_push:
-            content = objects[object_id].deflate()
-            part = PushObjectRequest(
-                run_id=message.metadata.run_id, object_id=object_id, object_content=content
-            )
-            if hasattr(response, "session_id"):  # newer Flowers bind an object to its sender
-                part.session_id = response.session_id
-            self._calls.PushObject(part)
-        output = appio.messages.PushTaskOutputRequest(
-            sub_status=SubStatus.FAILED, details=error.reason or ""
-        )
-        self._calls.PushTaskOutput(output)
 
 
 def main() -> None:
@@ -292,34 +260,33 @@ def main() -> None:
     parser.add_argument("--release-after", type=float, default=120.0, help="seconds")
     parser.add_argument("--keep-warm", action="store_true", help="never be without a child")
     parser.add_argument("--report-fd", type=int, help="used by flwr-distill node")
+    parser.add_argument("--state-dir", type=Path, required=True, help="the node's, with its config")
+    parser.add_argument("--policy", required=True, help="the node's, as JSON")
     parser.add_argument("--sandbox", type=json.loads, help="node.sandbox.sandbox_command, as JSON")
-    parser.add_argument("--state-dir", type=Path, help="with --sandbox: the node's")
     parser.add_argument("--most-disk", type=int, help="with --sandbox: bytes that an app may keep")
     args = parser.parse_args()
-    child_address, sandboxes = args.appio_address, None
-    if args.sandbox is not None:
-        from flwr_distill.node.run_sandbox import (
-            RunSandboxes,  # here: imports `links`, and workers are forked
-        )
+    # Here: these import other rooms, and workers are forked from a process with this module.
+    from flwr_distill.flower.app_config import run_config_of
+    from flwr_distill.flower.guarding import Guarding
+    from flwr_distill.node.guard import Guard
+    from flwr_distill.node.policy import Policy
+    from flwr_distill.node.run_sandbox import RunSandboxes
+    from flwr_distill.node.settings import NODE_CONFIG
 
-        sandboxes = RunSandboxes(args.sandbox, args.state_dir, args.most_disk)
-        open_door(args.state_dir / DOOR, args.appio_address)
-        child_address = door_from_inside()
-    child_arguments = ["--appio-address", child_address, "--device", args.device]
-    child_arguments += ["--place", str(args.place)]
+    policy = Policy.model_validate_json(args.policy, by_alias=True)
+    settings = tomllib.loads((args.state_dir / NODE_CONFIG).read_text(encoding="utf-8"))
+    sandboxes = args.sandbox and RunSandboxes(args.sandbox, args.state_dir, args.most_disk)
+    child_arguments = ["--device", args.device, "--place", str(args.place)]
     child_arguments += [f"--preload={module}" for module in args.preload]
-    certificates: bytes | None = None
-    if args.root_certificates is not None:
-        child_arguments += ["--root-certificates", str(args.root_certificates)]
-        certificates = args.root_certificates.read_bytes()
     report = Notes.of(args.report_fd) if args.report_fd is not None else None
     executor = Executor(
         appio.AppIo(
             args.appio_address,
-            certificates,
+            args.root_certificates.read_bytes() if args.root_certificates else None,
             args.secret_file.read_bytes() if args.secret_file else None,
         ),
         child_arguments,
+        Guarding(Guard(policy, args.state_dir, settings, run_config_of)),
         sandboxes=sandboxes,
         report=report,
         release_after=args.release_after,

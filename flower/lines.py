@@ -28,9 +28,10 @@ def folder_for(room: str) -> str:
 
 
 def module_of_line(room: str, name: str) -> ModuleType | None:
-    """Import a module from the package that serves a room; None if there is none."""
+    """Import a module from the package that serves a room; None if it has none."""
     package = folder_for(room)
-    return import_module(f"{package}.{name}") if package else None
+    module = f"{package}.{name}"
+    return import_module(module) if package and find_spec(module) else None
 
 
 def why_another() -> str:

@@ -22,8 +22,10 @@ from typing import Any, TypeVar
 
 from flwr.app import Message
 from flwr.common import log
-from flwr.supercore.run import RunNotRunningException
+from flwr.supercore.run import Run, RunNotRunningException
 
+from flwr_distill.flower.app_config import run_config_of
+from flwr_distill.node.bundle import BundleError
 from flwr_distill.node.notes import Notes, shortened
 from flwr_distill.node.pace import Pace
 
@@ -90,6 +92,28 @@ def patch_nonce_cleanup(*, every: float = 30.0) -> bool:
             due = time.monotonic() + every
 
     setattr(State, "_cleanup_expired_nonces", clean_up_sometimes)  # noqa: B010
+    return True
+
+
+def patch_bundle_reading() -> bool:
+    """Let the SuperNode read a run's settings from its app bundle within bounds.
+
+    It reads them before the node's guard, which refuses a bundle that cannot be read.
+    """
+    from flwr.supernode import start_client_internal
+
+    name = "get_fused_config_from_fab"
+    if not can_override("how a SuperNode reads bundles", hasattr(start_client_internal, name)):
+        return False
+
+    def read(content: bytes, run: Run) -> dict[str, Any]:
+        try:
+            return run_config_of(content, run.override_config)
+        except BundleError as error:
+            log(WARNING, "The app bundle of run %s cannot be read: %s", run.run_id, error)
+            return {}
+
+    setattr(start_client_internal, name, read)
     return True
 
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Protocol
 
 from flwr_distill.node.log_lines import OutputQuota, titled_output
 from flwr_distill.node.notes import Notes, NotesError
 from flwr_distill.node.nursery import NURSERY, WORKER
 from flwr_distill.node.packages import installed_packages
+from flwr_distill.node.payload import PayloadFile
 from flwr_distill.node.processes import kill_group, start_bound
 
 _FIRST_NOTES = frozenset({"ready", "unfit"})
-_TASK_NOTES = frozenset({"pushing", "done", "failed", "lost"})
+_TASK_NOTES = frozenset({"done", "failed", "lost"})
 _MAX_CODE = 1 << 31
 
 
@@ -66,6 +66,12 @@ class Child:
         self.packages = installed_packages()
         self.ready = False
         self._notes, child_notes = Notes.pair()
+        self._tasks, self._replies = PayloadFile.create(), PayloadFile.create()
+        passed = {
+            "--notes-fd": child_notes.fileno(),
+            "--tasks-fd": self._tasks.fileno(),
+            "--replies-fd": self._replies.fileno(),
+        }
         dropped = () if forked else (NURSERY,)
         titled = nullcontext() if sandbox is None else titled_output(sandbox.title, sandbox.quota)
         with child_notes, titled as output:
@@ -74,10 +80,10 @@ class Child:
                     *(() if sandbox is None else sandbox.command),
                     *(sys.executable, "-P", "-m", WORKER),
                     *arguments,
-                    *("--notes-fd", str(child_notes.fileno())),
+                    *(word for name, fd in passed.items() for word in (name, str(fd))),
                 ],
                 env={name: value for name, value in os.environ.items() if name not in dropped},
-                pass_fds=[child_notes.fileno()],
+                pass_fds=[*passed.values()],
                 output=output,
             )
 
@@ -86,14 +92,26 @@ class Child:
         """The child's process id."""
         return self._process.pid
 
-    def hand(self, token: str, tree: bytes) -> None:
-        """Give the child a task: its token, and its message's serialized object tree."""
+    def hand(self, parts: Sequence[bytes]) -> None:
+        """Give the child a task."""
         try:
-            self._notes.send(token, base64.b64encode(tree).decode())
+            self._tasks.put(parts)
+        except OSError as error:
+            raise self._killed(f"cannot be handed its message ({error})") from error
+        try:
+            self._notes.send("task")
         except TimeoutError as error:
             raise self._killed("hung") from error
         except OSError as error:
             raise ChildDiedError(self._how_it_ended()) from error
+
+    @contextmanager
+    def taking(self) -> Iterator[list[bytes]]:
+        """Take its reply; the child is killed if it cannot be read, or if the block raises."""
+        try:
+            yield self._replies.take()
+        except Exception as error:
+            raise self._killed(f"sent its node something malformed ({error})") from error
 
     def has_note(self, timeout: float = 0.0) -> bool:
         """Whether `note` would return or raise without waiting, at latest after `timeout` s."""
@@ -130,7 +148,8 @@ class Child:
     def kill(self) -> None:
         """Kill the child's process group."""
         kill_group(self._process)
-        self._notes.close()
+        for end in (self._notes, self._tasks, self._replies):
+            end.close()
 
     def _killed(self, why: str) -> ChildDiedError:
         self.kill()

@@ -12,9 +12,7 @@ import time
 from typing import Any, Self
 
 LIMIT = 1 << 16
-"""Bytes of a note, as JSON, that a node's own process accepts."""
-TASK_LIMIT = 1 << 26
-"""Bytes of a task's note, which a worker accepts: an object tree has some 150 for each object."""
+"""Bytes of a note, as JSON."""
 MAX_TEXT = 4_000
 """Characters of a text in a note: JSON makes at most twelve bytes of one."""
 
@@ -27,11 +25,10 @@ class NotesError(Exception):
 
 
 class Notes:
-    """One end of a stream of notes, a socket; `limit` is the most bytes of a note it accepts."""
+    """One end of a stream of notes, a socket."""
 
-    def __init__(self, end: socket.socket, limit: int = LIMIT) -> None:
+    def __init__(self, end: socket.socket) -> None:
         self._end = end
-        self._limit = limit
 
     @classmethod
     def pair(cls) -> tuple[Self, Self]:
@@ -40,9 +37,9 @@ class Notes:
         return cls(here), cls(there)
 
     @classmethod
-    def of(cls, number: int, limit: int = LIMIT) -> Self:
+    def of(cls, number: int) -> Self:
         """The end with a file descriptor that this process inherited."""
-        return cls(socket.socket(fileno=number), limit)
+        return cls(socket.socket(fileno=number))
 
     def fileno(self) -> int:
         """File descriptor."""
@@ -76,8 +73,8 @@ class Notes:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         length = int.from_bytes(self._exactly(_LENGTH, deadline), "big")
-        if length > self._limit:
-            raise NotesError(f"a note of {length} bytes exceeds the limit {self._limit}")
+        if length > LIMIT:
+            raise NotesError(f"a note of {length} bytes exceeds the limit {LIMIT}")
         content = self._exactly(length, deadline)
         try:
             note = json.loads(content)

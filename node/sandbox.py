@@ -1,4 +1,4 @@
-"""Sandbox of the process that runs the app: no network but its SuperNode, no files but its data.
+"""Sandbox of the process that runs the app: no network, no files but its data.
 
 Bubblewrap (``bwrap``) makes it of Linux namespaces. Inside are, read-only, the system's libraries,
 Python, the node's data, its certificates for links, what the policy names as ``readable``, and the
@@ -23,7 +23,6 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
 )
 
-from flwr_distill.node.door import DOOR, INSIDE
 from flwr_distill.node.nursery import NURSERY
 from flwr_distill.node.settings import NodeSettings
 from flwr_distill.storage.store import SECRET, NodeStore
@@ -180,9 +179,7 @@ def _public(file: Path) -> bytes | None:
 def _state(folder: Path) -> list[str]:
     """An empty state directory, with what all runs see of the node's."""
     NodeStore.open(folder, 0, 0).secret()  # here: a sandbox cannot write beside its folders
-    (folder / DOOR).mkdir(mode=0o700, parents=True, exist_ok=True)
-    door = ["--ro-bind", str(folder / DOOR), str(INSIDE)]
-    return ["--tmpfs", str(folder), *door, *_read_only([folder / SECRET])]
+    return ["--tmpfs", str(folder), *_read_only([folder / SECRET])]
 
 
 def _temporary(*paths: str) -> list[str]:

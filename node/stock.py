@@ -1,7 +1,7 @@
 """A node on another Flower than 1.32: what is missing, and how to start Flower's own SuperNode.
 
-That one does all the work where `flower` has no folder for the installed line. In either case there
-is nothing between SuperLink and app.
+That one does all the work where `flower` has no folder for the installed line. Then there is
+nothing between SuperLink and app.
 """
 
 from __future__ import annotations
@@ -36,16 +36,13 @@ def is_stock() -> bool:
 def check_another(settings: NodeSettings) -> str:
     """Return what to log on another Flower than 1.32; NodeError if that cannot do what is set."""
     installed = version("flwr")
+    if not is_stock():
+        return f"flwr {installed}: what differs is in docs/flower.md"
     if settings.policy != OPEN:
         raise NodeError(
             f"cannot be enforced with flwr {installed}",
             where="policy",
             remedy="give policy=open, which lets runs ask for anything, or install flwr==1.32.1",
-        )
-    if not is_stock():
-        return (
-            f"flwr {installed}: one warm process serves all messages; no policy is enforced "
-            "(docs/flower.md)"
         )
     if settings.metrics_port is not None:
         raise NodeError(

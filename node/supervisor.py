@@ -268,7 +268,6 @@ class Node:
             *(sys.executable, "-P", "-m", SUPERNODE),
             *(str(report), str(settings.state_dir)),
             *(str(settings.poll_busy), str(settings.poll_idle)),
-            settings.policy.model_dump_json(by_alias=True),
             *("--superlink", settings.superlink),
             *("--isolation", "process"),
             *appio_arguments(port),
@@ -282,13 +281,14 @@ class Node:
         sandbox: list[str] = []
         if self._sandboxed:
             sandbox = ["--sandbox", json.dumps(sandbox_command(settings, self._environment()))]
-            sandbox += ["--state-dir", str(settings.state_dir)]
             if settings.policy.most_disk is not None:
                 sandbox += ["--most-disk", str(settings.policy.most_disk)]
         return [
             *(sys.executable, "-P", "-m", EXECUTOR),
             *("--appio-address", f"127.0.0.1:{port}"),
             *("--secret-file", str(appio_secret(settings.state_dir))),
+            *("--state-dir", str(settings.state_dir)),
+            *("--policy", settings.policy.model_dump_json(by_alias=True)),
             *("--device", settings.device, "--place", str(settings.partition_id or 0)),
             *("--release-after", str(settings.release_after)),
             *(("--keep-warm",) if settings.keep_warm else ()),

@@ -18,7 +18,7 @@ from flwr_distill.client.app import app
 from flwr_distill.client.local_data import LocalData, local_data
 from flwr_distill.client.session import RunSource
 from flwr_distill.flower.app_config import run_config_of
-from flwr_distill.flower.line_1_32.node.steps import Guarding
+from flwr_distill.flower.guarding import Guarding
 from flwr_distill.node.account import LifetimeAccount
 from flwr_distill.node.guard import Guard
 from flwr_distill.node.policy import Policy

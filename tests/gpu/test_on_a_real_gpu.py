@@ -89,8 +89,8 @@ def trained(name="resnet8", precision="float32", epochs=3, data=None, augment=Tr
 RECORDED = {
     "kip": (lambda: distilled("kip"), 7, ADAM),
     "dm": (lambda: distilled("dm", bank=2), 4, ADAM),
-    # A rounding error that turns a ReLU off grows: 1e-6 of the weights becomes 0.03 (0.1 at lr 0.05),
-    # while other minibatches make 1.3.
+    # A rounding error that turns a ReLU off grows: 1e-6 of the weights becomes 0.03, and 0.1 at
+    # lr 0.05. Other minibatches make 1.3.
     "training": (lambda: trained(lr=0.01), 8 + 2, ADAM),
     "training in bf16": (lambda: trained("digits-cnn", "bf16"), 8 + 2, ADAM),
     "training from main memory": (lambda: trained("digits-cnn"), 8 + 2, SGD),

@@ -23,6 +23,8 @@ from flwr.supernode.nodestate import NodeStateFactory
 from flwr.supernode.start_client_internal import _insert_message
 
 from flwr_distill.node import stock
+from flwr_distill.node.policy import OPEN
+from flwr_distill.node.settings import FLOWER_HOME, NODE_CONFIG
 
 NODE_ID = 5
 ROOT = Path(__file__).resolve().parents[2]
@@ -164,16 +166,20 @@ def serve_over_http(
 def running_executor(
     node: SuperNode, home: Path, *arguments: str
 ) -> Iterator[subprocess.Popen[str]]:
+    """Run an executor with the policy `open`; `home` is the node's state directory."""
     paths = filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)])  # it may not be installed
+    home.mkdir(parents=True, exist_ok=True)
+    (home / NODE_CONFIG).touch()
     process = subprocess.Popen(
         [
             *(sys.executable, "-P", "-m", "flwr_distill.flower.executor"),
             *("--appio-address", node.address),
+            *("--state-dir", str(home), "--policy", OPEN.model_dump_json(by_alias=True)),
             *arguments,
         ],
         env={
             **os.environ,
-            "FLWR_HOME": str(home),
+            "FLWR_HOME": str(home / FLOWER_HOME),
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join(paths),
         },

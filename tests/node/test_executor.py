@@ -26,8 +26,13 @@ if stock.is_stock():
     pytest.skip("Flower's own SuperNode starts its apps here", allow_module_level=True)
 
 from flwr_distill.flower import executor as node_executor
+from flwr_distill.flower.app_config import run_config_of
+from flwr_distill.flower.guarding import Guarding
 from flwr_distill.flower.lines import module_of_line
+from flwr_distill.node.guard import Guard
 from flwr_distill.node.log_lines import OutputQuota
+from flwr_distill.node.policy import OPEN
+from flwr_distill.node.settings import FLOWER_HOME
 from tests.node.supernodes import (
     SuperNode,
     answer,
@@ -61,13 +66,14 @@ def make_executor(
     idle: SuperNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Any]]:
     """Start an executor in this process, with a child that ends with the test."""
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / FLOWER_HOME))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     started: list[tuple[Any, int]] = []
 
     def make(**more: Any) -> Any:
-        api, arguments = appio.AppIo(idle.address, None), ["--appio-address", idle.address]
-        executor: Any = node_executor.Executor(api, arguments, **more)
+        guarding = Guarding(Guard(OPEN, tmp_path, {}, run_config_of))
+        api = appio.AppIo(idle.address, None)
+        executor: Any = node_executor.Executor(api, [], guarding, **more)
         started.append((executor, executor._child.pid))
         return executor
 

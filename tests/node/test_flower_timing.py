@@ -20,13 +20,13 @@ from flwr.supernode.nodestate import NodeStateFactory
 
 from flwr_distill.flower import overrides as timing
 from flwr_distill.flower.line_1_32.node.connection import CALL_TIMEOUT, patch_connection
-from flwr_distill.flower.line_1_32.node.steps import Spacing
 from flwr_distill.flower.overrides import (
     WholeMessages,
     patch_loop,
     patch_pull_backoff,
     patch_supernode_sleep,
 )
+from flwr_distill.flower.steps import Spacing
 from flwr_distill.node.pace import Pace
 from flwr_distill.protocol.messages import PACE, POLL_EVERY
 

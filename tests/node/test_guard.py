@@ -1,4 +1,4 @@
-"""The guard in Flower's own loop: what a hostile server or a changed app tries is stopped there."""
+"""The guard in the executor: what a hostile server or a changed app tries is stopped there."""
 
 import datetime
 import hashlib
@@ -7,6 +7,7 @@ import tracemalloc
 import zipfile
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -28,19 +29,15 @@ from flwr.app import (
 )
 from flwr.app.message import remove_content_from_message
 from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.task_pb2 import Task as PendingTask
 from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_id,
     get_object_tree,
-    iterate_object_tree,
 )
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign, sign_message
 from flwr.supercore.run import Run
-from flwr.supernode import start_client_internal as loop
-from flwr.supernode.nodestate import NodeStateFactory
 from PIL import Image
 from safetensors.numpy import save
 from safetensors.torch import save as save_tensors
@@ -51,8 +48,10 @@ from flwr_distill.distill.packing import packed, unpacked
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.distill.virtual_overview import Overview
 from flwr_distill.flower.app_config import run_config_of
-from flwr_distill.flower.line_1_32.node.steps import Guarding
-from flwr_distill.flower.overrides import WholeMessages, patch_loop
+from flwr_distill.flower.executor import Executor
+from flwr_distill.flower.guarding import Guarding
+from flwr_distill.flower.payload import Payload
+from flwr_distill.flower.task import Work
 from flwr_distill.links.errors import LinkError
 from flwr_distill.links.records import VIRTUAL_DATA, Introduction
 from flwr_distill.links.routes import Links
@@ -130,21 +129,41 @@ def bundle(run_config: Mapping[str, Any]) -> Fab:
     return Fab(hashlib.sha256(content.getvalue()).hexdigest(), content.getvalue(), {})
 
 
+class _OfferedError(Exception):
+    """The app would see the message."""
+
+
+class Desk(Executor):
+    """An executor without a child, whose tasks are given to it."""
+
+    def _start_child(self, sandbox: Any) -> Any:
+        return None
+
+    def _run(self, *_: Any) -> Any:
+        raise _OfferedError
+
+
+class Given:
+    """A task's objects, as a SuperNode has them."""
+
+    def __init__(self, contents: dict[str, bytes]) -> None:
+        self.contents = contents
+
+    def pull_contents(self, work: Work) -> dict[str, bytes]:
+        return self.contents
+
+
 class Node:
-    """A SuperNode's loop with its real state and store; what reaches the SuperLink is `arrived`."""
+    """An executor with a guard; an app's replies are encoded as its worker does."""
 
     def __init__(self, policy: Policy, state_dir: Path, run_config: dict[str, Any]) -> None:
-        stores = ObjectStoreFactory()
-        self.store: Any = stores.store()
-        self.state: Any = NodeStateFactory(stores).state()
-        self.state.set_node_id(NODE)
         self.state_dir, self.bundle = state_dir, bundle(run_config)
         self.now = datetime.datetime(2026, 1, 5, 12, tzinfo=datetime.UTC)
         self.read: list[bytes] = []
         self.guard = Guard(policy, state_dir, NODE_CONFIG, self.read_config, lambda: self.now)
-        guarding = Guarding(self.guard)
-        assert patch_loop(WholeMessages(), guarding)
-        assert guarding.patch_run_config()
+        self.guarding = Guarding(self.guard)
+        self.desk = Desk(None, [], self.guarding)
+        self.context = Context(7, NODE, {}, RecordDict(), {})
         self.count = 0
         self.begin(7)
 
@@ -155,81 +174,49 @@ class Node:
 
     def begin(self, run_id: int) -> None:
         """Let a run begin."""
-        run = Run.create_empty(run_id)
-        self.run_id, run.series_id = run_id, run_id
-        run.fab_hash = self.bundle.hash_str
-        self.state.store_run(run)
-        self.state.store_fab(self.bundle)
+        self.run = Run.create_empty(run_id)
+        self.run_id = run_id
+        self.run.fab_hash = self.bundle.hash_str
 
     def takes(self, content: RecordDict, message_type: str) -> Message | None:
-        """Send a message; the app's task, or None if it never sees it."""
+        """Send a message; it, or None if the app never sees it."""
         self.count += 1
         content["pace"] = ConfigRecord({"poll-every": self.count / 1000})  # no two are the same
         message = Message(content, NODE, message_type)
         message.metadata.__dict__.update(_run_id=self.run_id, _src_node_id=SERVER)
         message.metadata.__dict__["_message_id"] = message.object_id
         objects = get_all_nested_objects(message)
-        before = len(self.state.get_tasks(statuses=["pending"]))
-        self.pull(message, get_object_tree(message), lambda name: objects[name].deflate())
-        offered = len(self.state.get_tasks(statuses=["pending"])) > before
-        return message if offered else None
+        contents = {name: part.deflate() for name, part in objects.items()}
+        return message if self.offers(message, get_object_tree(message), contents) else None
 
-    def pull(self, header: Message, tree: ObjectTree, pull: Callable[[str], bytes]) -> None:
-        """Let the loop take a message, whose objects it pulls by name."""
-        loop._pull_and_store_message(
-            state=self.state,
-            object_store=self.store,
-            node_config={},
-            receive=lambda: (header, tree),
-            get_run=self.state.get_run,
-            get_fab=lambda *_: self.bundle,
-            pull_object=lambda _, name: pull(name),
-            confirm_message_received=lambda *_: None,
-            trusted_entities=None,
-        )
+    def offers(self, header: Message, tree: ObjectTree, contents: dict[str, bytes]) -> bool:
+        """Let the executor take a message; whether the app sees it."""
+        header = remove_content_from_message(header)
+        work = Work(header, tree, self.context, self.run, self.bundle, 1)
+        given: Any = Given(contents)
+        try:
+            refusal, num_bytes = self.desk._reply(given, work, PendingTask())
+        except _OfferedError:
+            return True
+        self._leaves(refusal, num_bytes)
+        return False
 
-    def push(self, reply: Message) -> None:
-        """Put a reply where the app's process puts it."""
-        loop._insert_message(reply, self.state, self.store)
-
-    def arrived(self) -> Message | None:
-        """Let the loop send what is there; what the SuperLink gets, with all bytes beside it."""
-        self.bytes, messages, contents = b"", list[tuple[Message, ObjectTree]](), {}
-
-        def send(message: Message, tree: ObjectTree, runtime: float) -> set[str]:
-            self.bytes += repr(message).encode() + tree.SerializeToString()
-            messages.append((message, tree))
-            return {part.object_id for part in iterate_object_tree(tree)}
-
-        def push_object(run_id: int, name: str, content: bytes) -> None:
-            contents[name] = content
-            self.bytes += content
-
-        loop._push_messages(
-            state=self.state, object_store=self.store, send=send, push_object=push_object
-        )
-        if not messages:
-            return None
-        ((header, tree),) = messages
-        reply = inflate_object_from_contents(tree.object_id, contents)
-        assert isinstance(reply, Message)
-        assert header.metadata.message_id == tree.object_id
-        return reply
+    def _leaves(self, reply: Message, num_bytes: int) -> None:
+        self.arrived = self.guarding.release(reply, num_bytes)
+        objects = get_all_nested_objects(self.arrived).values()
+        self.bytes = repr(self.arrived).encode() + b"".join(part.deflate() for part in objects)
 
     def sends(self, reply: Message) -> Message:
         """Have the app send a reply; what the SuperLink gets."""
-        self.push(reply)
-        answer = self.arrived()
-        assert answer is not None
-        return answer
+        payload = Payload.from_parts(Payload.of(reply, self.context).parts())
+        self._leaves(payload.message(), payload.num_bytes)
+        return self.arrived
 
     def answers(self, content: RecordDict, message_type: str, reply: RecordDict) -> Message:
         """Send a message, have the app reply, and return what the SuperLink gets."""
         if (message := self.takes(content, message_type)) is not None:
             return self.sends(Message(reply, reply_to=message))
-        answer = self.arrived()
-        assert answer is not None
-        return answer
+        return self.arrived
 
     def trains(self, reply: RecordDict | None = None, **config: Any) -> Message:
         """Send a message to train, have the app reply, and return what the SuperLink gets."""
@@ -257,14 +244,9 @@ MakeNode = Callable[..., Node]
 
 @pytest.fixture
 def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeNode:
-    for name in ("_pull_and_store_message", "_push_messages", "get_fused_config_from_fab"):
-        monkeypatch.setattr(loop, name, getattr(loop, name))  # puts them back afterwards
-
-    originals = loop._pull_and_store_message, loop._push_messages
     monkeypatch.setattr("os.fsync", lambda number: None)  # a busy disk takes its time
 
     def make(policy: Policy = HOSPITAL, **run_config: Any) -> Node:
-        loop._pull_and_store_message, loop._push_messages = originals
         config = {name.replace("__", "."): value for name, value in run_config.items()}
         return Node(policy, tmp_path, config or PRIVATE)
 
@@ -327,15 +309,14 @@ def test_the_app_never_sees_a_message_that_the_policy_refuses(
 ) -> None:
     node = make_node(**{name.replace(".", "__"): value for name, value in run_config.items()})
     assert node.takes(train_message(**config), "train") is None
-    check(node.arrived(), rule)
-    assert not node.store.store  # neither message nor reply stays in memory
+    check(node.arrived, rule)
     assert rule in node.log()[0]["error"]
 
 
 def test_at_the_first_meeting_a_node_that_refuses_says_its_name_too(make_node: MakeNode) -> None:
     node = make_node(strategy="fedavg")
     assert node.takes(RecordDict(), "query.describe") is None
-    answer = node.arrived()
+    answer = node.arrived
     assert answer
     config = answer.content.config_records["config"]
     assert config["name"] == "ward-3"
@@ -346,15 +327,6 @@ def test_at_the_first_meeting_a_node_that_refuses_says_its_name_too(make_node: M
 
 def test_a_message_type_of_another_strategy_is_refused(make_node: MakeNode) -> None:
     assert make_node().takes(train_message(), "train.distill") is None
-
-
-def test_a_context_that_the_app_hands_back_changed_is_not_believed(make_node: MakeNode) -> None:
-    """Flower keeps it: the next message's run and data would be what the app says."""
-    node = make_node(strategy="fedavg")
-    config: Any = {"data": "/data/elsewhere"}
-    node.state.set_run_series_context(7, Context(7, NODE, config, RecordDict(), {**PRIVATE}))
-    check(node.trains(), "least-noise")
-    assert node.log()[0]["data"] == "/data/ward-3"
 
 
 def test_only_the_bundles_that_the_owner_knows_are_run(make_node: MakeNode) -> None:
@@ -442,17 +414,11 @@ def test_what_a_changed_app_puts_beside_a_reply_does_not_leave(make_node: MakeNo
 
 def test_objects_that_belong_to_no_reply_do_not_leave_with_it(make_node: MakeNode) -> None:
     node = make_node()
-    reply = Message(trained(), reply_to=node.working())
-    reply.metadata.__dict__["_message_id"] = reply.object_id
+    payload = Payload.of(Message(trained(), reply_to=node.working()), node.context)
     stray = ConfigRecord({"them": PLANTED}).deflate()
-    tree = get_object_tree(reply)
-    tree.children.append(ObjectTree(object_id=get_object_id(stray)))
-    node.store.preregister(7, tree)
-    for name, part in get_all_nested_objects(reply).items():
-        node.store.put(name, part.deflate())
-    node.store.put(get_object_id(stray), stray)
-    node.state.store_message(reply)
-    check(node.arrived(), "")
+    contents = {**payload.contents, get_object_id(stray): stray}
+    node._leaves(replace(payload, contents=contents).message(), payload.num_bytes)
+    check(node.arrived, "")
     assert PLANTED not in node.bytes
 
 
@@ -462,8 +428,8 @@ def test_a_message_is_answered_once_and_an_errors_text_is_cut(make_node: MakeNod
     answer = node.sends(Message(Error(20, "x" * 10_000 + PLANTED.decode()), reply_to=message))
     assert (answer.error.code, len(str(answer.error.reason))) == (20, 300)
     assert PLANTED not in node.bytes
-    node.push(Message(trained(), reply_to=message))
-    assert node.arrived() is None
+    with pytest.raises(LookupError):
+        node.sends(Message(trained(), reply_to=message))
     with pytest.raises(LookupError):
         node.guard.release(message.metadata.message_id, Answer(trained()), 10)
 
@@ -1045,18 +1011,8 @@ def test_a_message_that_cannot_be_read_is_answered_and_does_not_end_the_node(
             content = objects[broken].replace(before.encode(), name.encode())
     parsed = ObjectTree.FromString(tree)
     message.metadata.__dict__["_message_id"] = parsed.object_id
-    node.pull(remove_content_from_message(message), parsed, objects.__getitem__)
-    check(node.arrived(), "policy")
-    check(node.trains(), "")
-
-
-def test_a_reply_of_an_app_without_objects_does_not_end_the_node(make_node: MakeNode) -> None:
-    node = make_node()
-    reply = Message(trained(), reply_to=node.working())
-    reply.metadata.__dict__["_message_id"] = "f" * 64
-    node.store.preregister(7, get_object_tree(reply))  # objects of a reply with another id
-    node.state.store_message(reply)
-    assert node.arrived() is None
+    assert not node.offers(message, parsed, objects)
+    check(node.arrived, "policy")
     check(node.trains(), "")
 
 

@@ -15,12 +15,12 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.run import Run, RunNotRunningException
 from flwr.supernode import start_client_internal
 
-from flwr_distill.flower.line_1_32.node.steps import (
+from flwr_distill.flower.overrides import patch_loop
+from flwr_distill.flower.steps import (
     RunEnds,
     StoppedRuns,
     remove_links_of_ended_runs,
 )
-from flwr_distill.flower.overrides import patch_loop
 from flwr_distill.links.folder import LinkFolder
 from flwr_distill.node.notes import Notes
 from flwr_distill.node.secret import appio_secret

@@ -9,14 +9,12 @@ import threading
 
 import pytest
 
-from flwr_distill.node.door import DOOR, INSIDE, open_door
 from flwr_distill.node.nursery import NURSERY
 from flwr_distill.node.run_sandbox import RunSandboxes
 from flwr_distill.node.sandbox import sandbox_command, why_no_sandbox
 from flwr_distill.node.settings import NodeError, NodeSettings
 from flwr_distill.node.supervisor import Node
-from flwr_distill.protocol.edge import DOOR as DOOR_OF_EDGE
-from flwr_distill.protocol.edge import OPEN
+from flwr_distill.protocol.edge import DOOR, OPEN
 from flwr_distill.protocol.edge_calls import listen
 from tests.errors import at
 
@@ -36,17 +34,14 @@ def tried(action):
     except OSError as error:
         return type(error).__name__
 
-def through(kind, address):
-    with socket.socket(kind) as line:
-        line.settimeout(5)
-        line.connect(address)
+def through(port):
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as line:
         line.sendall(b"ping")
         return line.recv(4).decode()
 
 names = json.loads(sys.argv[1])
 print(json.dumps({
-    "network": tried(lambda: through(socket.AF_INET, ("127.0.0.1", names["port"]))),
-    "door": tried(lambda: through(socket.AF_UNIX, names["door"])),
+    "network": tried(lambda: through(names["port"])),
     **{name: tried(Path(path).read_text) for name, path in names["read"].items()},
     **{name: tried(lambda: Path(path).write_text("!")) for name, path in names["write"].items()},
     "password": os.environ.get("PASSWORD"),
@@ -88,16 +83,12 @@ def echo():
 
 
 @needs_sandbox
-def test_an_app_reaches_its_node_and_its_data_and_nothing_else(
-    settings, echo, tmp_path, monkeypatch
-):
+def test_an_app_reaches_its_data_and_nothing_else(settings, echo, tmp_path, monkeypatch):
     packages = [path for path in sys.path if not tmp_path.is_relative_to(path or tmp_path)]
     monkeypatch.setattr(sys, "path", packages)  # where PYTHONPATH names /tmp, all of it is inside
     state = settings.state_dir
-    open_door(state / DOOR, f"127.0.0.1:{echo}")
     names = {
         "port": echo,
-        "door": str(INSIDE / "appio"),
         "read": {
             "data": str(settings.data / "sample"),
             "kept": str(state / "runs/1/2/kept"),
@@ -125,7 +116,6 @@ def test_an_app_reaches_its_node_and_its_data_and_nothing_else(
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
         "network": "ConnectionRefusedError",
-        "door": "ping",
         "data": "a scan",
         "kept": "the node's",
         "log": "FileNotFoundError",
@@ -182,13 +172,13 @@ def test_the_app_of_an_edges_node_can_call_the_edge_and_see_nothing_else_of_it(s
     edge = tmp_path / "sockets"
     edge.mkdir()
     (tmp_path / "below").write_text("the edge's")
-    server = listen(edge / DOOR_OF_EDGE, {OPEN: lambda request, seconds: b"pong"}, threads=1)
+    server = listen(edge / DOOR, {OPEN: lambda request, seconds: b"pong"}, threads=1)
     settings = NodeSettings(edge=edge, state_dir=settings.state_dir, policy=SANDBOXED)
     code = (
         "import sys; from pathlib import Path; from flwr_distill.protocol.edge_calls import call; "
         "print(call(Path(sys.argv[1]), sys.argv[2], b'', 60), Path(sys.argv[3]).exists())"
     )
-    names = [str(edge / DOOR_OF_EDGE), OPEN, str(tmp_path / "below")]
+    names = [str(edge / DOOR), OPEN, str(tmp_path / "below")]
     ended = subprocess.run(
         [*sandbox_command(settings, dict(os.environ)), sys.executable, "-c", code, *names],
         capture_output=True,

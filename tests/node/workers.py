@@ -1,31 +1,39 @@
 """A real worker with an app, for an executor that is none."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-import flwr_distill.flower.worker
-from flwr_distill.flower.line_1_32.node.appio import AppIo
+from flwr_distill.flower.payload import Payload
 from flwr_distill.flower.worker import Note, Worker
+from flwr_distill.node.payload import PayloadFile
 
 
 class Executor:
-    """The executor's end of the pipe: two tasks, then it ends."""
+    """The executor's end of the notes: two tasks, then it ends."""
 
-    def __init__(self) -> None:
-        self._tasks = [("token", "")] * 2
+    def __init__(self, run_config: Mapping[str, Any]) -> None:
+        self.tasks = PayloadFile.create()
         self.notes: list[Note] = []
+        self._left = 2
+        self._run_config = dict(run_config)
 
-    def receive(self) -> tuple[str, str]:
-        if not self._tasks:
+    def receive(self) -> list[str]:
+        if not self._left:
             raise EOFError
-        return self._tasks.pop()
+        self._left -= 1
+        context = Context(1, 5, {"device": "auto"}, RecordDict(), self._run_config, 1)
+        message = Message(RecordDict(), 5, "train")
+        payload = Payload.of(message, context)
+        about = {"app": ["", "", ""], "task": 1}
+        self.tasks.put(replace(payload, about=about).parts())
+        return ["task"]
 
     def send(self, *note: Any) -> None:
-        if note[0] != "pushing":
-            self.notes.append(cast(Note, note))
+        self.notes.append(note)
 
 
 def notes_of_worker(
@@ -35,16 +43,8 @@ def notes_of_worker(
     run_config: Mapping[str, Any],
 ) -> list[Note]:
     """What a worker with an app says at the end of each of two tasks."""
-
-    def pull(*_: Any) -> Any:
-        context = Context(1, 5, {"device": "auto"}, RecordDict(), dict(run_config), 1)
-        return Message(RecordDict(), 5, "train"), context, None, None
-
-    monkeypatch.setattr(flwr_distill.flower.worker, "_pull", pull)
-    for name in ("push_message", "push_task_output"):
-        monkeypatch.setattr(flwr_distill.flower.worker, name, lambda *_, **__: None)
-    executor: Any = Executor()
-    worker = Worker(AppIo("127.0.0.1:1", None), executor, device)
+    executor: Any = Executor(run_config)
+    worker = Worker(executor, executor.tasks, PayloadFile.create(), device)
     monkeypatch.setattr(worker, "_load", lambda *_: app)
     worker.serve()
     return list(executor.notes)

@@ -7,15 +7,14 @@ from typing import Any
 import flwr.proto.runtime_pb2 as messages
 from flwr.proto.task_pb2 import Task as PendingTask
 from flwr.supercore.constant import TaskType
-from flwr.supercore.task_identity import TaskIdentity
 
-from flwr_distill.flower.line_1_35.node import http
 from flwr_distill.flower.line_1_35.node.http import (
     REFUSED,
     TOO_LATE,
     HttpAppIo,
     has_ended,
     pull_message,
+    pull_task_input,
 )
 
 __all__ = ["REFUSED", "TOO_LATE", "AppIo", "has_ended", "pull_message", "pull_task_input"]
@@ -35,12 +34,3 @@ class AppIo(HttpAppIo):
     def _claimed(self, calls: Any) -> tuple[str, PendingTask] | None:
         response = calls.AcquireTask(messages.AcquireTaskRequest(supported_task_types=_TASKS))
         return (response.token, response.task) if response.token else None
-
-
-def pull_task_input(calls: Any) -> Any:
-    """Pull a task's run, app bundle and context; messages that the app makes are of this task."""
-    task = http.pull_task_input(calls)
-    TaskIdentity.task_id = task.task_id
-    TaskIdentity.run_id = task.run.run_id
-    TaskIdentity.node_id = task.context.node_id
-    return task

@@ -1,0 +1,183 @@
+"""Steps of a SuperNode's loop: spacing of polls, and ends of runs.
+
+Flower does not tell nodes that a run has ended. It only refuses to describe such a run, so the
+SuperNode asks now and then about the run that its app works for, and about those with files of
+links here.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from logging import DEBUG, INFO
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ConfigRecord, Error, Message
+from flwr.common import log
+from flwr.common.constant import ErrorCode, SubStatus
+from flwr.supercore.inflatable.inflatable_object import get_object_type_from_object_content
+from flwr.supercore.run import RunNotRunningException
+
+from flwr_distill.flower.overrides import Step, WrappedState, answer
+from flwr_distill.links.folder import remove_links, runs_with_links
+from flwr_distill.node.kernel import trim_heap
+from flwr_distill.node.pace import Pace
+from flwr_distill.protocol.messages import POLL_EVERY
+
+SMALL_RECORD = 256
+"""Bytes of an object beyond which it is not a record about the pace."""
+
+
+class Spacing(Step):
+    """Lets the server space this node's polls, by a record in a message.
+
+    Without one in a message, the node polls at its own pace.
+    """
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+
+    def pull(self, inner: Callable[..., int | None], **named: Any) -> int | None:
+        """Pull a message, and read how it spaces polls."""
+        reading = ReadingPull(named["pull_object"])
+        if (run_id := inner(**{**named, "pull_object": reading})) is not None:
+            self._pace.space(reading.spacing)
+        return run_id
+
+
+class ReadingPull:
+    """Pulls a message's objects; `spacing` is what they set as seconds between polls, else 0."""
+
+    def __init__(self, pull_object: Callable[[int, str], bytes]) -> None:
+        self._pull_object = pull_object
+        self.spacing = 0.0
+
+    def __call__(self, run_id: int, object_id: str) -> bytes:
+        """Pull an object."""
+        content = self._pull_object(run_id, object_id)
+        if (
+            len(content) <= SMALL_RECORD
+            and get_object_type_from_object_content(content) == ConfigRecord.__name__
+        ):
+            seconds = ConfigRecord.inflate(content).get(POLL_EVERY)
+            self.spacing = seconds if isinstance(seconds, float) else self.spacing
+        return content
+
+
+EVERY = 60.0
+"""Seconds between questions to the SuperLink, jittered so that nodes do not ask all at once."""
+EVERY_AT_WORK = 15.0
+"""Seconds between questions while the app works for a run, jittered."""
+MAX_QUESTIONS = 50
+"""Questions at a time: a hostile app can make folders for any number of runs."""
+
+
+class RunEnds(Step):
+    """Removes the links' files of runs that have ended."""
+
+    def __init__(self, state_dir: Path, *, every: float = EVERY) -> None:
+        self._state_dir = state_dir
+        self._every = every
+        self._due = time.monotonic() + every * random.uniform(0.5, 1.0)
+
+    def pull(self, inner: Callable[..., int | None], **named: Any) -> int | None:
+        """Remove them now and then, before a message is pulled."""
+        if time.monotonic() > self._due:
+            remove_links_of_ended_runs(self._state_dir, named["get_run"])
+            trim_heap()  # of a run's bundles and messages
+            self._due = _next(self._every)
+        return inner(**named)
+
+
+class StoppedRuns(Step):
+    """Ends the app's work for a run that has ended, as when a user stops it.
+
+    Flower's SuperNode waits for the app, even for hours, and drops the reply. Here the message is
+    answered with an error, and its task ends: `flower.executor` then ends the app.
+    """
+
+    def __init__(self, *, every: float = EVERY_AT_WORK) -> None:
+        self._every = every
+        self._work: _Work | None = None
+
+    def pull(self, inner: Callable[..., int | None], **named: Any) -> int | None:
+        """Pull a message; keep it, and how to ask for its run."""
+        self._work = _Work(named["state"], named["get_run"], self._every)
+        return inner(**{**named, "state": self._work})
+
+    def push(self, inner: Callable[..., None], **named: Any) -> None:
+        """Wait for the reply, or the end of the run."""
+        assert self._work is not None
+        self._work.object_store = named["object_store"]
+        inner(**{**named, "state": self._work})
+
+
+class _Work(WrappedState):
+    """Answers with an error once the message's run has ended."""
+
+    object_store: Any
+
+    def __init__(self, state: Any, get_run: Callable[[int], Any], every: float) -> None:
+        super().__init__(state)
+        self._get_run = get_run
+        self._every = every
+        self._due = 0.0
+        self._message: Message | None = None
+
+    def store_message(self, message: Message) -> Any:
+        self._message = message
+        self._due = _next(self._every)
+        return self._state.store_message(message)
+
+    def get_messages(self, **filters: Any) -> Any:
+        return self._replies(self._state.get_messages, **filters)
+
+    def get_messages_legacy(self, **filters: Any) -> Any:  # its name from Flower 1.42 on
+        return self._replies(self._state.get_messages_legacy, **filters)
+
+    def _replies(self, find: Callable[..., Any], **filters: Any) -> Any:
+        replies, message = find(**filters), self._message
+        is_due = filters.get("is_reply") and message is not None and time.monotonic() > self._due
+        if replies or not is_due or message is None:
+            return replies
+        self._due = _next(self._every)
+        if not _has_ended(message.metadata.run_id, self._get_run):
+            return replies
+        self._end(message)
+        return find(**filters)
+
+    def _end(self, message: Message) -> None:
+        run_id = message.metadata.run_id
+        log(INFO, "Run %s has ended: the app's work for it ends", run_id)
+        for task in self._state.get_tasks(run_ids=[run_id]):
+            self._state.finish_task(task.task_id, SubStatus.STOPPED, "the run has ended")
+        error = Error(ErrorCode.CLIENT_APP_CRASHED, "the run has ended")
+        answer(Message(error, reply_to=message), self._state, self.object_store)
+
+
+def _next(every: float) -> float:
+    return time.monotonic() + every * random.uniform(0.8, 1.2)
+
+
+def _has_ended(run_id: int, get_run: Callable[[int], Any]) -> bool:
+    try:
+        get_run(run_id)
+    except RunNotRunningException:
+        return True
+    except Exception as error:  # the SuperLink cannot say: it may later
+        log(DEBUG, "Run %s: %s", run_id, error)
+    return False
+
+
+def remove_links_of_ended_runs(state_dir: Path, get_run: Callable[[int], Any]) -> None:
+    """Remove keys, spent tokens and uncollected parcels of runs that have ended.
+
+    `get_run` asks the SuperLink to describe a run, and raises RunNotRunningException if it has
+    ended.
+    """
+    for run_id in runs_with_links(state_dir, MAX_QUESTIONS):
+        if _has_ended(run_id, get_run):
+            log(INFO, "Run %s has ended: its links are removed", run_id)
+            remove_links(state_dir, run_id)
