@@ -1,0 +1,83 @@
+"""What executor and worker hand each other: a message's objects, and the app's context."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, cast
+
+from flwr.app import Context, Message
+from flwr.common.serde import context_from_proto, context_to_proto
+from flwr.proto.message_pb2 import Context as ProtoContext
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+
+from flwr_distill.node.payload import PayloadError
+
+
+@dataclass(frozen=True)
+class Payload:
+    """A message, as Flower encodes it, and a context.
+
+    Parameters
+    ----------
+    name : str
+        The message's id.
+    contents : Mapping[str, bytes]
+        Its objects by id.
+    context : Context
+        The app's.
+    about : Mapping[str, Any]
+        What the worker needs to know besides, as JSON has it.
+    """
+
+    name: str
+    contents: Mapping[str, bytes]
+    context: Context
+    about: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, message: Message, context: Context) -> Self:
+        """Encode a message."""
+        name = message.object_id
+        with no_object_id_recompute():
+            objects = get_all_nested_objects(message)
+            contents = {each: part.deflate() for each, part in objects.items()}
+        return cls(name, contents, context, {})
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the message's objects."""
+        return sum(map(len, self.contents.values()))
+
+    def message(self) -> Message:
+        """Decode the message; any error, if a hostile app has encoded it."""
+        message = cast(Message, inflate_object_from_contents(self.name, dict(self.contents)))
+        # An inflated message has no id of its own, which replies need.
+        message.metadata.__dict__["_message_id"] = self.name
+        return message
+
+    def parts(self) -> list[bytes]:
+        """As parts of a `PayloadFile`."""
+        head = json.dumps([self.name, [*self.contents], dict(self.about)]).encode()
+        context = context_to_proto(self.context).SerializeToString()
+        return [head, context, *self.contents.values()]
+
+    @classmethod
+    def from_parts(cls, parts: Sequence[bytes]) -> Self:
+        """Read the other end's parts; PayloadError if they are no payload."""
+        try:
+            head, context, *contents = parts
+            name, names, about = json.loads(head)
+            by_name = dict(zip(names, contents, strict=True))
+            if not all(isinstance(each, str) for each in (name, *names)):
+                raise PayloadError("an id is no text")
+            return cls(name, by_name, context_from_proto(ProtoContext.FromString(context)), about)
+        except PayloadError:
+            raise
+        except Exception as error:  # a hostile app's bytes may raise any
+            raise PayloadError(f"no payload ({type(error).__name__})") from error
