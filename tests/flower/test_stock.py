@@ -9,11 +9,16 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 
+import numpy as np
 import pytest
 
+from benchmarks.flower_federation import FlowerFederation
 from flwr_distill import ROOMS
+from flwr_distill.node.outbox import FOLDER, entries
+from flwr_distill.node.sandbox import why_no_sandbox
 from flwr_distill.node.stock import is_stock
 from flwr_distill.node.supervisor import status_file
+from flwr_distill.task.datasets import load_dataset
 
 from .conftest import ROOT
 
@@ -100,3 +105,38 @@ def test_a_killed_worker_of_our_node_is_replaced_and_the_run_goes_on(stock, app)
     journal = [json.loads(line) for f in runs.glob("*/journal.jsonl") for line in f.open()]
     last = [entry for entry in journal if "asked" in entry][-1]
     assert len(last["nodes"]) == last["asked"], about
+
+
+@pytest.fixture(scope="module")
+def hospital(tmp_path_factory):
+    """Start two nodes of ours with images and the policy `hospital`, whose classes it needs."""
+    folder = tmp_path_factory.mktemp("hospital")
+    digits = load_dataset("digits").train
+    np.savez(folder / "scans.npz", images=digits.images[:, 0], labels=digits.labels)
+    policy = {"extends": "hospital", "classes": [str(label) for label in range(10)]}
+    settings = {"policy": policy, "data": str(folder / "scans.npz")}
+    with FlowerFederation(2, folder / "federation", ours=2, node_settings=settings) as federation:
+        yield federation
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(is_stock(), reason="Flower's own SuperNode does the work of our node here")
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+def test_a_hospitals_node_refuses_by_rule_and_writes_down_what_leaves(hospital, app, noise):
+    before = [len(list(entries(node.state_dir / FOLDER))) for node in hospital.nodes]
+    config = {
+        **{"strategy": "fedavg", "num-rounds": 1, "min-nodes": 2, "train.dp-noise": noise},
+        **{"dataset": "private", "private.shape": "1x8x8", "model": "digits-cnn"},
+        **{"runs-dir": str(hospital.folder / f"runs-{noise}")},
+    }
+    about = "\n".join(hospital.run(app, config, timeout=300.0).lines[-60:])
+    assert ("least-noise" in about) == (noise == 0), about
+    for node, count in zip(hospital.nodes, before, strict=True):
+        left = list(entries(node.state_dir / FOLDER))[count:]
+        if noise:
+            assert next(entry["epsilon"] for entry in left if entry["type"] == "train") > 0, left
+            assert not [entry for entry in left if "error" in entry], left
+        else:
+            assert "least-noise" in left[0]["error"], left
+    assert ("the app runs in a sandbox" in hospital.log.read_text()) == (not why_no_sandbox())

@@ -51,6 +51,12 @@ def train(message: Message, context: Context) -> Message:
         os._exit(3)
     if do == "nothing" and mine:
         return None
+    if do == "change":
+        context.node_config["partition-id"] = 9
+        context.run_config["do"] = "another"
+    if do == "forge":
+        from flwr_distill.flower.payload import Payload
+        Payload.parts = lambda self: [b"no reply"]
     if do == "lose":
         import torch
         raise ValueError("lost") from torch.AcceleratorError("CUDA error: illegal memory access")

@@ -323,6 +323,30 @@ def test_a_reply_that_went_out_before_its_last_objects_came_is_no_failure(
         assert node.ask()["pid"] == first["pid"]
 
 
+def test_of_the_context_that_an_app_hands_back_its_state_alone_counts(
+    node: SuperNode, tmp_path: Path
+) -> None:
+    """Flower keeps it: the next message's data and settings would be what the app says."""
+    with running_executor(node, tmp_path):
+        first = node.ask("change")
+        second = node.ask()
+    assert second["count"] == first["count"] + 1
+    assert "'partition-id': 0" in second["node-config"]
+
+
+def test_an_app_that_hands_back_no_reply_loses_its_process_and_its_node_nothing(
+    node: SuperNode, tmp_path: Path
+) -> None:
+    with running_executor(node, tmp_path) as executor:
+        before = node.ask()["pid"]
+        node.send("forge")
+        failed = node.reply()
+        assert failed.error.code == ErrorCode.CLIENT_APP_CRASHED
+        assert "malformed" in str(failed.error.reason)
+        assert node.ask()["pid"] != before
+        assert executor.poll() is None
+
+
 def test_two_runs_of_different_apps_never_share_a_process(
     node: SuperNode, tmp_path: Path, rewrite_tiny_app: Callable[..., None]
 ) -> None:
