@@ -29,6 +29,7 @@ from flwr_distill.flower.payload import Payload
 from flwr_distill.flower.task import Task, TaskEndedError, UnanswerableError, Work
 from flwr_distill.node.child import Child, ChildDiedError, Sandbox, TooMuchKeptError
 from flwr_distill.node.device import UnfitError
+from flwr_distill.node.kernel import trim_heap
 from flwr_distill.node.notes import Notes, shortened
 from flwr_distill.node.pace import Pace
 from flwr_distill.node.packages import installed_packages
@@ -82,6 +83,7 @@ class Executor:
                 time.sleep(self._pace.draw())
                 continue
             self._serve_task(*claim)
+            trim_heap()  # of the message and its reply
             self._pace.worked()
 
     def close(self) -> None:
