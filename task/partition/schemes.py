@@ -21,6 +21,8 @@ ONE_MAIN = "6:1:1:1:1"
 MAX_UNITS = 5
 MAX_DRAWS = 10_000
 """Of a class's shares, until all nodes have enough of it."""
+MAX_NUMBERS, MAX_BATCHES = 1_000_000, 20
+"""Shares that are drawn at a time while nodes are empty, and how often."""
 
 
 class PartitionError(ReportedError, ValueError):
@@ -324,8 +326,8 @@ def iid(request: Request) -> list[Indices]:
 def dirichlet(request: Request) -> list[Indices]:
     """Each class split by proportions from Dirichlet(alpha).
 
-    They are redrawn, up to ten times, while a node is empty; or with a bound, those of each class
-    until all nodes have enough of it.
+    They are redrawn while a node is empty; or with a bound, those of each class until all nodes
+    have enough of it.
     """
     alpha = request.checked_alpha("try 0.1 for strong label skew")
     if request.min_of_a_class:
@@ -339,13 +341,32 @@ def dirichlet(request: Request) -> list[Indices]:
     )
     try:
         return _run(partitioner, request)
-    except ValueError as error:
-        raise PartitionError(
-            f"left some of {request.num_partitions} nodes without samples in every draw",
-            where="partition.alpha",
-            value=request.alpha,
-            remedy="raise it, use fewer nodes or change the seed",
-        ) from error
+    except ValueError:  # after ten draws
+        return request.deal(_nowhere_empty_shares(request, alpha))
+
+
+def _nowhere_empty_shares(request: Request, alpha: float) -> NDArray[np.int64]:
+    """Samples of each class on each node, int64 (nodes, classes), of the first draw that will do.
+
+    Of two classes over 20 nodes by an alpha of 0.1, a few draws in 10,000 leave no node empty.
+    """
+    rng, nodes = np.random.default_rng([request.seed, 2]), request.num_partitions
+    _, counts = request.available()
+    draws = max(1, MAX_NUMBERS // (len(counts) * nodes))
+    for _ in range(MAX_BATCHES):
+        shares = rng.dirichlet(np.full(nodes, alpha), (draws, len(counts)))
+        ends = np.rint(shares.cumsum(axis=2) * counts[:, None]).astype(np.int64)
+        sizes = np.diff(ends, axis=2, prepend=0)
+        whole = np.flatnonzero(sizes.sum(axis=1).min(axis=1))
+        if len(whole):
+            first: NDArray[np.int64] = sizes[whole[0]].T
+            return first
+    raise PartitionError(
+        f"left some of {nodes} nodes without samples in every draw",
+        where="partition.alpha",
+        value=request.alpha,
+        remedy="raise it, use fewer nodes or change the seed",
+    )
 
 
 def _bounded_shares(request: Request, alpha: float) -> NDArray[np.int64]:

@@ -206,6 +206,19 @@ def test_a_bound_leaves_each_node_enough_of_each_class_and_all_samples_in_use():
     assert [p.tolist() for p in parts] != [p.tolist() for p in other]
 
 
+def test_two_classes_by_a_small_alpha_leave_no_node_empty_and_each_node_draws_the_same() -> None:
+    """As in FedHEAD's table of texts; one draw in some 8,000 does it."""
+    labels = np.repeat([0, 1], 400)
+    for seed in range(3):
+        first, again = (
+            partition_indices(labels, 20, scheme="dirichlet", alpha=0.1, seed=seed)
+            for _ in range(2)
+        )
+        assert min(map(len, first)) > 0
+        assert sorted(np.concatenate(first)) == list(range(800))
+        assert all(np.array_equal(one, other) for one, other in zip(first, again, strict=True))
+
+
 @pytest.mark.parametrize("scheme", ["dirichlet", "pareto"])  # the slowest, and one of our own
 def test_a_hundred_nodes_of_sixty_thousand_samples_take_seconds(scheme):
     partition_indices(_labels(50, 5), 6, scheme=scheme)  # imports
