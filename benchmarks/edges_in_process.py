@@ -13,7 +13,7 @@ from flwr.app import Context, RecordDict
 from benchmarks.in_process import FIRST_NODE, InProcessGrid, Settings
 from flwr_distill.client.app import app as client_app
 from flwr_distill.fleet.edge_runs import EdgeRuns
-from flwr_distill.flower.line_1_32.fleet.superlink import RunStatus
+from flwr_distill.flower.control import RunStatus
 from flwr_distill.server.app import main as server_app
 from flwr_distill.simulation.grid import Node
 

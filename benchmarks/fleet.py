@@ -46,7 +46,7 @@ from flwr_distill.fleet.authority import new_key
 from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.fleet.local_federation import free_ports
 from flwr_distill.fleet.submission import RunError, RunOutcome, submit
-from flwr_distill.flower.line_1_32.fleet.superlink import SecureControl
+from flwr_distill.flower.line_1_32.fleet.superlink import Control
 from flwr_distill.node.pace import MAX_WAIT
 from flwr_distill.node.processes import Process, kill_group, start_bound, stop
 
@@ -117,9 +117,9 @@ class SuperLink:
         assert self._process is not None
         stop([self._process])
 
-    def control(self) -> SecureControl:
+    def control(self) -> Control:
         """A connection to its Control API."""
-        return SecureControl(self._control, self.certificates.certificate)
+        return Control(self._control, self.certificates.certificate)
 
     @property
     def process(self) -> psutil.Process:

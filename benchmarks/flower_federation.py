@@ -57,7 +57,7 @@ class FlowerFederation:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.log = folder, folder / "flower.log"
         http, control, fleet = (f"127.0.0.1:{port}" for port in free_ports(3))
-        self._control = control if FLOWER < (1, 37) else http
+        self.control = control if FLOWER < (1, 37) else http
         fleet = fleet if FLOWER < (1, 40) else http
         self._addresses = http, fleet
         self._settings = dict(node_settings or {})
@@ -74,7 +74,7 @@ class FlowerFederation:
             "PATH": os.pathsep.join([str(BIN), os.environ["PATH"]]),
         }
         (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "stock"\n[superlink.stock]\naddress = "{self._control}"\n'
+            f'[superlink]\ndefault = "stock"\n[superlink.stock]\naddress = "{self.control}"\n'
             "insecure = true\n"
         )
         self._superlink: Process | None = None
@@ -86,7 +86,7 @@ class FlowerFederation:
             self._superlink = self._start(self._superlink_command(), found)
             for node in self.nodes:
                 node.start()
-            self._wait_for(self._control)
+            self._wait_for(self.control)
         except BaseException:
             self.stop()
             raise
@@ -140,7 +140,7 @@ class FlowerFederation:
         else:
             command += ["--host", "127.0.0.1", "--port", http.partition(":")[2]]
         if FLOWER < (1, 37):
-            command += ["--control-api-address", self._control]
+            command += ["--control-api-address", self.control]
         if FLOWER < (1, 40):
             command += ["--fleet-api-address", fleet]
         return command

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from flwr_distill.cli.errors import fail
 from flwr_distill.fleet.federation_record import FederationFile, FederationRecord
-
-if TYPE_CHECKING:
-    from flwr_distill.flower.line_1_32.fleet.superlink import Control, User
+from flwr_distill.flower.control import Control, User, open_control
 
 DEFAULT_ADDRESS = "127.0.0.1:9093"
 DEFAULT_AUTHORITY = Path("certs/ca.crt")
@@ -75,9 +73,7 @@ class Connection:
 
     def open(self, timeout: float) -> Control:
         """Open the Control API once the SuperLink answers, or raise a `SuperLinkError`."""
-        from flwr_distill.flower.line_1_32.fleet.superlink import Control  # here: imports Flower
-
-        link = Control(self.address, self.authority, self.user)
+        link = open_control(self.address, self.authority, self.user)
         link.wait(timeout, is_up=self.is_up)
         return link
 
@@ -88,8 +84,6 @@ def user_of(certificate: Path | None, key: Path | None, command: str) -> User | 
         return None
     if certificate is None or key is None:
         fail("user-certificate and user-key must be given together", command)
-    from flwr_distill.flower.line_1_32.fleet.superlink import User  # here: imports Flower
-
     return User(certificate, key)
 
 

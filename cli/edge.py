@@ -83,7 +83,7 @@ def edge(
     from flwr_distill.fleet.edge import Below, Edge, EdgeStartError  # here: imports Flower
     from flwr_distill.fleet.federation_record import FederationRunsError
     from flwr_distill.fleet.servers import ServerCertificate
-    from flwr_distill.flower.line_1_32.fleet.superlink import SuperLinkError
+    from flwr_distill.flower.control import SuperLinkError
 
     certificate = None
     if not below_insecure:

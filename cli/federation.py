@@ -31,6 +31,7 @@ from flwr_distill.cli.options import DEFAULT_FEDERATION_DIR, FederationDir, Node
 from flwr_distill.cli.run_log import Waiting
 from flwr_distill.fleet.federation_record import FederationFile
 from flwr_distill.fleet.local_federation import LocalFederation, LocalNode
+from flwr_distill.flower.control import SuperLinkError
 from flwr_distill.node.settings import NodeError, load_settings
 from flwr_distill.node.supervisor import status_file
 from flwr_distill.server.record.run_ids import LATEST, RunIdError, full_id
@@ -200,8 +201,6 @@ def stop(
         return
     user = user_of(user_certificate, user_key, "stop")
     link = find_superlink(superlink, root_certificates, insecure, user, state_dir, "stop")
-
-    from flwr_distill.flower.line_1_32.fleet.superlink import SuperLinkError  # here: imports Flower
 
     with exit_on(SuperLinkError, command="stop"), link.open(timeout=10.0) as control:
         running = [str(run_id) for run_id in control.unfinished_runs()]

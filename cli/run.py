@@ -28,6 +28,7 @@ from flwr_distill.cli.options import DEFAULT_FEDERATION_DIR, FederationDir, run_
 from flwr_distill.cli.run_log import RunLog, results_table
 from flwr_distill.fleet.run_config import RunConfigError, read_run_config
 from flwr_distill.fleet.submission import RunError, RunOutcome, submit
+from flwr_distill.flower.control import SuperLinkError
 from flwr_distill.flower.own_app import APP_DIR, PRESETS
 from flwr_distill.node.settings import NODE_CONFIG
 from flwr_distill.server.record.writing import ResultsError, check_writable
@@ -141,8 +142,6 @@ def _follow(
     link: Connection, overrides: dict[str, RunConfigValue], log: RunLog, timeout: float
 ) -> RunOutcome:
     """Submit the run and follow it; Ctrl-C ends only the command."""
-    from flwr_distill.flower.line_1_32.fleet.superlink import SuperLinkError  # here: imports Flower
-
     run_id = ""
 
     def show(line: str) -> None:

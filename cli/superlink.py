@@ -21,6 +21,7 @@ from flwr_distill.cli.errors import exit_on, fail
 from flwr_distill.cli.options import DEFAULT_CERTIFICATES_DIR, CertificatesDir
 from flwr_distill.fleet.authority import CertificateError
 from flwr_distill.fleet.certificates import CertificateFolder
+from flwr_distill.flower.control import SuperLinkError
 from flwr_distill.flower.lines import why_another
 
 STOCK = "flower-superlink"
@@ -68,17 +69,16 @@ def register(
     Waits for the SuperLink to answer. Registered nodes stay unchanged, revoked nodes are skipped.
     Writes their keys to nodes.json, with which a ServerApp checks the sender of a reply.
     """
-    from flwr_distill.flower.line_1_32.fleet.superlink import (
-        SecureControl,  # imports Flower
-        SuperLinkError,
-    )
+    if reason := why_another():
+        fail(f"{reason}: `flwr supernode` registers keys there", "register")
+    from flwr_distill.flower.line_1_32.fleet.superlink import Control  # imports Flower
 
     authority = CertificateFolder(folder)
     user = user_of(user_certificate, user_key, "register")
     with exit_on(CertificateError, SuperLinkError, OSError, command="register"):
         nodes = [each for each in authority.issued() if each.is_node and not each.revoked]
         typer.echo(f"waiting for the SuperLink at {superlink} ...")
-        with SecureControl(superlink, authority.certificate, user) as control:
+        with Control(superlink, authority.certificate, user) as control:
             control.wait(timeout)
             keys: dict[int, str] = {}
             for node in nodes:

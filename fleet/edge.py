@@ -25,8 +25,8 @@ from flwr_distill.fleet.servers import (
     superlink_command,
     why_not_free,
 )
-from flwr_distill.flower.line_1_32.fleet.bundle import app_bundle
-from flwr_distill.flower.line_1_32.fleet.superlink import Control
+from flwr_distill.flower.bundle import app_bundle
+from flwr_distill.flower.control import Control, open_control
 from flwr_distill.node.nursery import NODE, NURSERY, SERVER_APPS, can_fork
 from flwr_distill.node.processes import Process, start_bound, start_nursery, stop
 from flwr_distill.node.secret import appio_secret
@@ -190,6 +190,6 @@ class Edge:
         if self._below.certificate:  # which names no addresses
             address = address.replace("127.0.0.1", "localhost")
             authority = self._below.certificate.authority
-        link = Control(address, authority)
+        link = open_control(address, authority)
         link.wait(START_TIMEOUT, is_up=lambda: self._servers[0].poll() is None)
         return link

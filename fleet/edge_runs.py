@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from flwr.common import log
 
 from flwr_distill.base.files import replacing
+from flwr_distill.flower.control import Control, SuperLinkError
 from flwr_distill.protocol.edge import DOOR, END, GREET, OPEN, SHARE, Opened, Opening, task_of
 from flwr_distill.protocol.edge_calls import EdgeError, NobodyThereError, call, listen
 from flwr_distill.protocol.meeting import Continuation
@@ -27,8 +28,6 @@ from flwr_distill.task.settings import RunConfigValue
 
 if TYPE_CHECKING:
     import grpc
-
-    from flwr_distill.flower.line_1_32.fleet.superlink import Control
 
 FIXED = ("edge", "resume", "runs-dir", "num-rounds", "phase-timeout", "patience-failed")
 """Settings of a run below that follow from the run above."""
@@ -142,8 +141,6 @@ class EdgeRuns:
             "runs-dir": str(self._runs_dir),
             "resume": folder.name if folder is not None and resumed else "",
         }
-        from flwr_distill.flower.line_1_32.fleet.superlink import SuperLinkError  # imports Flower
-
         try:
             RunSettings.from_run_config(config)
             with self._control() as control:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
@@ -28,6 +28,7 @@ from flwr_distill.fleet.servers import (
     write_connection,
 )
 from flwr_distill.fleet.submission import RunOutcome, submit
+from flwr_distill.flower.control import Control, SuperLinkError, open_control
 from flwr_distill.flower.lines import why_another
 from flwr_distill.node.main import unfit_file
 from flwr_distill.node.nursery import NODE, NODES, NURSERY, SERVER_APPS, WORKERS, can_fork
@@ -36,9 +37,6 @@ from flwr_distill.node.secret import appio_secret
 from flwr_distill.node.settings import NodeConfigValue, NodeSettings
 from flwr_distill.node.supervisor import status_file
 from flwr_distill.task.errors import ReportedError
-
-if TYPE_CHECKING:
-    from flwr_distill.flower.line_1_32.fleet.superlink import Control
 
 CONNECTION = "flwr-distill-local"
 """Name of the connection to the SuperLink in the federation's own Flower configuration."""
@@ -357,9 +355,7 @@ class LocalFederation:
         return LocalNode(index, state_dir, start)
 
     def _control(self) -> Control:
-        from flwr_distill.flower.line_1_32.fleet.superlink import Control  # here: imports Flower
-
-        return Control(self.control_address)
+        return open_control(self.control_address)
 
     def _patient_control(self) -> Control:
         link = self._control()
@@ -367,8 +363,6 @@ class LocalFederation:
         return link
 
     def _wait_for_superlink(self, timeout: float) -> None:
-        from flwr_distill.flower.line_1_32.fleet.superlink import SuperLinkError
-
         superlink = _started(self._superlink, "the federation")
         try:
             with self._control() as link:

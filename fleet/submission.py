@@ -7,14 +7,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from flwr_distill.flower.control import Control, OutageError, RunStatus, SuperLinkError
 from flwr_distill.task.errors import ReportedError
 from flwr_distill.task.settings import RunConfigValue
-
-if TYPE_CHECKING:
-    from flwr_distill.flower.line_1_32.fleet.superlink import Control, RunStatus
-
 
 _STREAM_SECONDS = 60.0
 """A log's stream is renewed after this time, so that a dead connection is noticed."""
@@ -62,8 +58,7 @@ def submit(
     SuperLinkError
         From `control`, if the SuperLink does not answer.
     """
-    from flwr_distill.flower.line_1_32.fleet.bundle import app_bundle  # here: imports Flower
-    from flwr_distill.flower.line_1_32.fleet.superlink import SuperLinkError
+    from flwr_distill.flower.bundle import app_bundle  # here: imports Flower
 
     try:
         bundle = app_bundle(app_dir, run_config)
@@ -87,8 +82,6 @@ def _follow(
     run_id: int, control: Callable[[], Control], add: Callable[[str], None], timeout: float
 ) -> RunStatus:
     """Pass on the lines of a run's log until the run is over."""
-    from flwr_distill.flower.line_1_32.fleet.superlink import OutageError
-
     deadline = time.monotonic() + timeout
     latest, unfinished = 0.0, ""
     while True:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flwr_distill import ROOMS
-from flwr_distill.flower.line_1_32.fleet.bundle import app_bundle
+from flwr_distill.flower.bundle import app_bundle
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = str(Path(sys.executable).parent / "flwr-distill")

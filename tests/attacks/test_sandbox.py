@@ -31,8 +31,8 @@ import flwr_distill.node.child
 from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.flower.app_config import run_config_of
+from flwr_distill.flower.bundle import app_bundle
 from flwr_distill.flower.guarding import Guarding
-from flwr_distill.flower.line_1_32.fleet.bundle import app_bundle
 from flwr_distill.flower.steps import remove_links_of_ended_runs
 from flwr_distill.links.errors import LinkError
 from flwr_distill.links.folder import LinkFolder, remove_expired

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flwr_distill.flower.line_1_32.fleet.bundle import app_bundle
+from flwr_distill.flower.bundle import app_bundle
 from flwr_distill.flower.own_app import APP_DIR
 from flwr_distill.protocol.registry import built_in_methods, find_method
 from flwr_distill.server.settings import RunSettings, composed_settings

@@ -12,7 +12,6 @@ from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.fleet.local_federation import free_ports
 from flwr_distill.flower.line_1_32.fleet.superlink import (
     Control,
-    SecureControl,
     SuperLinkError,
     User,
 )
@@ -92,7 +91,7 @@ def users(deployed):
 def test_a_role_may_do_what_it_is_for(deployed, gate, users, name, sees, submits, registers):
     authority = CertificateFolder(deployed.certs)
     node = authority.issue_node(f"of-{name}", [], 5)
-    with SecureControl(gate[0], authority.certificate, users[name]) as control:
+    with Control(gate[0], authority.certificate, users[name]) as control:
         if not sees:
             with pytest.raises(SuperLinkError, match=r"does not admit you: .* --user-certificate"):
                 control.wait(10)

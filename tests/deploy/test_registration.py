@@ -9,7 +9,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from flwr_distill.fleet.authority import new_key
-from flwr_distill.flower.line_1_32.fleet.superlink import SecureControl
+from flwr_distill.flower.line_1_32.fleet.superlink import Control
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def control():
         registered[request.public_key] = node
         return SimpleNamespace(node_id=node.node_id)
 
-    created = SecureControl("localhost:1")
+    created = Control("localhost:1")
     created._stub = SimpleNamespace(
         ListNodes=list_nodes,
         RegisterNode=register_node,

@@ -17,7 +17,7 @@ from flwr_distill.fleet.servers import (
     superlink_command,
 )
 from flwr_distill.fleet.submission import submit
-from flwr_distill.flower.line_1_32.fleet.superlink import SecureControl
+from flwr_distill.flower.line_1_32.fleet.superlink import Control
 from flwr_distill.flower.own_app import APP_DIR
 from flwr_distill.node.nursery import NODE
 from flwr_distill.node.processes import kill_group, start_bound, stop
@@ -61,7 +61,7 @@ class Tiers:
 
     def control(self, address=None):
         address = (address or self.above.control).replace("127.0.0.1", "localhost")
-        control = SecureControl(address, self.authority.certificate)
+        control = Control(address, self.authority.certificate)
         control.wait(600.0)
         return control
 

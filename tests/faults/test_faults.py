@@ -19,7 +19,7 @@ import grpc
 import pytest
 
 from flwr_distill.fleet.submission import RunError
-from flwr_distill.flower.line_1_32.fleet.superlink import SuperLinkError
+from flwr_distill.flower.control import SuperLinkError
 from flwr_distill.strategies.fedhead.method import AGGREGATE_SECTOR, DISTILL_SECTOR, TRAIN_SECTOR
 from flwr_distill.strategies.fedlgd.method import TRAIN_VIRTUAL
 from flwr_distill.strategies.hfldd.method import DISTILL, NUM_PARCELS, RECEIVE, TRAIN_POOL

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flwr_distill.fleet.edge_runs import MAX_RUNS, EdgeRuns
-from flwr_distill.flower.line_1_32.fleet.superlink import RunStatus, SuperLinkError
+from flwr_distill.flower.control import RunStatus, SuperLinkError
 from flwr_distill.protocol.edge import DOOR, END, GREET, OPEN, Opened, Opening
 from flwr_distill.protocol.edge_calls import EdgeError, call, listen
 from flwr_distill.protocol.meeting import Continuation

@@ -14,7 +14,7 @@ BUNDLE = """
 import json, sys, zipfile
 from io import BytesIO
 from flwr_distill import task
-from flwr_distill.flower.line_1_32.fleet.bundle import app_bundle
+from flwr_distill.flower.bundle import app_bundle
 from flwr_distill.flower.own_app import APP_DIR
 files = zipfile.ZipFile(BytesIO(app_bundle(APP_DIR))).namelist()
 print(json.dumps([task.__file__, sys.path, sorted({name.partition("/")[0] for name in files})]))

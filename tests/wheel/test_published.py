@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from flwr_distill import ROOMS
-from flwr_distill.flower.line_1_32.fleet.bundle import app_bundle
+from flwr_distill.flower.bundle import app_bundle
 from flwr_distill.flower.own_app import APP_DIR
 from flwr_distill.server.settings_catalogue import packaged
 

@@ -39,7 +39,7 @@ from flwr.supercore.run import Run, RunStatus
 from flwr.supercore.utils import int64_to_uint64, uint64_to_int64
 from flwr.superlink.servicer.serverappio import serverappio_grpc
 
-from flwr_distill.flower.line_1_32.fleet.bundle import bound_bundles
+from flwr_distill.flower.app_config import app_config
 from flwr_distill.flower.line_1_32.fleet.calls import (
     MOST,
     BatchedCalls,
@@ -341,6 +341,14 @@ def why_unbound() -> str:
         f"another. Use {TRANSPORT_TYPE_GRPC_RERE}, the default, or run flower-superlink, which "
         "binds no calls (docs/flower.md)"
     )
+
+
+def bound_bundles() -> None:
+    """Have this process's SuperLink open no bundle that exceeds a bound (`node.bundle`)."""
+    from flwr.superlink.servicer.control import control_servicer  # here: imports a SuperLink
+
+    assert hasattr(control_servicer, "get_fab_config")
+    setattr(control_servicer, "get_fab_config", app_config)  # noqa: B010
 
 
 def main() -> None:

@@ -6,10 +6,8 @@ import hashlib
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import grpc
@@ -30,9 +28,8 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.grpc import GRPC_MAX_MESSAGE_LENGTH
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-from flwr_distill.flower.lines import why_another
+from flwr_distill.flower.control import OutageError, RunStatus, SuperLinkError, User
 from flwr_distill.node.proxies import proxy_hint, proxy_of
-from flwr_distill.task.errors import ReportedError
 from flwr_distill.task.settings import RunConfigValue
 
 _OUTAGE = {
@@ -48,46 +45,15 @@ _OPTIONS = [
 ]
 
 
-class SuperLinkError(ReportedError):
-    """The SuperLink does not answer, or refuses."""
-
-
-class OutageError(SuperLinkError):
-    """The SuperLink stopped during a call; it may come back."""
-
-
-@dataclass(frozen=True)
-class RunStatus:
-    """Status of a run, ``finished:completed`` for instance, and Flower's text on a failure."""
-
-    status: str
-    details: str = ""
-
-    @property
-    def finished(self) -> bool:
-        """Whether the run is over: completed, failed or stopped."""
-        return self.status.startswith("finished")
-
-
-@dataclass(frozen=True)
-class User:
-    """Files (PEM) with which a gate in front of a Control API identifies the caller."""
-
-    certificate: Path
-    key: Path
-
-
 class Control:
     """A connection to the Control API of a SuperLink; without root certificates, without TLS.
 
-    A `user` is for a gate in front of it. Raises `SuperLinkError` with another line of Flower.
+    A `user` is for a gate in front of it.
     """
 
     def __init__(
         self, address: str, root_certificates: Path | None = None, user: User | None = None
     ) -> None:
-        if reason := why_another():
-            raise SuperLinkError(reason)
         self._address = address
         self._root_certificates = root_certificates
         options = [*_OPTIONS, ("grpc.enable_http_proxy", int(proxy_of(address) is not None))]
@@ -105,12 +71,7 @@ class Control:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._channel.close()
 
     def answers(self, *, timeout: float) -> bool:
@@ -210,20 +171,6 @@ class Control:
         """Stop a run."""
         self._stub.StopRun(StopRunRequest(run_id=run_id), timeout=10)
 
-
-def _explained(run_id: int, error: grpc.RpcError) -> SuperLinkError:
-    if error.code() in _OUTAGE:
-        return OutageError(f"the SuperLink stopped: {error.details()}")
-    return SuperLinkError(
-        f"the SuperLink does not know it: {error.details()}",
-        where=f"run {run_id}",
-        remedy="without --database a SuperLink loses its runs when it restarts",
-    )
-
-
-class SecureControl(Control):
-    """A connection to the Control API of a SuperLink with TLS, to register nodes."""
-
     def register(self, public_key: str) -> tuple[int, bool]:
         """Register a node's key (OpenSSH); return Flower's node id and whether the key is new."""
         if (node_id := self.node_id(public_key)) is not None:
@@ -258,6 +205,16 @@ class SecureControl(Control):
             for node in self._stub.ListNodes(ListNodesRequest(), timeout=10).nodes_info
             if node.status != NodeStatus.UNREGISTERED
         }
+
+
+def _explained(run_id: int, error: grpc.RpcError) -> SuperLinkError:
+    if error.code() in _OUTAGE:
+        return OutageError(f"the SuperLink stopped: {error.details()}")
+    return SuperLinkError(
+        f"the SuperLink does not know it: {error.details()}",
+        where=f"run {run_id}",
+        remedy="without --database a SuperLink loses its runs when it restarts",
+    )
 
 
 def _flower_format(public_key: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Packs app bundles, and has a SuperLink bound those that it is sent."""
+"""Packs app bundles."""
 
 import os
 import tomllib
@@ -9,21 +9,12 @@ from flwr.cli.build import build_fab_from_files
 
 import flwr_distill
 from flwr_distill import ROOMS
-from flwr_distill.flower.app_config import app_config
 from flwr_distill.flower.own_app import APP_DIR
 from flwr_distill.server.settings_catalogue import with_plugins
 from flwr_distill.task.settings import RunConfigValue
 
 _SETTINGS = "pyproject.toml"
 _SERVER_APP = "flwr_distill.server.app:app"
-
-
-def bound_bundles() -> None:
-    """Have this process's SuperLink open no bundle that exceeds a bound (`node.bundle`)."""
-    from flwr.superlink.servicer.control import control_servicer  # here: imports a SuperLink
-
-    assert hasattr(control_servicer, "get_fab_config")
-    setattr(control_servicer, "get_fab_config", app_config)  # noqa: B010
 
 
 def app_bundle(app_dir: Path, run_config: Mapping[str, RunConfigValue] | None = None) -> bytes:

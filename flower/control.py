@@ -1,0 +1,94 @@
+"""A SuperLink's Control API, through which runs start and nodes register, on any line of Flower."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from flwr_distill.flower.lines import module_of_line
+from flwr_distill.task.errors import ReportedError
+from flwr_distill.task.settings import RunConfigValue
+
+
+class SuperLinkError(ReportedError):
+    """The SuperLink does not answer, or refuses."""
+
+
+class OutageError(SuperLinkError):
+    """The SuperLink stopped during a call; it may come back."""
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """Status of a run, ``finished:completed`` for instance, and Flower's text on a failure."""
+
+    status: str
+    details: str = ""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is over: completed, failed or stopped."""
+        return self.status.startswith("finished")
+
+
+@dataclass(frozen=True)
+class User:
+    """Files (PEM) with which a gate in front of a Control API identifies the caller."""
+
+    certificate: Path
+    key: Path
+
+
+class Control(Protocol):
+    """A connection to the Control API of a SuperLink."""
+
+    def __enter__(self) -> Self:
+        """Use the connection within the block."""
+
+    def __exit__(self, *error: object) -> None:
+        """Close it."""
+
+    def wait(self, timeout: float, *, is_up: Callable[[], bool] = ...) -> None:
+        """Wait until the SuperLink answers, for `timeout` seconds at most and while `is_up`."""
+
+    def online_nodes(self) -> int:
+        """Number of nodes that are online."""
+
+    def start_run(self, bundle: bytes, run_config: Mapping[str, RunConfigValue]) -> int:
+        """Start a run of an app bundle with these overrides of its run config; return its id."""
+
+    def log(self, run_id: int, after: float, seconds: float) -> Iterator[tuple[str, float]]:
+        """Parts of a run's log later than the mark `after`, each with its own mark.
+
+        It ends when the run is over, or after so many seconds; raises as `run_status`.
+        """
+
+    def run_status(self, run_id: int, *, settle: float = 0.0) -> RunStatus:
+        """Return a run's status; wait up to `settle` seconds for the run to finish.
+
+        Raises `OutageError` if the SuperLink stops, `SuperLinkError` if it does not know the run.
+        """
+
+    def unfinished_runs(self) -> list[int]:
+        """Ids of the unfinished runs, the latest last."""
+
+    def stop_run(self, run_id: int) -> None:
+        """Stop a run."""
+
+
+def open_control(
+    address: str, root_certificates: Path | None = None, user: User | None = None
+) -> Control:
+    """Open a SuperLink's Control API at ``host:port``; without root certificates, without TLS.
+
+    A `user` is for a gate in front of it. Where no folder serves the installed Flower's line,
+    Flower's own command does the calls.
+    """
+    module: Any = module_of_line("fleet", "superlink")
+    if module is None:
+        module = import_module("flwr_distill.flower.flwr_command")
+    control: Control = module.Control(address, root_certificates, user)
+    return control

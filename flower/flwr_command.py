@@ -1,0 +1,164 @@
+"""Calls of a SuperLink's Control API by Flower's own command, `flwr`, whatever it speaks."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from io import BytesIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Self
+from zipfile import ZipFile
+
+from flwr_distill.flower.control import OutageError, RunStatus, SuperLinkError, User
+from flwr_distill.node.settings import flat_toml
+from flwr_distill.task.settings import RunConfigValue
+
+_NAME = "ours"
+"""Of the SuperLink, in the command's configuration."""
+_TIMEOUT = 60.0
+_MAX_TEXT = 500
+_OUTAGE = ("unavailable", "connect", "timed out", "timeout")
+"""Words of what `flwr` says where no SuperLink answers: it has no code for that."""
+
+
+class Control:
+    """The calls of a SuperLink at ``host:port``; without root certificates, without TLS."""
+
+    def __init__(
+        self, address: str, root_certificates: Path | None = None, user: User | None = None
+    ) -> None:
+        if user is not None:
+            raise SuperLinkError(
+                "`flwr` shows a gate no certificate",
+                where="user-certificate",
+                value=user.certificate,
+                remedy="call the SuperLink without a gate, or install flwr==1.32.1",
+            )
+        self._address = address
+        self._home = TemporaryDirectory(prefix="flwr-")
+        settings: dict[str, Any] = {"address": address, "insecure": root_certificates is None}
+        if root_certificates is not None:
+            settings["root-certificates"] = str(root_certificates.absolute())
+        text = f'[superlink]\ndefault = "{_NAME}"\n[superlink.{_NAME}]\n'
+        Path(self._home.name, "config.toml").write_text(
+            text + flat_toml(settings), encoding="utf-8"
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._home.cleanup()
+
+    def answers(self, *, timeout: float) -> bool:
+        """Whether the SuperLink answers within `timeout` seconds."""
+        try:
+            self._call("list", "--limit", "1", timeout=timeout)
+        except OutageError:
+            return False
+        return True
+
+    def wait(self, timeout: float, *, is_up: Callable[[], bool] = lambda: True) -> None:
+        """As `flower.control.Control`."""
+        deadline = time.monotonic() + timeout
+        while not self.answers(timeout=max(_TIMEOUT, timeout)):
+            if not is_up() or time.monotonic() > deadline:
+                raise SuperLinkError(
+                    f"no SuperLink answers within {timeout:.0f} s",
+                    where="superlink",
+                    value=self._address,
+                    remedy="is it the Control API's address, and does it have TLS as you say?",
+                )
+            time.sleep(random.uniform(0.5, 1.0))
+
+    def online_nodes(self) -> int:
+        """As `flower.control.Control`."""
+        nodes = self._call("supernode", "list")["nodes"]
+        return sum(node["status"] == "online" for node in nodes)
+
+    def start_run(self, bundle: bytes, run_config: Mapping[str, RunConfigValue]) -> int:
+        """As `flower.control.Control`."""
+        with TemporaryDirectory(prefix="app-") as folder:
+            with ZipFile(BytesIO(bundle)) as archive:  # it is our own
+                archive.extractall(folder)
+            settings = Path(self._home.name, "run.toml")
+            settings.write_text(flat_toml(dict(run_config)), encoding="utf-8")
+            chosen = ("--run-config", str(settings)) if run_config else ()
+            try:
+                return int(self._call("run", folder, words=chosen)["run-id"])
+            except (OutageError, KeyError, TypeError, ValueError) as error:
+                raise SuperLinkError(f"the run was not accepted: {error}") from error
+
+    def log(self, run_id: int, after: float, seconds: float) -> Iterator[tuple[str, float]]:
+        """As `flower.control.Control`; marks are numbers of lines."""
+        process = self._start("log", str(run_id), _NAME, "--stream")
+        timer = threading.Timer(seconds, process.kill)
+        timer.start()
+        assert process.stdout is not None
+        try:
+            for number, line in enumerate(process.stdout, start=1):
+                if number > after:
+                    yield line, float(number)
+        finally:
+            timer.cancel()
+            process.kill()
+            process.communicate()
+
+    def run_status(self, run_id: int, *, settle: float = 0.0) -> RunStatus:
+        """As `flower.control.Control`."""
+        deadline = time.monotonic() + settle
+        while True:
+            (run,) = self._call("list", words=("--run-id", str(run_id)))["runs"]
+            status = RunStatus(run["status"], run.get("status-details") or "")
+            if status.finished or time.monotonic() > deadline:
+                return status
+
+    def unfinished_runs(self) -> list[int]:
+        """As `flower.control.Control`."""
+        runs = self._call("list")["runs"]
+        unfinished = [run for run in runs if not run["status"].startswith("finished")]
+        return [int(run["run-id"]) for run in sorted(unfinished, key=lambda r: r["pending-at"])]
+
+    def stop_run(self, run_id: int) -> None:
+        """As `flower.control.Control`."""
+        self._call("stop", str(run_id))
+
+    def _call(self, *arguments: str, words: tuple[str, ...] = (), timeout: float = _TIMEOUT) -> Any:
+        """What the command answers, as JSON.
+
+        OutageError if there is no answer, SuperLinkError if the SuperLink refuses.
+        """
+        process = self._start(*arguments, _NAME, "--format", "json", *words)
+        try:
+            output, errors = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            raise OutageError(f"no answer within {timeout:.0f} s") from None
+        try:
+            answer = json.loads(output)
+        except ValueError:
+            answer = {"success": False, "error-message": (errors or output).strip()}
+        if isinstance(answer, dict) and answer.get("success"):
+            return answer
+        text = " ".join(str(answer.get("error-message", answer)).split())[-_MAX_TEXT:]
+        kind = OutageError if any(word in text.lower() for word in _OUTAGE) else SuperLinkError
+        raise kind(text)
+
+    def _start(self, *words: str) -> subprocess.Popen[str]:
+        program = Path(sys.executable).with_name("flwr")
+        return subprocess.Popen(
+            [str(program), *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "FLWR_HOME": self._home.name, "FLWR_DISABLE_UPDATE_CHECK": "1"},
+        )
