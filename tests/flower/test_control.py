@@ -39,13 +39,17 @@ def ended(stock, *words):
         return process.returncode, output
 
 
-def test_a_run_is_followed_to_its_end_and_the_exit_code_is_how_it_ended(stock):
-    folder = stock.folder / "control"
+def trains(stock, name):
+    folder = stock.folder / name
     code, output = ended(stock, "run", "-c", f'{TRAIN} num-rounds=1 runs-dir="{folder}"')
     assert code == 0, output
     assert "Results in" in output
     (summary,) = folder.glob("*/summary.json")
     assert summary.parent.name in output
+
+
+def test_a_run_is_followed_to_its_end_and_the_exit_code_is_how_it_ended(stock):
+    trains(stock, "control")
     code, output = ended(stock, "run", "-c", f'{TRAIN} dataset="no-such-set"')
     assert code == 1, output
     assert "failed:" in output
@@ -61,7 +65,7 @@ def test_a_run_is_stopped_and_the_next_one_finds_its_nodes(stock):
         output = "".join(lines)
         assert process.wait(60) == 1
         assert "was stopped" in output
-    test_a_run_is_followed_to_its_end_and_the_exit_code_is_how_it_ended(stock)
+    trains(stock, "after a stop")
 
 
 @pytest.fixture(params=["line", "command"])

@@ -4,10 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from flwr_distill.cli.main import app
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.flower import lines
-from flwr_distill.flower.line_1_32.fleet.superlink import Control, SuperLinkError
 from flwr_distill.node import stock
 from flwr_distill.node.policy import HOSPITAL, OPEN, STANDARD, Policy
 from flwr_distill.node.settings import NodeError, NodeSettings
@@ -90,9 +91,12 @@ def test_flowers_own_supernode_gets_the_nodes_settings(
     assert arguments == [*expected, "--auth-supernode-private-key", str(key)]
 
 
-def test_the_fleets_tools_say_which_flower_they_speak_to(newer: str, tmp_path: Path) -> None:
+def test_what_needs_the_flower_of_the_lock_says_so(newer: str, tmp_path: Path) -> None:
     text = re.escape(f"flwr {newer}") + r" .* flwr==1\.32\.1, or .*`flwr run`"
-    with pytest.raises(SuperLinkError, match=text):
-        Control("127.0.0.1:1")
-    with pytest.raises(RuntimeError, match=r"flwr==1\.32\.1"):
+    with pytest.raises(RuntimeError, match=text):
         LocalFederation(1, tmp_path).start()
+    for command in (["register"], ["certs", "revoke", "ward-3"]):
+        ended = CliRunner().invoke(app, [*command, "--dir", str(tmp_path)])
+        assert ended.exit_code == 1
+        assert f"flwr {newer}" in ended.output
+        assert "flwr supernode" in ended.output
