@@ -27,8 +27,8 @@ def node(
 
     One warm process with torch, the app and its data serves all messages, on a GPU if there is one.
     When idle it ends, and the next message starts it again, unless --keep-warm is given. With
-    Flower 1.33, 1.34, 1.38 and from 1.43 on, Flower starts a process for each message, and nodes
-    need --policy open (docs/flower.md).
+    Flower 1.33, 1.34 and from 1.43 on, Flower starts a process for each message, and nodes need
+    --policy open (docs/flower.md).
     The node restarts failed processes, and waits while the SuperLink is down. If it cannot work, it
     prints the reason in one line and exits with 1.
 

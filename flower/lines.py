@@ -8,9 +8,10 @@ from types import ModuleType
 FOLDERS = {
     "1.32": "line_1_32",
     **dict.fromkeys(("1.35", "1.36", "1.37"), "line_1_35"),
+    "1.38": "line_1_38",
     **dict.fromkeys(("1.39", "1.40", "1.41", "1.42"), "line_1_39"),
 }
-"""Folder by line; `line_1_39` uses some of what `line_1_35` has."""
+"""Folder by line; newer ones use some of what older ones have."""
 FLEETS = "1.32."
 """The Flower that the fleet's tools work with."""
 

@@ -31,7 +31,7 @@ def newer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 @pytest.fixture
 def in_between(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Flower without one."""
-    install("1.38.0", monkeypatch)
+    install("1.34.0", monkeypatch)
 
 
 def test_the_flower_of_the_lock_is_neither_another_nor_stock() -> None:
@@ -43,7 +43,7 @@ def test_the_flower_of_the_lock_is_neither_another_nor_stock() -> None:
 def test_a_flower_without_a_folder_is_stock_and_the_log_says_what_is_slower() -> None:
     assert is_another()
     assert is_stock()
-    assert "flwr 1.38.0" in (text := check_another(NodeSettings(policy=OPEN)))
+    assert "flwr 1.34.0" in (text := check_another(NodeSettings(policy=OPEN)))
     assert "slower" in text
 
 
@@ -58,7 +58,7 @@ def test_one_with_a_folder_has_any_policy_and_metrics(newer: str) -> None:
 def test_a_policy_that_cannot_be_kept_is_refused_with_setting_and_remedy(policy: Policy) -> None:
     with pytest.raises(NodeError, check=at("policy")) as refused:
         check_another(NodeSettings(policy=policy))
-    assert "flwr 1.38.0" in refused.value.problem
+    assert "flwr 1.34.0" in refused.value.problem
     assert "install flwr==1.32.1" in refused.value.remedy
 
 

@@ -1,0 +1,1 @@
+"""Of a node's processes: HTTP to the SuperNode."""

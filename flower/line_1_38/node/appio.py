@@ -1,0 +1,5 @@
+"""The connection from a node's executor to a SuperNode of Flower 1.38: as from 1.35 on."""
+
+__all__ = [
+    *("REFUSED", "TOO_LATE", "AppIo", "has_ended", "messages", "pull_message", "pull_task_input"),
+]
