@@ -22,7 +22,6 @@ from typing import Any
 
 from flwr.app import Context, Error, Message
 from flwr.common.constant import ErrorCode
-from flwr.proto.task_pb2 import Task as PendingTask
 
 from flwr_distill.flower.lines import module_of_line
 from flwr_distill.flower.payload import Payload
@@ -79,10 +78,10 @@ class Executor:
         """Serve tasks until one cannot be answered, or a child cannot start."""
         while True:
             self._check_idle_child()
-            if (claim := self._api.claim()) is None:
+            if (token := self._api.claim()) is None:
                 time.sleep(self._pace.draw())
                 continue
-            self._serve_task(*claim)
+            self._serve_task(token)
             trim_heap()  # of the message and its reply
             self._pace.worked()
 
@@ -144,21 +143,21 @@ class Executor:
             self._send_report("device", reason)
             self._send_report("ready", child.pid)
 
-    def _serve_task(self, token: str, pending: PendingTask) -> None:
+    def _serve_task(self, token: str) -> None:
         task = Task(self._api, token)
         try:
             with task.heartbeats():
                 work = task.pull()
                 context = work.context
                 with suppress(TaskEndedError):
-                    reply, num_bytes = self._reply(task, work, pending)
+                    reply, num_bytes = self._reply(task, work)
                     task.push(self._guarding.release(reply, num_bytes), context)
         except appio.REFUSED as error:
             if not task.has_ended():
                 reason = f"the SuperNode refused to serve a task: {error}"
                 raise UnanswerableError(reason) from error
 
-    def _reply(self, task: Task, work: Work, pending: PendingTask) -> tuple[Message, int]:
+    def _reply(self, task: Task, work: Work) -> tuple[Message, int]:
         """The guard's reply to a message, or the app's, and the bytes of its objects."""
         try:
             payload = work.payload(task.pull_contents(work))
@@ -169,15 +168,16 @@ class Executor:
             return self._guarding.refuse_unreadable(work.header, error), 0
         if refusal := self._guarding.admit(message, work.run, work.bundle):
             return refusal, 0
-        del message
+        parts = payload.parts()
+        del message, payload  # the child has them in a moment
         try:
-            return self._run(pending, task, work, payload.parts())
+            return self._run(task, work, parts)
         except _FailedError as failure:
             return Message(Error(failure.code, failure.reason), reply_to=work.header), 0
 
-    def _child_for(self, pending: PendingTask) -> Child:
-        """The child, or a fresh one where it cannot serve the task; OSError without a sandbox."""
-        child, run_id, bundle = self._child, pending.run_id, pending.fab_hash
+    def _child_for(self, work: Work) -> Child:
+        """The child, or a fresh one where it cannot do the work; OSError without a sandbox."""
+        child, run_id, bundle = self._child, work.context.run_id, work.bundle.hash_str
         sandbox = None if self._sandboxes is None else self._sandboxes.of_run(run_id, bundle)
         if (
             child is None
@@ -189,13 +189,11 @@ class Executor:
         child.bundle, child.run_id = bundle, run_id
         return child
 
-    def _run(
-        self, pending: PendingTask, task: Task, work: Work, parts: list[bytes]
-    ) -> tuple[Message, int]:
-        """Have a child run a task; its reply, and the bytes of its objects."""
+    def _run(self, task: Task, work: Work, parts: list[bytes]) -> tuple[Message, int]:
+        """Have a child do the work, and forget the parts; its reply, and its objects' bytes."""
         deadline = time.monotonic() + min(work.header.metadata.ttl, _MAX_TTL) + GRACE
         try:
-            child = self._child_for(pending)
+            child = self._child_for(work)
         except OSError as error:
             raise _FailedError(f"the app gets no sandbox: {error}") from error
         try:

@@ -85,10 +85,10 @@ def make_executor(
 
 def serve_one(executor: Any) -> float:
     """Have an executor serve its next task; the seconds that it took."""
-    while (claim := executor._api.claim()) is None:
+    while (token := executor._api.claim()) is None:
         time.sleep(0.02)
     start = time.monotonic()
-    executor._serve_task(*claim)
+    executor._serve_task(token)
     return time.monotonic() - start
 
 

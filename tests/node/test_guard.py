@@ -29,7 +29,6 @@ from flwr.app import (
 )
 from flwr.app.message import remove_content_from_message
 from flwr.proto.message_pb2 import ObjectTree
-from flwr.proto.task_pb2 import Task as PendingTask
 from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
@@ -195,7 +194,7 @@ class Node:
         work = Work(header, tree, self.context, self.run, self.bundle, 1)
         given: Any = Given(contents)
         try:
-            refusal, num_bytes = self.desk._reply(given, work, PendingTask())
+            refusal, num_bytes = self.desk._reply(given, work)
         except _OfferedError:
             return True
         self._leaves(refusal, num_bytes)

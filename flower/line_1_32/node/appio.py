@@ -9,7 +9,6 @@ from typing import Any
 import flwr.proto.appio_pb2 as messages
 import grpc
 from flwr.proto.clientappio_pb2_grpc import ClientAppIoStub
-from flwr.proto.task_pb2 import Task as PendingTask
 from flwr.supercore.grpc import GRPC_MAX_MESSAGE_LENGTH
 from flwr.supercore.inflatable.inflatable_utils import ObjectIdNotPreregisteredError
 from flwr.supercore.interceptors import (
@@ -48,8 +47,8 @@ class AppIo:
         self._channel = open_channel(address, root_certificates, secret)
         self._stub = ClientAppIoStub(self._channel)
 
-    def claim(self) -> tuple[str, PendingTask] | None:
-        """Claim the oldest pending task, with its token; None if none is pending or it is away."""
+    def claim(self) -> str | None:
+        """Claim the oldest pending task: its token, or None if none is pending or it is away."""
         try:
             pending = self._stub.PullPendingTasks(
                 messages.PullPendingTasksRequest(), timeout=10
@@ -62,7 +61,7 @@ class AppIo:
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                 return None
             raise
-        return (token, pending[0]) if token else None
+        return str(token) or None
 
     def calls(self, token: str) -> Any:
         """The calls of a task, by their names in Flower."""

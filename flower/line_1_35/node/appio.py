@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import flwr.proto.runtime_pb2 as messages
-from flwr.proto.task_pb2 import Task as PendingTask
 
 from flwr_distill.flower.line_1_35.node.http import (
     REFUSED,
@@ -24,10 +23,10 @@ class AppIo(HttpAppIo):
 
     claiming = ("PullPendingTasks", "ClaimTask")
 
-    def _claimed(self, calls: Any) -> tuple[str, PendingTask] | None:
+    def _claimed(self, calls: Any) -> str | None:
         pending = calls.PullPendingTasks(messages.PullPendingTasksRequest()).tasks
         if not pending:
             return None
         claim = messages.ClaimTaskRequest(task_id=pending[0].task_id)
         token = calls.ClaimTask(claim).token
-        return (token, pending[0]) if token else None
+        return str(token) or None

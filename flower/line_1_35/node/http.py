@@ -7,7 +7,6 @@ from typing import Any
 
 import flwr.proto.runtime_pb2 as messages
 import httpx
-from flwr.proto.task_pb2 import Task as PendingTask
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
@@ -55,8 +54,8 @@ class HttpAppIo(ABC):
             for interceptors in (signing, [self._token])
         )
 
-    def claim(self) -> tuple[str, PendingTask] | None:
-        """Claim the oldest pending task, with its token; None if none is pending or it is away."""
+    def claim(self) -> str | None:
+        """Claim the oldest pending task: its token, or None if none is pending or it is away."""
         try:
             return self._claimed(self._claims)
         except httpx.TransportError:
@@ -67,7 +66,7 @@ class HttpAppIo(ABC):
             raise
 
     @abstractmethod
-    def _claimed(self, calls: Any) -> tuple[str, PendingTask] | None:
+    def _claimed(self, calls: Any) -> str | None:
         """As `claim`, by this line's calls; raises httpx's errors."""
 
     def calls(self, token: str) -> Any:

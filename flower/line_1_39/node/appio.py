@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import flwr.proto.runtime_pb2 as messages
-from flwr.proto.task_pb2 import Task as PendingTask
 from flwr.supercore.constant import TaskType
 
 from flwr_distill.flower.line_1_35.node.http import (
@@ -31,6 +30,6 @@ class AppIo(HttpAppIo):
 
     claiming = ("AcquireTask",)
 
-    def _claimed(self, calls: Any) -> tuple[str, PendingTask] | None:
+    def _claimed(self, calls: Any) -> str | None:
         response = calls.AcquireTask(messages.AcquireTaskRequest(supported_task_types=_TASKS))
-        return (response.token, response.task) if response.token else None
+        return str(response.token) or None
