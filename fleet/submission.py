@@ -83,16 +83,18 @@ def _follow(
 ) -> RunStatus:
     """Pass on the lines of a run's log until the run is over."""
     deadline = time.monotonic() + timeout
-    latest, unfinished = 0.0, ""
+    latest, unfinished, status = 0.0, "", RunStatus("")
     while True:
         seconds = max(0.1, min(_STREAM_SECONDS, deadline - time.monotonic()))
         with control() as link:
             try:
-                for text, time_stamp in link.log(run_id, latest, seconds):
-                    latest = time_stamp
+                for text, mark in link.log(run_id, latest, seconds):
+                    latest = mark
                     *lines, unfinished = (unfinished + text).split("\n")
                     for line in lines:
                         add(line)
+                if status.finished:  # before this part of the log, which was the last
+                    break
                 status = link.run_status(run_id)
             except OutageError:
                 time.sleep(_PAUSE)
@@ -104,7 +106,6 @@ def _follow(
                     where=f"run {run_id}",
                     remedy="see the SuperLink's log, or allow more with timeout=",
                 )
-        if status.finished:
-            if unfinished:
-                add(unfinished)
-            return status
+    if unfinished:
+        add(unfinished)
+    return status

@@ -104,7 +104,7 @@ class Control:
         assert process.stdout is not None
         try:
             for number, line in enumerate(process.stdout, start=1):
-                if number > after:
+                if number > after and line.endswith("\n"):  # else it was cut when time was up
                     yield line, float(number)
         finally:
             timer.cancel()
