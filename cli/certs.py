@@ -18,13 +18,12 @@ from flwr_distill.cli.connection import (
     UserKey,
     user_of,
 )
-from flwr_distill.cli.errors import exit_on, fail
+from flwr_distill.cli.errors import exit_on
 from flwr_distill.cli.options import DEFAULT_CERTIFICATES_DIR, CertificatesDir
 from flwr_distill.fleet.authority import CertificateError
 from flwr_distill.fleet.certificates import CertificateFolder, Issued, Role
 from flwr_distill.fleet.node_request import SERVER, request_node
-from flwr_distill.flower.control import SuperLinkError
-from flwr_distill.flower.lines import why_another
+from flwr_distill.flower.control import SuperLinkError, open_control
 
 certs = typer.Typer(
     help="Issue keys and certificates for a federation, from its own authorities.",
@@ -217,10 +216,6 @@ def revoke(
     The server introduces only registered nodes to each other. This also writes nodes-ca.crl. Nodes
     with this file as --peer-revocations reject the node's parcels, whatever the server says.
     """
-    if reason := why_another():
-        fail(f"{reason}: `flwr supernode` registers keys there", "certs")
-    from flwr_distill.flower.line_1_32.fleet.superlink import Control  # imports Flower
-
     authority = CertificateFolder(folder)
     user = user_of(user_certificate, user_key, "certs")
     with exit_on(CertificateError, command="certs"):
@@ -229,7 +224,8 @@ def revoke(
             raise CertificateError(f"{folder} has issued no {name}, or has revoked it already")
         if issued.is_node:
             try:
-                with Control(superlink, authority.certificate, user) as control:
+                certificate, ids = authority.certificate, authority.noted_ids
+                with open_control(superlink, certificate, user, ids) as control:
                     control.wait(timeout)
                     node_id = control.node_id(issued.registered_key)
                     if node_id is not None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import os
 import sys
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 
 import typer
 
-from flwr_distill.base.files import replacing
 from flwr_distill.cli.connection import (
     ControlAddress,
     Timeout,
@@ -21,8 +21,9 @@ from flwr_distill.cli.errors import exit_on, fail
 from flwr_distill.cli.options import DEFAULT_CERTIFICATES_DIR, CertificatesDir
 from flwr_distill.fleet.authority import CertificateError
 from flwr_distill.fleet.certificates import CertificateFolder
-from flwr_distill.flower.control import SuperLinkError
+from flwr_distill.flower.control import SuperLinkError, open_control
 from flwr_distill.flower.lines import why_another
+from flwr_distill.node.stock import environment
 
 STOCK = "flower-superlink"
 
@@ -31,15 +32,20 @@ def superlink(context: typer.Context) -> None:
     """Run Flower's SuperLink, for many nodes: with fewer calls and fewer database queries.
 
     A node's calls reach only its own messages and replies, which Flower does not check. It takes
-    the arguments of `flower-superlink`, except `--fleet-api-type`, and the same database. It starts
-    only with Flower 1.32.
+    the arguments of `flower-superlink`, except `--fleet-api-type`, and the same database. With
+    another Flower than 1.32 it is `flower-superlink`, which does none of this, and says so.
     """
-    if reason := why_another():
-        stock = f"{STOCK} lets any registered node reply for another if it knows the message's id"
-        fail(f"{reason}. {stock}", "superlink")
+    _make_folder_of_database(context.args)
+    if why_another():
+        typer.echo(
+            f"flwr {version('flwr')}: this is Flower's own SuperLink. A registered node that knows "
+            "the id of another one's message can reply to it (docs/flower.md).",
+            err=True,
+        )
+        program = str(Path(sys.executable).with_name(STOCK))
+        os.execve(program, [program, *context.args], environment(os.environ))
     from flwr_distill.flower.line_1_32.fleet.linkstate import main, why_unbound  # imports Flower
 
-    _make_folder_of_database(context.args)
     sys.argv = [STOCK, *context.args]
     if reason := why_unbound():
         fail(reason, "superlink")
@@ -69,16 +75,13 @@ def register(
     Waits for the SuperLink to answer. Registered nodes stay unchanged, revoked nodes are skipped.
     Writes their keys to nodes.json, with which a ServerApp checks the sender of a reply.
     """
-    if reason := why_another():
-        fail(f"{reason}: `flwr supernode` registers keys there", "register")
-    from flwr_distill.flower.line_1_32.fleet.superlink import Control  # imports Flower
-
     authority = CertificateFolder(folder)
     user = user_of(user_certificate, user_key, "register")
     with exit_on(CertificateError, SuperLinkError, OSError, command="register"):
         nodes = [each for each in authority.issued() if each.is_node and not each.revoked]
         typer.echo(f"waiting for the SuperLink at {superlink} ...")
-        with Control(superlink, authority.certificate, user) as control:
+        certificate, ids = authority.certificate, authority.noted_ids
+        with open_control(superlink, certificate, user, ids) as control:
             control.wait(timeout)
             keys: dict[int, str] = {}
             for node in nodes:
@@ -86,5 +89,4 @@ def register(
                 state = "registered" if is_new else "already registered"
                 typer.echo(f"{node.name}: {state}, Flower's node id is {node_id}")
                 keys[node_id] = node.registered_key
-        with replacing(folder / "nodes.json") as partial:
-            partial.write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
+        authority.note_ids(keys)

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -132,6 +132,26 @@ class CertificateFolder:
     def nodes_revocations(self) -> Path:
         """Revocation list of the authority for nodes, for nodes."""
         return self._nodes.revocations
+
+    @property
+    def noted_ids(self) -> dict[str, int]:
+        """Flower's ids of registered nodes, by key, as `note_ids` wrote them."""
+        if not self._noted.exists():
+            return {}
+        try:
+            keys = json.loads(self._noted.read_text(encoding="utf-8"))
+            return {str(key): int(node_id) for node_id, key in keys.items()}
+        except (ValueError, AttributeError) as error:
+            raise CertificateError(f"{self._noted} is unreadable: remove it") from error
+
+    def note_ids(self, keys: Mapping[int, str]) -> None:
+        """Write the keys of registered nodes by Flower's ids."""
+        with replacing(self._noted) as partial:
+            partial.write_text(json.dumps(dict(keys), indent=2) + "\n", encoding="utf-8")
+
+    @property
+    def _noted(self) -> Path:
+        return self._path / "nodes.json"
 
     def create(self, days: int) -> None:
         """Make authorities that are valid for `days`."""

@@ -27,7 +27,7 @@ from flwr_distill.flower.line_1_32.fleet.clock import (
     ClockError,
     clock_offset,
 )
-from flwr_distill.flower.lines import why_another
+from flwr_distill.flower.lines import folder_for, why_another
 from flwr_distill.links.credentials import is_signed
 from flwr_distill.node.gpus import describe_gpu, oldest_driver, pytorch_needs, why_unusable
 from flwr_distill.node.proxies import host_of, proxies_named, proxy_of, why_unused
@@ -82,8 +82,8 @@ def _software() -> Finding:
     versions = {name: importlib.metadata.version(name) for name in ("flwr-distill", "flwr")}
     parts = [f"Python {platform.python_version()}", *(f"{n} {v}" for n, v in versions.items())]
     found = ", ".join([*parts, pytorch_needs()])
-    if reason := why_another():
-        return Finding("software", "failed", found, reason)
+    if not folder_for("node"):
+        return Finding("software", "failed", found, why_another())
     return Finding("software", "ok", found)
 
 

@@ -78,17 +78,33 @@ class Control(Protocol):
     def stop_run(self, run_id: int) -> None:
         """Stop a run."""
 
+    def register(self, public_key: str) -> tuple[int, bool]:
+        """Register a node's key (OpenSSH); return Flower's node id and whether the key is new."""
+
+    def unregister(self, node_id: int) -> None:
+        """Unregister a node: the SuperLink no longer admits its key."""
+
+    def node_id(self, public_key: str) -> int | None:
+        """Return Flower's id of the node with this key, if it is registered."""
+
 
 def open_control(
-    address: str, root_certificates: Path | None = None, user: User | None = None
+    address: str,
+    root_certificates: Path | None = None,
+    user: User | None = None,
+    noted: Mapping[str, int] | None = None,
 ) -> Control:
     """Open a SuperLink's Control API at ``host:port``; without root certificates, without TLS.
 
     A `user` is for a gate in front of it. Where no folder serves the installed Flower's line,
-    Flower's own command does the calls.
+    Flower's own command does the calls. It shows no keys of nodes: `noted` are the ids of those
+    that are registered, by key.
     """
     module: Any = module_of_line("fleet", "superlink")
-    if module is None:
-        module = import_module("flwr_distill.flower.flwr_command")
-    control: Control = module.Control(address, root_certificates, user)
+    control: Control
+    if module is not None:
+        control = module.Control(address, root_certificates, user)
+    else:
+        command: Any = import_module("flwr_distill.flower.flwr_command")
+        control = command.Control(address, root_certificates, user, noted)
     return control

@@ -29,10 +29,14 @@ _OUTAGE = ("unavailable", "connect", "timed out", "timeout")
 
 
 class Control:
-    """The calls of a SuperLink at ``host:port``; without root certificates, without TLS."""
+    """The calls of a SuperLink; see `flower.control.open_control`."""
 
     def __init__(
-        self, address: str, root_certificates: Path | None = None, user: User | None = None
+        self,
+        address: str,
+        root_certificates: Path | None = None,
+        user: User | None = None,
+        noted: Mapping[str, int] | None = None,
     ) -> None:
         if user is not None:
             raise SuperLinkError(
@@ -42,6 +46,7 @@ class Control:
                 remedy="call the SuperLink without a gate, or install flwr==1.32.1",
             )
         self._address = address
+        self._noted = dict(noted or {})
         self._home = TemporaryDirectory(prefix="flwr-")
         settings: dict[str, Any] = {"address": address, "insecure": root_certificates is None}
         if root_certificates is not None:
@@ -80,8 +85,7 @@ class Control:
 
     def online_nodes(self) -> int:
         """As `flower.control.Control`."""
-        nodes = self._call("supernode", "list")["nodes"]
-        return sum(node["status"] == "online" for node in nodes)
+        return sum(node["status"] == "online" for node in self._nodes())
 
     def start_run(self, bundle: bytes, run_config: Mapping[str, RunConfigValue]) -> int:
         """As `flower.control.Control`."""
@@ -129,6 +133,36 @@ class Control:
     def stop_run(self, run_id: int) -> None:
         """As `flower.control.Control`."""
         self._call("stop", str(run_id))
+
+    def register(self, public_key: str) -> tuple[int, bool]:
+        """As `flower.control.Control`."""
+        if (node_id := self.node_id(public_key)) is not None:
+            return node_id, False
+        file = Path(self._home.name, "node.pub")
+        file.write_text(public_key + "\n", encoding="utf-8")
+        try:
+            node_id = int(self._call("supernode", "register", str(file))["node-id"])
+        except SuperLinkError as error:
+            raise SuperLinkError(
+                f"the SuperLink refuses the key: {error}",
+                remedy="a key that was registered from elsewhere, or unregistered, cannot be "
+                "registered again: issue another",
+            ) from error
+        self._noted[public_key] = node_id
+        return node_id, True
+
+    def unregister(self, node_id: int) -> None:
+        """As `flower.control.Control`."""
+        self._call("supernode", "unregister", str(node_id))
+
+    def node_id(self, public_key: str) -> int | None:
+        """As `flower.control.Control`; None also if it was registered from elsewhere."""
+        noted = self._noted.get(public_key)
+        return noted if noted in {int(node["node-id"]) for node in self._nodes()} else None
+
+    def _nodes(self) -> list[dict[str, Any]]:
+        nodes: list[dict[str, Any]] = self._call("supernode", "list")["nodes"]
+        return nodes
 
     def _call(self, *arguments: str, words: tuple[str, ...] = (), timeout: float = _TIMEOUT) -> Any:
         """What the command answers, as JSON.

@@ -54,13 +54,16 @@ def test_flower_refuses_what_flower_does_not_know():
     assert done.exit_code == 2
 
 
-def test_with_another_flower_it_does_not_start_and_names_what_does(monkeypatch):
+def test_with_another_flower_it_is_flowers_own_and_says_what_that_does_not_do(monkeypatch):
     monkeypatch.setattr(superlink, "why_another", lambda: "flwr 1.41.0 is installed")
-    assert_refused(
-        CliRunner().invoke(app, ["superlink", "--insecure"]),
-        "flwr 1.41.0 is installed",
-        "flower-superlink",
-    )
+    started = []
+    monkeypatch.setattr("os.execve", lambda program, words, env: started.append((program, words)))
+    monkeypatch.setattr(linkstate, "main", lambda: None)
+    done = CliRunner().invoke(app, ["superlink", "--insecure"])
+    ((program, words),) = started
+    assert program.endswith("/flower-superlink")
+    assert words == [program, "--insecure"]
+    assert "can reply to it" in done.output
 
 
 @pytest.mark.parametrize("kind", ["rest", "grpc-adapter"])

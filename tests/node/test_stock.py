@@ -4,11 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from flwr_distill.cli.main import app
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.flower import lines
+from flwr_distill.flower.control import SuperLinkError, User, open_control
 from flwr_distill.node import stock
 from flwr_distill.node.policy import HOSPITAL, OPEN, STANDARD, Policy
 from flwr_distill.node.settings import NodeError, NodeSettings
@@ -95,8 +94,9 @@ def test_what_needs_the_flower_of_the_lock_says_so(newer: str, tmp_path: Path) -
     text = re.escape(f"flwr {newer}") + r" .* flwr==1\.32\.1, or .*`flwr run`"
     with pytest.raises(RuntimeError, match=text):
         LocalFederation(1, tmp_path).start()
-    for command in (["register"], ["certs", "revoke", "ward-3"]):
-        ended = CliRunner().invoke(app, [*command, "--dir", str(tmp_path)])
-        assert ended.exit_code == 1
-        assert f"flwr {newer}" in ended.output
-        assert "flwr supernode" in ended.output
+
+
+@pytest.mark.usefixtures("newer")
+def test_a_user_of_a_gate_is_refused_where_flowers_command_makes_the_calls(tmp_path: Path) -> None:
+    with pytest.raises(SuperLinkError, check=at("user-certificate")):
+        open_control("127.0.0.1:1", None, User(tmp_path / "user.crt", tmp_path / "user.key"))

@@ -1,0 +1,107 @@
+"""README's node on another machine, with the installed Flower: TLS, node keys, `hospital`."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+from benchmarks.flower_federation import FLOWER, OUR_PACKAGES
+from flwr_distill.fleet.local_federation import free_ports
+from flwr_distill.node.stock import is_stock
+from flwr_distill.task.datasets import load_dataset
+
+PROGRAM = (sys.executable, "-P", "-c", "from flwr_distill.cli.main import app; app()")
+POLICY = "extends: hospital\nclasses: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]\n"
+RUN = (
+    'strategy="fedavg" num-rounds=1 min-nodes=2 train.dp-noise=1.0 dataset="private" '
+    'private.shape="1x8x8" model="digits-cnn"'
+)
+
+
+class Machines:
+    """Processes of one folder, and of its address."""
+
+    def __init__(self, folder, processes):
+        self.folder, self.processes = folder, processes
+        self.env = {**os.environ, **OUR_PACKAGES, "FLWR_HOME": str(folder / "home")}
+        self.env |= {"COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+
+    def start(self, name, *words):
+        log = (self.folder / f"{name}.log").open("wb")
+        process = subprocess.Popen(
+            [*PROGRAM, *words], cwd=self.folder, env=self.env, stdout=log, stderr=log
+        )
+        self.processes.callback(process.wait)
+        self.processes.callback(process.terminate)
+
+    def do(self, *words):
+        done = subprocess.run(
+            [*PROGRAM, *words],
+            cwd=self.folder,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+        logs = "".join(file.read_text()[-2000:] for file in self.folder.glob("*.log"))
+        return done.returncode, f"{done.stdout}{done.stderr}{logs if done.returncode else ''}"
+
+    def log(self, name):
+        return (self.folder / f"{name}.log").read_text()
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(is_stock(), reason="Flower's own SuperNode does the work of our node here")
+@pytest.mark.skipif(FLOWER < (1, 40), reason="three ports: tests/deploy has this for 1.32")
+def test_registered_nodes_with_a_policy_train_and_a_revoked_one_is_shut_out(tmp_path):
+    digits = load_dataset("digits").train
+    np.savez(tmp_path / "scans.npz", images=digits.images[:, 0], labels=digits.labels)
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    (port,) = free_ports(1)
+    address = f"127.0.0.1:{port}"
+    with ExitStack() as processes:
+        machines = Machines(tmp_path, processes)
+        for words in (
+            ("certs", "init"),
+            ("certs", "server", "--host", "127.0.0.1"),
+            *(("certs", "node", name) for name in ("ward-1", "ward-2")),
+        ):
+            assert machines.do(*words)[0] == 0, words
+        machines.start(
+            "superlink",
+            *("superlink", "--port", str(port), "--enable-supernode-auth"),
+            *("--ssl-ca-certfile", "certs/ca.crt", "--ssl-certfile", "certs/server/server.crt"),
+            *("--ssl-keyfile", "certs/server/server.key"),
+            "--disable-runtime-dependency-installation",
+        )
+        end = time.monotonic() + 120
+        while time.monotonic() < end:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                break
+            except OSError:
+                time.sleep(0.5)
+        for state in (": registered", "already registered"):
+            code, output = machines.do("register", "--superlink", address)
+            assert (code, output.count(state)) == (0, 2), output
+        for name in ("ward-1", "ward-2"):
+            machines.start(
+                name,
+                *("node", "--superlink", address, "--root-certificates", "certs/ca.crt"),
+                *("--auth-key", f"certs/{name}/login.key", "--data", "scans.npz"),
+                *("--policy", "policy.yaml", "--state-dir", f"state/{name}", "--device", "cpu"),
+            )
+        where = ("--superlink", address, "--root-certificates", "certs/ca.crt")
+        code, output = machines.do("run", *where, "-c", RUN)
+        assert code == 0, output
+        assert "Flower's own SuperLink" in machines.log("superlink")
+        code, output = machines.do("certs", "revoke", "ward-2", "--superlink", address)
+        assert code == 0, output
+        assert "is revoked" in output
