@@ -61,8 +61,8 @@ def test_a_machine_without_a_gpu_is_fit_and_told_what_was_looked_at(tmp_path, po
     assert "none: nodes compute on the CPU" in result.stdout
 
 
-@pytest.mark.parametrize("version", ["1.31.0", "1.33.0", "1.42.0"])
-def test_a_flower_that_the_commands_refuse_fails_with_its_version_and_the_remedy(
+@pytest.mark.parametrize("version", ["1.31.0", "1.33.0", "1.43.0"])
+def test_a_flower_on_which_nodes_keep_no_policy_fails_with_its_version_and_the_remedy(
     monkeypatch, version
 ):
     monkeypatch.setattr(flwr_distill.flower.lines, "version", lambda name: version)
@@ -70,6 +70,11 @@ def test_a_flower_that_the_commands_refuse_fails_with_its_version_and_the_remedy
     assert results.state == "failed"
     assert version in results.found + results.remedy
     assert "flwr==1.32.1" in results.remedy
+
+
+def test_a_flower_on_which_they_keep_one_passes(monkeypatch):
+    monkeypatch.setattr(flwr_distill.flower.lines, "version", lambda name: "1.42.0")
+    assert findings()["software"].state == "ok"
 
 
 def test_only_the_flower_that_the_commands_work_with_is_installed():
