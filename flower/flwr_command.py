@@ -23,6 +23,8 @@ from flwr_distill.task.settings import RunConfigValue
 _NAME = "ours"
 """Of the SuperLink, in the command's configuration."""
 _TIMEOUT = 60.0
+_SHORTEST = 15.0
+"""Seconds that any call may take: `flwr` imports for some of them, and retries by itself."""
 _MAX_TEXT = 500
 _OUTAGE = ("unavailable", "connect", "timed out", "timeout")
 """Words of what `flwr` says where no SuperLink answers: it has no code for that."""
@@ -65,7 +67,7 @@ class Control:
     def answers(self, *, timeout: float) -> bool:
         """Whether the SuperLink answers within `timeout` seconds."""
         try:
-            self._call("list", "--limit", "1", timeout=timeout)
+            self._call("list", timeout=timeout)
         except OutageError:
             return False
         return True
@@ -73,7 +75,7 @@ class Control:
     def wait(self, timeout: float, *, is_up: Callable[[], bool] = lambda: True) -> None:
         """As `flower.control.Control`."""
         deadline = time.monotonic() + timeout
-        while not self.answers(timeout=max(_TIMEOUT, timeout)):
+        while not self.answers(timeout=max(_SHORTEST, deadline - time.monotonic())):
             if not is_up() or time.monotonic() > deadline:
                 raise SuperLinkError(
                     f"no SuperLink answers within {timeout:.0f} s",
