@@ -618,7 +618,7 @@ from flwr.app import Message, RecordDict
 from flwr.supercore.fab import Fab
 from flwr.supercore.run import Run
 from flwr_distill.flower.app_config import run_config_of
-from flwr_distill.flower.line_1_32.node.steps import Guarding
+from flwr_distill.flower.guarding import Guarding
 from flwr_distill.node.guard import Guard
 from flwr_distill.node.policy import OPEN
 

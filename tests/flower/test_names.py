@@ -1,10 +1,14 @@
 """What is used of Flower is found in the source, and an incompatible Flower fails with a name."""
 
+import ast
+from pathlib import Path
+
 import pytest
 
 from flwr_distill.flower import names
 from flwr_distill.flower.lines import FOLDERS, line
 
+ROOT = Path(__file__).resolve().parents[2]
 SOURCE = """
 import flwr.supernode.cli
 from flwr.app import Message, Nothing
@@ -68,3 +72,30 @@ def test_where_no_folder_serves_the_installed_flower_each_is_checked(monkeypatch
     assert ended.value.code == 1
     assert all(folder in printed for folder in FOLDERS.values())
     assert "flwr.proto.runtime_pb2" in printed  # of a line that is not installed
+
+
+@pytest.mark.parametrize("folder", sorted(set(FOLDERS.values())))
+def test_each_folder_has_what_the_executor_takes_of_it(folder):
+    """Its modules import only where its Flower is installed, so their source is read."""
+    tree = ast.parse((ROOT / "flower" / folder / "node" / "appio.py").read_text())
+    bound = {alias.asname or alias.name for alias in _imports(tree)}
+    bound |= {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    bound |= {
+        target.id for node in tree.body if isinstance(node, ast.Assign) for target in node.targets
+    }
+    used = {
+        node.attr
+        for file in ("executor.py", "task.py")
+        for node in ast.walk(ast.parse((ROOT / "flower" / file).read_text()))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "appio"
+    }
+    assert used
+    assert used <= bound
+
+
+def _imports(tree):
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from node.names
