@@ -274,10 +274,15 @@ def test_exact_numbers_of_samples_do_not_leave_with_differential_privacy(name: s
         ("hfldd", {"hfldd.votes": True, "hfldd.rotate": False, "hfldd.complete-clusters": False}),
         ("hfldd", {"hfldd.refresh-every": 1}),
         ("fedhead", {"fedhead.rule": "agreement", "links": "relay"}),
-        ("fedavg", {"secure-sums": True}),
-        ("fedlgd", {"secure-sums": True}),
-        ("analytic", {"secure-sums": True}),
-        ("hfldd", {"secure-sums": True, "hfldd.complete-clusters": False, "hfldd.groups": 1}),
+        pytest.param("fedavg", {"secure-sums": True}, marks=pytest.mark.slow),
+    ]
+    + [
+        pytest.param(name, {"secure-sums": True, **more}, marks=pytest.mark.matrix)
+        for name, more in (
+            ("fedlgd", {}),
+            ("analytic", {}),
+            ("hfldd", {"hfldd.complete-clusters": False, "hfldd.groups": 1}),
+        )
     ],
 )
 def test_all_that_a_run_of_a_method_asks_is_on_the_list(

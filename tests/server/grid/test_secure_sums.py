@@ -265,7 +265,14 @@ def test_every_reply_is_the_mean_weighted_by_samples(federation, num_nodes):
 
 
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("settings", [{}, HEADS, FEDLGD], ids=["fedavg", "hfldd", "fedlgd"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({}, id="fedavg"),
+        pytest.param(HEADS, id="hfldd", marks=pytest.mark.matrix),
+        pytest.param(FEDLGD, id="fedlgd", marks=pytest.mark.matrix),
+    ],
+)
 def test_two_of_ten_nodes_that_drop_at_any_step_cost_the_round_nothing(federation, settings, step):
     ten = federation(10, **settings)
     ten.tamper = losing({2: step, 7: step})
