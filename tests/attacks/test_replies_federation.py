@@ -90,7 +90,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    grid = RunGrid(Transport(grid, deadline=30))
+    grid = RunGrid(Transport(grid, deadline=60))
     config = context.run_config
     while len(nodes := grid.get_node_ids()) < config["nodes"]:
         time.sleep(0.1)
