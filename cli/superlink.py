@@ -83,10 +83,13 @@ def register(
         certificate, ids = authority.certificate, authority.noted_ids
         with open_control(superlink, certificate, user, ids) as control:
             control.wait(timeout)
-            keys: dict[int, str] = {}
-            for node in nodes:
-                node_id, is_new = control.register(node.registered_key)
-                state = "registered" if is_new else "already registered"
-                typer.echo(f"{node.name}: {state}, Flower's node id is {node_id}")
-                keys[node_id] = node.registered_key
-        authority.note_ids(keys)
+            valid = {node.registered_key for node in nodes}
+            known = {key: node_id for key, node_id in ids.items() if key in valid}
+            try:
+                for node in nodes:
+                    node_id, is_new = control.register(node.registered_key)
+                    state = "registered" if is_new else "already registered"
+                    typer.echo(f"{node.name}: {state}, Flower's node id is {node_id}")
+                    known[node.registered_key] = node_id
+            finally:  # other Flowers do not say again which id a key has
+                authority.note_ids(known)

@@ -144,10 +144,11 @@ class CertificateFolder:
         except (ValueError, AttributeError) as error:
             raise CertificateError(f"{self._noted} is unreadable: remove it") from error
 
-    def note_ids(self, keys: Mapping[int, str]) -> None:
-        """Write the keys of registered nodes by Flower's ids."""
+    def note_ids(self, ids: Mapping[str, int]) -> None:
+        """Write Flower's ids of registered nodes, by key; the file has the keys by id."""
+        keys = {node_id: key for key, node_id in ids.items()}
         with replacing(self._noted) as partial:
-            partial.write_text(json.dumps(dict(keys), indent=2) + "\n", encoding="utf-8")
+            partial.write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
 
     @property
     def _noted(self) -> Path:

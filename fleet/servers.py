@@ -8,8 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-"""Environment in which Flower sends no telemetry and checks for no update."""
+from flwr_distill.node.stock import QUIET
 
 
 @dataclass(frozen=True)

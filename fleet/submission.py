@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from flwr_distill.task.settings import RunConfigValue
 
 _STREAM_SECONDS = 60.0
 """A log's stream is renewed after this time, so that a dead connection is noticed."""
+_LAST_SECONDS = 10.0
+"""For the rest of the log of a run that is over."""
 
 _PAUSE = 0.5
 
@@ -83,23 +86,29 @@ def _follow(
 ) -> RunStatus:
     """Pass on the lines of a run's log until the run is over."""
     deadline = time.monotonic() + timeout
-    latest, unfinished, status = 0.0, "", RunStatus("")
+    latest, unfinished = 0.0, ""
+
+    def read(link: Control, seconds: float) -> None:
+        nonlocal latest, unfinished
+        for text, mark in link.log(run_id, latest, seconds):
+            latest = mark
+            *lines, unfinished = (unfinished + text).split("\n")
+            for line in lines:
+                add(line)
+
     while True:
-        seconds = max(0.1, min(_STREAM_SECONDS, deadline - time.monotonic()))
         with control() as link:
             try:
-                for text, mark in link.log(run_id, latest, seconds):
-                    latest = mark
-                    *lines, unfinished = (unfinished + text).split("\n")
-                    for line in lines:
-                        add(line)
-                if status.finished:  # before this part of the log, which was the last
-                    break
+                read(link, max(0.1, min(_STREAM_SECONDS, deadline - time.monotonic())))
                 status = link.run_status(run_id)
             except OutageError:
                 time.sleep(_PAUSE)
                 continue
-            if not status.finished and time.monotonic() > deadline:
+            if status.finished:
+                with suppress(SuperLinkError):  # what came between the end of the stream and this
+                    read(link, _LAST_SECONDS)
+                break
+            if time.monotonic() > deadline:
                 link.stop_run(run_id)
                 raise RunError(
                     f"was stopped after {timeout:.0f} s",

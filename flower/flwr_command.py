@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +19,7 @@ from zipfile import ZipFile
 
 from flwr_distill.flower.control import OutageError, RunStatus, SuperLinkError, User
 from flwr_distill.node.settings import flat_toml
+from flwr_distill.node.stock import QUIET
 from flwr_distill.task.settings import RunConfigValue
 
 _NAME = "ours"
@@ -26,7 +28,7 @@ _TIMEOUT = 60.0
 _SHORTEST = 15.0
 """Seconds that any call may take: `flwr` imports for some of them, and retries by itself."""
 _MAX_TEXT = 500
-_OUTAGE = ("unavailable", "connect", "timed out", "timeout")
+_OUTAGE = ("is unavailable", "timed out")
 """Words of what `flwr` says where no SuperLink answers: it has no code for that."""
 
 
@@ -104,7 +106,7 @@ class Control:
 
     def log(self, run_id: int, after: float, seconds: float) -> Iterator[tuple[str, float]]:
         """As `flower.control.Control`; marks are numbers of lines."""
-        process = self._start("log", str(run_id), _NAME, "--stream")
+        process = self._start("log", str(run_id), _NAME, "--stream", errors=subprocess.DEVNULL)
         timer = threading.Timer(seconds, process.kill)
         timer.start()
         assert process.stdout is not None
@@ -138,8 +140,8 @@ class Control:
 
     def register(self, public_key: str) -> tuple[int, bool]:
         """As `flower.control.Control`."""
-        if (node_id := self.node_id(public_key)) is not None:
-            return node_id, False
+        if (noted := self._noted.get(public_key)) in self._node_ids:
+            return int(noted or 0), False
         file = Path(self._home.name, "node.pub")
         file.write_text(public_key + "\n", encoding="utf-8")
         try:
@@ -151,16 +153,27 @@ class Control:
                 "registered again: issue another",
             ) from error
         self._noted[public_key] = node_id
+        self._node_ids.add(node_id)
         return node_id, True
 
     def unregister(self, node_id: int) -> None:
         """As `flower.control.Control`."""
         self._call("supernode", "unregister", str(node_id))
+        self._node_ids.discard(node_id)
 
     def node_id(self, public_key: str) -> int | None:
-        """As `flower.control.Control`; None also if it was registered from elsewhere."""
-        noted = self._noted.get(public_key)
-        return noted if noted in {int(node["node-id"]) for node in self._nodes()} else None
+        """As `flower.control.Control`; SuperLinkError if its id was not noted."""
+        if (noted := self._noted.get(public_key)) is None:
+            raise SuperLinkError(
+                "`flwr` shows no keys of nodes, and the id of this one is not in nodes.json",
+                remedy="run `flwr-distill register` first, or where that file is",
+            )
+        return noted if noted in self._node_ids else None
+
+    @cached_property
+    def _node_ids(self) -> set[int]:
+        """Ids of registered nodes; cached, since the list of a large fleet is long."""
+        return {int(node["node-id"]) for node in self._nodes()}
 
     def _nodes(self) -> list[dict[str, Any]]:
         nodes: list[dict[str, Any]] = self._call("supernode", "list")["nodes"]
@@ -188,13 +201,13 @@ class Control:
         kind = OutageError if any(word in text.lower() for word in _OUTAGE) else SuperLinkError
         raise kind(text)
 
-    def _start(self, *words: str) -> subprocess.Popen[str]:
+    def _start(self, *words: str, errors: int = subprocess.PIPE) -> subprocess.Popen[str]:
         program = Path(sys.executable).with_name("flwr")
         return subprocess.Popen(
             [str(program), *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=errors,
             text=True,
-            env={**os.environ, "FLWR_HOME": self._home.name, "FLWR_DISABLE_UPDATE_CHECK": "1"},
+            env={**QUIET, **os.environ, "FLWR_HOME": self._home.name},
         )

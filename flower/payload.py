@@ -7,16 +7,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
-from flwr.app import Context, Message
+from flwr.app import Array, Context, Message
 from flwr.common.serde import context_from_proto, context_to_proto
 from flwr.proto.message_pb2 import Context as ProtoContext
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
+    get_object_body,
+    get_object_head_values_from_object_content,
     no_object_id_recompute,
 )
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-from flwr_distill.node.payload import PayloadError
+from flwr_distill.node.payload import MAX_BYTES, PayloadError
+
+MAX_HEAD = 16 << 20
+"""Bytes of a message's list of objects: some 70 for each."""
+MAX_ARRAY = 1 << 20
+"""Bytes of an array's list of chunks."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,8 @@ class Payload:
         return sum(map(len, self.contents.values()))
 
     def message(self) -> Message:
-        """Decode the message; any error, if a hostile app has encoded it."""
+        """Decode the message; any error, if a hostile app or server has encoded it."""
+        _check_expansion(self.contents)
         message = cast(Message, inflate_object_from_contents(self.name, dict(self.contents)))
         # An inflated message has no id of its own, which replies need.
         message.metadata.__dict__["_message_id"] = self.name
@@ -72,6 +80,8 @@ class Payload:
         """Read the other end's parts; PayloadError if they are no payload."""
         try:
             head, context, *contents = parts
+            if len(head) > MAX_HEAD:
+                raise PayloadError(f"a head of {len(head):,} bytes, over {MAX_HEAD:,}")
             name, names, about = json.loads(head)
             by_name = dict(zip(names, contents, strict=True))
             if not all(isinstance(each, str) for each in (name, *names)):
@@ -81,3 +91,18 @@ class Payload:
             raise
         except Exception as error:  # a hostile app's bytes may raise any
             raise PayloadError(f"no payload ({type(error).__name__})") from error
+
+
+def _check_expansion(contents: Mapping[str, bytes]) -> None:
+    """Check what arrays grow to: an array may name a chunk any number of times."""
+    expanded = 0
+    for content in contents.values():
+        kind, chunks, length = get_object_head_values_from_object_content(content)
+        if kind != Array.__name__:
+            continue
+        if length > MAX_ARRAY:
+            raise PayloadError(f"an array with a list of {length:,} bytes, over {MAX_ARRAY:,}")
+        places = json.loads(get_object_body(content, Array))["arraychunk_ids"]
+        expanded += sum(len(contents[chunks[place]]) for place in places)
+        if expanded > MAX_BYTES:
+            raise PayloadError(f"arrays of over {MAX_BYTES:,} bytes")

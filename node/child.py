@@ -13,7 +13,7 @@ from flwr_distill.node.log_lines import OutputQuota, titled_output
 from flwr_distill.node.notes import Notes, NotesError
 from flwr_distill.node.nursery import NURSERY, WORKER
 from flwr_distill.node.packages import installed_packages
-from flwr_distill.node.payload import PayloadFile
+from flwr_distill.node.payload import PayloadError, PayloadFile
 from flwr_distill.node.processes import kill_group, start_bound
 
 _FIRST_NOTES = frozenset({"ready", "unfit"})
@@ -110,8 +110,9 @@ class Child:
         """Take its reply; the child is killed if it cannot be read, or if the block raises."""
         try:
             yield self._replies.take()
-        except Exception as error:
-            raise self._killed(f"sent its node something malformed ({error})") from error
+        except Exception as error:  # of others' errors the kind alone: an app may write the text
+            why = error if isinstance(error, PayloadError) else type(error).__name__
+            raise self._killed(f"sent its node something malformed ({why})") from error
 
     def has_note(self, timeout: float = 0.0) -> bool:
         """Whether `note` would return or raise without waiting, at latest after `timeout` s."""

@@ -1,6 +1,6 @@
 """The guard of a node judges what comes to it and what leaves it: events in, verdicts out.
 
-It knows no transport (`flower.line_1_32.node.steps` is one). A reply leaves as the guard read
+It knows no transport (`flower.guarding` is one). A reply leaves as the guard read
 it, without what else the app put beside it. Everything that leaves is in the outbox first.
 """
 
@@ -180,13 +180,6 @@ class Guard:
         with suppress(OutboxError):  # these are the node's own words
             self._leave(pending, answer)
         return replace(answer, note=f"{refusal}: {one_line(refusal.detail)}")
-
-    def run_config(self, run_id: int, bundle: Bundle) -> Mapping[str, Any]:
-        """The run config of a bundle, before any message; empty for a refused bundle.
-
-        BundleError if it is unreadable: `admit` refuses it.
-        """
-        return {} if self._refused(bundle) else self._run_config(run_id, bundle)
 
     def _answer(self, header: Header, refusal: Refusal) -> Answer:
         """What names the rule: an error, or at the first meeting what is missing."""

@@ -13,8 +13,10 @@ from collections.abc import Sequence
 
 MAX_BYTES = 1 << 32
 """Of all parts that one end hands to the other."""
-MAX_SIZES = 1 << 26
-"""Bytes of the list of their sizes; a message has some 80 for each of its objects."""
+MAX_PARTS = (1 << 17) + 2
+"""A message has 131,072 objects at most."""
+MAX_SIZES = 1 << 21
+"""Bytes of the list of their sizes."""
 
 _LENGTH = 8
 
@@ -75,6 +77,8 @@ class PayloadFile:
         place = _LENGTH + length
         if not isinstance(sizes, list) or not all(type(n) is int and n >= 0 for n in sizes):
             raise PayloadError("sizes that are no numbers")
+        if len(sizes) > MAX_PARTS:
+            raise PayloadError(f"{len(sizes):,} parts, over {MAX_PARTS:,}")
         if place + sum(sizes) != size:
             raise PayloadError(f"{size:,} bytes, but parts of {place + sum(sizes):,}")
         parts = []

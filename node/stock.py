@@ -18,6 +18,8 @@ from flwr_distill.node.settings import NodeError, NodeSettings
 
 LINE = "1.32."
 """The Flower on which nodes do all that they can."""
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+"""Environment in which Flower's programs report nothing and ask for no update."""
 OVER_HTTP = (1, 35)
 """Since this Flower, a SuperNode serves its apps over HTTP."""
 

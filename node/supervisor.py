@@ -45,6 +45,7 @@ from flwr_distill.node.settings import (
     flat_toml,
 )
 from flwr_distill.node.stock import (
+    QUIET,
     appio_arguments,
     check_another,
     connection_arguments,
@@ -303,8 +304,7 @@ class Node:
     def _environment(self) -> dict[str, str]:
         nursery = {} if self._nursery is None else {NURSERY: str(self._nursery_folder)}
         return {
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            **QUIET,
             **os.environ,
             **nursery,
             "FLWR_HOME": str(self._settings.state_dir / FLOWER_HOME),

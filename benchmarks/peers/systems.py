@@ -11,7 +11,7 @@ from benchmarks.peers.environments import BLAZEFL, PFL, Project
 from benchmarks.peers.ours import run_config
 from benchmarks.peers.work import Work, cores
 from flwr_distill.fleet.local_federation import free_ports
-from flwr_distill.fleet.servers import QUIET
+from flwr_distill.node.stock import QUIET
 
 ROOT = Path(__file__).resolve().parents[2]
 STOCK_APP = Path(__file__).with_name("stock_app")

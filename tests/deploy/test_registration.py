@@ -7,8 +7,13 @@ from cryptography.hazmat.primitives import serialization
 from flwr.proto.control_pb2 import ListNodesResponse
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from typer.testing import CliRunner
 
+from flwr_distill.cli import superlink
+from flwr_distill.cli.main import app
 from flwr_distill.fleet.authority import new_key
+from flwr_distill.fleet.certificates import CertificateFolder
+from flwr_distill.flower.control import SuperLinkError
 from flwr_distill.flower.line_1_32.fleet.superlink import Control
 
 
@@ -63,3 +68,37 @@ def test_a_node_that_was_unregistered_is_not_known_any_more(control):
     node_id, _ = control.register(key)
     control.unregister(node_id)
     assert control.node_id(key) is None
+
+
+class Refuses:
+    """A SuperLink that registers one node and refuses the next."""
+
+    def __init__(self):
+        self.keys = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def wait(self, timeout):
+        pass
+
+    def register(self, key):
+        if self.keys:
+            raise SuperLinkError("refused")
+        self.keys.append(key)
+        return 5, True
+
+
+def test_what_was_registered_before_a_failure_is_noted(tmp_path, monkeypatch):
+    """Other Flowers do not say later which id a key has."""
+    folder = CertificateFolder(tmp_path)
+    folder.create(365)
+    keys = [folder.issue_node(name, [], 30).registered_key for name in ("a", "b")]
+    folder.note_ids({keys[0]: 4, "a revoked one's": 3})
+    monkeypatch.setattr(superlink, "open_control", lambda *_: Refuses())
+    ended = CliRunner().invoke(app, ["register", "--dir", str(tmp_path)])
+    assert ended.exit_code == 1
+    assert folder.noted_ids == {keys[0]: 5}

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.flower_federation import FLOWER, OUR_PACKAGES
 from flwr_distill.fleet.local_federation import free_ports
+from flwr_distill.flower.control import open_control
 from flwr_distill.node.stock import is_stock
 from flwr_distill.task.datasets import load_dataset
 
@@ -105,3 +106,7 @@ def test_registered_nodes_with_a_policy_train_and_a_revoked_one_is_shut_out(tmp_
         code, output = machines.do("certs", "revoke", "ward-2", "--superlink", address)
         assert code == 0, output
         assert "is revoked" in output
+        with open_control(address, tmp_path / "certs" / "ca.crt") as control:
+            deadline = time.monotonic() + 60
+            while control.online_nodes() != 1:
+                assert time.monotonic() < deadline, machines.log("ward-2")[-2000:]

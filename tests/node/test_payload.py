@@ -2,9 +2,11 @@
 
 import json
 import os
+from dataclasses import replace
 
+import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -112,6 +114,36 @@ def test_a_message_and_its_context_arrive(file, context):
 def test_parts_that_are_no_payload_are_an_error(parts):
     with pytest.raises(Exception):  # noqa: B017, PT011 (Flower's decoding raises any)
         Payload.from_parts(parts).message()
+
+
+def test_more_parts_than_a_message_has_objects_are_not_read(file):
+    forge(file, with_sizes([0] * (payload.MAX_PARTS + 1)))
+    with pytest.raises(PayloadError, match="parts, over"):
+        file.take()
+
+
+def test_a_head_that_names_more_than_any_message_has_is_not_read(context):
+    head, *others = Payload.of(Message(RecordDict(), 5, "train"), context).parts()
+    with pytest.raises(PayloadError, match="head"):
+        Payload.from_parts([head + b" " * (16 << 20), *others])
+
+
+def test_an_array_that_names_a_chunk_again_and_again_is_not_decoded(context):
+    """A megabyte would become a terabyte in the node's executor."""
+    array = Array(np.zeros(250_000, np.float32))
+    message = Message(RecordDict({"model": ArrayRecord({"w": array})}), 5, "train")
+    sent = Payload.of(message, context)
+    assert sent.message().content == message.content
+    (name,) = (n for n, content in sent.contents.items() if content.startswith(b"Array "))
+    head, body = sent.contents[name].split(b"\0", 1)
+    grown = json.dumps({**json.loads(body), "arraychunk_ids": [0] * 10_000}).encode()
+    forged = head.rpartition(b" ")[0] + b" " + str(len(grown)).encode() + b"\0" + grown
+    with pytest.raises(PayloadError, match="arrays of over"):
+        replace(sent, contents={**sent.contents, name: forged}).message()
+    longer = json.dumps({**json.loads(body), "arraychunk_ids": [0] * 400_000}).encode()
+    forged = head.rpartition(b" ")[0] + b" " + str(len(longer)).encode() + b"\0" + longer
+    with pytest.raises(PayloadError, match="list of"):
+        replace(sent, contents={**sent.contents, name: forged}).message()
 
 
 def test_a_message_without_its_objects_is_an_error(context):
