@@ -139,8 +139,8 @@ class _Work(WrappedState):
 
     def _replies(self, find: Callable[..., Any], **filters: Any) -> Any:
         replies, message = find(**filters), self._message
-        is_due = filters.get("is_reply") and message is not None and time.monotonic() > self._due
-        if replies or not is_due or message is None:
+        is_early = time.monotonic() < self._due
+        if replies or message is None or is_early or not filters.get("is_reply"):
             return replies
         self._due = _next(self._every)
         if not _has_ended(message.metadata.run_id, self._get_run):

@@ -1,8 +1,9 @@
 """The warm child of a node: torch, the app, its data and its CUDA context, kept between messages.
 
 Started by the executor, with which it exchanges notes (`node.notes`), and messages and replies in
-files (`node.payload`). It needs no network. Of our package it imports only `flower` and `node`,
-before the app, which cannot replace them; everything else comes from the app bundle.
+files (`node.payload`). It has no connection to the SuperNode. Of our package it imports only
+`flower` and `node`, before the app, which cannot replace them; everything else comes from the app
+bundle.
 """
 
 from __future__ import annotations
