@@ -16,7 +16,7 @@ import yaml
 from flwr_distill.fleet.edge_runs import EdgeRuns
 from flwr_distill.fleet.federation_record import FederationFile
 from flwr_distill.fleet.local_federation import LocalNode
-from flwr_distill.fleet.serverapp import PRELOAD, program
+from flwr_distill.fleet.serverapp import preloaded, program
 from flwr_distill.fleet.servers import (
     Addresses,
     ServerCertificate,
@@ -140,7 +140,7 @@ class Edge:
             "PATH": os.pathsep.join([str(folder), self._env["PATH"]]),  # with `flwr-serverapp`
         }
         log = self._state / "nursery.log"
-        return [start_nursery(folder, SERVER_APPS, PRELOAD, log=log, env=self._env)]
+        return [start_nursery(folder, SERVER_APPS, preloaded(), log=log, env=self._env)]
 
     def _start_servers(self) -> None:
         """Start the SuperLink, and its ServerApps' parent."""

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,7 +19,7 @@ import yaml
 
 from flwr_distill.fleet.federation_record import FederationFile, FederationRecord
 from flwr_distill.fleet.run_config import read_run_config
-from flwr_distill.fleet.serverapp import PRELOAD, program
+from flwr_distill.fleet.serverapp import preloaded, program
 from flwr_distill.fleet.servers import (
     Addresses,
     environment,
@@ -29,7 +30,7 @@ from flwr_distill.fleet.servers import (
 )
 from flwr_distill.fleet.submission import RunOutcome, submit
 from flwr_distill.flower.control import Control, SuperLinkError, open_control
-from flwr_distill.flower.lines import why_another
+from flwr_distill.flower.lines import folder_for
 from flwr_distill.node.main import unfit_file
 from flwr_distill.node.nursery import NODE, NODES, NURSERY, SERVER_APPS, WORKERS, can_fork
 from flwr_distill.node.processes import Process, kill_group, start_bound, start_nursery, stop
@@ -95,8 +96,8 @@ class LocalNode:
 
     @property
     def online(self) -> bool:
-        """Whether the node has signed on at the SuperLink."""
-        return "online" in self._status()
+        """Whether the node runs, and the SuperLink has admitted it."""
+        return self.alive and "online" in self._status()
 
     @property
     def warm(self) -> bool:
@@ -217,8 +218,11 @@ class LocalFederation:
         """
         if self._superlink is not None:
             return
-        if reason := why_another():
-            raise FederationError(reason)
+        if not folder_for("node"):
+            raise FederationError(
+                f"flwr {version('flwr')} is installed, which nodes here do not know",
+                remedy="install flwr==1.32.1, or use flower-superlink (docs/flower.md)",
+            )
         deadline = time.monotonic() + timeout
         self._file.lock()
         try:
@@ -271,22 +275,19 @@ class LocalFederation:
             node.start()
         return dead
 
-    def online_nodes(self) -> int:
-        """Number of nodes that are online at the SuperLink."""
-        with self._control() as control:
-            return control.online_nodes()
-
     def wait_for_nodes(
         self, count: int | None = None, *, timeout: float = 120.0, on_wait: OnWait | None = None
     ) -> None:
         """Wait until `count` nodes (None: all) are online, for at most `timeout` seconds."""
         count = len(self.nodes) if count is None else count
+        spare = len(self.nodes) - count
         deadline = time.monotonic() + timeout
-        while (online := self.online_nodes()) < count:
+        while len(awaited := [node for node in self.nodes if not node.online]) > spare:
             self._check_fit()
             if on_wait is not None:
-                on_wait([node for node in self.nodes if not node.online])
+                on_wait(awaited)
             if time.monotonic() > deadline or not any(node.alive for node in self.nodes):
+                online = len(self.nodes) - len(awaited)
                 raise self._error(f"{online} of {count} nodes came online within {timeout:.0f} s")
             time.sleep(0.2)
 
@@ -372,7 +373,7 @@ class LocalFederation:
             raise FederationError("the SuperLink did not start", remedy=remedy) from error
 
     def _start_superlink(self) -> None:
-        addresses = Addresses(*(f"127.0.0.1:{port}" for port in self._three_ports()))
+        addresses = Addresses.on_loopback(self._three_ports())
         self.fleet_address, self.control_address = addresses.fleet, addresses.control
         write_connection(Path(self.env["FLWR_HOME"]), CONNECTION, addresses.control)
         self._file.write(
@@ -419,7 +420,7 @@ class LocalFederation:
         for name, modules, env, cwd in (
             (NODES, (), of_nodes, None),
             (WORKERS, preload, of_nodes, None),
-            (SERVER_APPS, PRELOAD, self.env, self._cwd),
+            (SERVER_APPS, preloaded(), self.env, self._cwd),
         ):
             log = self.state_dir / "nursery.log"
             nursery = start_nursery(Path(folder), name, modules, log=log, env=env, cwd=cwd)

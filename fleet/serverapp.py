@@ -8,14 +8,17 @@ and matplotlib.
 import os
 import shlex
 import sys
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from flwr_distill.node.nursery import SERVER_APP, fork
 
 NAME = "flwr-serverapp"
-PRELOAD = ("torch", "torch.utils.tensorboard", "matplotlib.figure", "flwr.server.serverapp")
-"""No module of ours: a run's code is that of its app bundle."""
+
+
+def preloaded() -> list[str]:
+    """Modules for a nursery; none of ours: a run's code is that of its app bundle."""
+    return ["torch", "torch.utils.tensorboard", "matplotlib.figure", _flowers().module]
 
 
 def program(folder: Path) -> Path:
@@ -29,12 +32,17 @@ def program(folder: Path) -> Path:
 
 def main() -> None:
     """Run Flower's program; the nursery calls this."""
-    (flowers,) = entry_points(group="console_scripts", name=NAME)
     for name in list(sys.modules):  # the run's code is that of its app bundle
         if name.partition(".")[0] == "flwr_distill":
             del sys.modules[name]
     sys.argv[0] = NAME
-    flowers.load()()
+    _flowers().load()()
+
+
+def _flowers() -> EntryPoint:
+    """Flower's own program, wherever its line has it."""
+    (flowers,) = entry_points(group="console_scripts", name=NAME)
+    return flowers
 
 
 def start() -> None:

@@ -5,10 +5,16 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flwr_distill.node.stock import QUIET
+from flwr_distill.node.stock import OVER_HTTP, QUIET, installed_line
+
+CONTROL_OVER_HTTP, FLEET_OVER_HTTP = (1, 37), (1, 40)
+"""Since these Flowers, a SuperLink's Control API and Fleet API share the port of ServerApps."""
+NO_PLUGINS = (1, 38)
+"""Since this Flower, one process starts apps of all kinds."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +24,16 @@ class Addresses:
     fleet: str
     control: str
     serverappio: str
+
+    @classmethod
+    def on_loopback(cls, ports: Sequence[int]) -> Addresses:
+        """Addresses at three ports; newer Flowers have several APIs at the first or the last."""
+        fleet, control, serverappio = (f"127.0.0.1:{port}" for port in ports)
+        if installed_line() >= FLEET_OVER_HTTP:
+            return cls(fleet, fleet, fleet)
+        if installed_line() >= CONTROL_OVER_HTTP:
+            return cls(fleet, serverappio, serverappio)
+        return cls(fleet, control, serverappio)
 
 
 @dataclass(frozen=True)
@@ -74,19 +90,35 @@ def superlink_command(
             *("--ssl-keyfile", str(certificate.key)),
         ]
     return [
-        *("flwr-distill", "superlink", *tls, "--disable-runtime-dependency-installation"),
-        *("--fleet-api-address", addresses.fleet),
-        *("--control-api-address", addresses.control),
-        *("--serverappio-api-address", addresses.serverappio, "--isolation", "process"),
+        *(sys.executable, "-P", "-m", "flwr_distill.command", "superlink", *tls),
+        "--disable-runtime-dependency-installation",
+        *(*listening_arguments(addresses), "--isolation", "process"),
         *(("--database", str(database)) if database else ()),
         *("--superexec-auth-secret-file", str(secret)),
     ]
 
 
+def listening_arguments(addresses: Addresses) -> list[str]:
+    """The arguments of the installed Flower's SuperLink for where it listens."""
+    if installed_line() < OVER_HTTP:
+        arguments = ["--serverappio-api-address", addresses.serverappio]
+    else:
+        host, _, port = addresses.serverappio.rpartition(":")
+        arguments = ["--host", host, "--port", port]
+    if installed_line() < CONTROL_OVER_HTTP:
+        arguments += ["--control-api-address", addresses.control]
+    if installed_line() < FLEET_OVER_HTTP:
+        arguments += ["--fleet-api-address", addresses.fleet]
+    return arguments
+
+
 def serverapps_command(addresses: Addresses, secret: Path, superlink: int) -> list[str]:
     """The command that starts ServerApps; it ends with the SuperLink of this process id."""
+    old = installed_line() < OVER_HTTP
+    api = "--appio-api-address" if old else "--runtime-api-address"
     return [
-        *("flower-superexec", "--insecure", "--plugin-type", "serverapp"),
-        *("--appio-api-address", addresses.serverappio, "--parent-pid", str(superlink)),
+        *("flower-superexec", "--insecure"),
+        *(("--plugin-type", "serverapp") if installed_line() < NO_PLUGINS else ()),
+        *(api, addresses.serverappio, "--parent-pid", str(superlink)),
         *("--superexec-auth-secret-file", str(secret)),
     ]

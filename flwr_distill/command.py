@@ -11,3 +11,7 @@ def main() -> None:
     from flwr_distill.cli.main import app  # here: gRPC reads the environment when it is imported
 
     app()
+
+
+if __name__ == "__main__":
+    main()

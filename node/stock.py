@@ -21,7 +21,12 @@ LINE = "1.32."
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 """Environment in which Flower's programs report nothing and ask for no update."""
 OVER_HTTP = (1, 35)
-"""Since this Flower, a SuperNode serves its apps over HTTP."""
+"""Since this Flower, apps ask their SuperNode or SuperLink over HTTP."""
+
+
+def installed_line() -> tuple[int, ...]:
+    """The installed Flower's line, such as (1, 32)."""
+    return tuple(map(int, version("flwr").split(".")[:2]))
 
 
 def is_another() -> bool:
@@ -77,7 +82,7 @@ def supernode_command(settings: NodeSettings, node_config: Path, port: int) -> l
 
 def appio_arguments(port: int) -> list[str]:
     """Return any SuperNode's arguments for where on loopback its apps find it."""
-    if tuple(map(int, version("flwr").split(".")[:2])) < OVER_HTTP:
+    if installed_line() < OVER_HTTP:
         return ["--clientappio-api-address", f"127.0.0.1:{port}"]
     return ["--host", "127.0.0.1", "--port", str(port)]
 

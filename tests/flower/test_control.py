@@ -12,7 +12,7 @@ from flwr_distill.flower import flwr_command
 from flwr_distill.flower.control import OutageError, SuperLinkError, open_control
 
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(600)]
-PROGRAM = (sys.executable, "-P", "-c", "from flwr_distill.cli.main import app; app()")
+PROGRAM = (sys.executable, "-P", "-m", "flwr_distill.command")
 TRAIN = 'strategy="fedavg" min-nodes=3 '
 
 

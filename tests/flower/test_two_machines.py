@@ -16,7 +16,7 @@ from flwr_distill.flower.control import open_control
 from flwr_distill.node.stock import is_stock
 from flwr_distill.task.datasets import load_dataset
 
-PROGRAM = (sys.executable, "-P", "-c", "from flwr_distill.cli.main import app; app()")
+PROGRAM = (sys.executable, "-P", "-m", "flwr_distill.command")
 POLICY = "extends: hospital\nclasses: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]\n"
 RUN = (
     'strategy="fedavg" num-rounds=1 min-nodes=2 train.dp-noise=1.0 dataset="private" '
