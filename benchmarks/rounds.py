@@ -29,13 +29,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import yaml
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.flower_federation import FlowerFederation
 from flwr_distill.fleet.local_federation import LocalFederation
-from flwr_distill.flower.lines import why_another
 from flwr_distill.node.nursery import NURSERIES, SERVER_APP
 
 APP_DIR = Path(__file__).parent / "rounds_app"
@@ -47,22 +45,6 @@ _PHASE = re.compile(r"PHASE ([\d.]+) (\d+) (\d+)")
 
 
 Federation = LocalFederation | FlowerFederation
-
-
-class StockFederation(LocalFederation):
-    """A federation of Flower's own SuperNodes, with subprocess isolation."""
-
-    def node_command(self, settings: Path) -> list[str]:
-        """Command of a stock SuperNode with the same settings."""
-        ours = yaml.safe_load(settings.read_text(encoding="utf-8"))
-        device = ours.get("device", "auto")
-        return [
-            *("env", f"FLWR_HOME={settings.parent / 'flower'}", "OMP_NUM_THREADS=1"),
-            *("flower-supernode", "--insecure", "--superlink", ours["superlink"]),
-            *("--clientappio-api-address", "127.0.0.1:0", "--node-config"),
-            f"partition-id={ours['partition-id']} num-partitions={ours['num-partitions']} "
-            f'device="{device}"',
-        ]
 
 
 @dataclass(frozen=True)
@@ -207,19 +189,9 @@ def both_federations(nodes: int, device: str) -> Iterator[tuple[Federation, Fede
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         settings = {"device": device}
-        if why_another():  # there are no local federations with this Flower
-            stock, ours = (
-                FlowerFederation(nodes, directory / name, ours=number, node_settings=settings)
-                for name, number in (("stock", 0), ("ours", nodes))
-            )
-            yield stack.enter_context(stock), stack.enter_context(ours)
-            return
-        yield (
-            stack.enter_context(
-                StockFederation(nodes, directory / "stock", node_settings=settings)
-            ),
-            stack.enter_context(LocalFederation(nodes, directory / "ours", node_settings=settings)),
-        )
+        stock = FlowerFederation(nodes, directory / "stock", ours=0, node_settings=settings)
+        ours = LocalFederation(nodes, directory / "ours", node_settings=settings)
+        yield stack.enter_context(stock), stack.enter_context(ours)
 
 
 def measure(nodes: int, cases: Sequence[Case], *, blocks: int, device: str) -> dict[str, Any]:

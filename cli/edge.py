@@ -12,7 +12,7 @@ import yaml
 from flwr_distill.cli.errors import exit_on, fail
 from flwr_distill.cli.options import NodeConfigFile, run_config_option, with_node_options
 from flwr_distill.fleet.run_config import RunConfigError, read_run_config
-from flwr_distill.flower.lines import why_another
+from flwr_distill.flower.lines import why_unserved
 from flwr_distill.flower.own_app import APP_DIR
 from flwr_distill.node.settings import NodeError, load_settings
 from flwr_distill.task.errors import SettingsError
@@ -69,7 +69,7 @@ def edge(
 
     Nodes join it as any SuperLink: flwr-distill node --superlink EDGE:9094.
     """
-    if reason := why_another():
+    if reason := why_unserved():
         fail(reason, "edge")
     with exit_on(NodeError, RunConfigError, SettingsError, command="edge"):
         node = {"state-dir": str(DEFAULT_STATE_DIR), **_read(config)}

@@ -22,8 +22,7 @@ from flwr_distill.cli.options import DEFAULT_CERTIFICATES_DIR, CertificatesDir
 from flwr_distill.fleet.authority import CertificateError
 from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.flower.control import SuperLinkError, open_control
-from flwr_distill.flower.lines import why_another
-from flwr_distill.node.stock import environment
+from flwr_distill.node.stock import environment, is_another
 
 STOCK = "flower-superlink"
 
@@ -36,7 +35,7 @@ def superlink(context: typer.Context) -> None:
     another Flower than 1.32 it is `flower-superlink`, which does none of this, and says so.
     """
     _make_folder_of_database(context.args)
-    if why_another():
+    if is_another():
         typer.echo(
             f"flwr {version('flwr')}: this is Flower's own SuperLink. A registered node that knows "
             "the id of another one's message can reply to it (docs/flower.md).",

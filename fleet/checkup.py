@@ -27,12 +27,13 @@ from flwr_distill.flower.line_1_32.fleet.clock import (
     ClockError,
     clock_offset,
 )
-from flwr_distill.flower.lines import folder_for, why_another
+from flwr_distill.flower.lines import why_unserved
 from flwr_distill.links.credentials import is_signed
 from flwr_distill.node.gpus import describe_gpu, oldest_driver, pytorch_needs, why_unusable
 from flwr_distill.node.proxies import host_of, proxies_named, proxy_of, why_unused
 from flwr_distill.node.reachability import check_superlink
 from flwr_distill.node.settings import NodeError, NodeSettings
+from flwr_distill.node.stock import is_another
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 SERVER_PORTS = {9091: "ServerAppIo API", 9092: "Fleet API", 9093: "Control API"}
@@ -82,8 +83,8 @@ def _software() -> Finding:
     versions = {name: importlib.metadata.version(name) for name in ("flwr-distill", "flwr")}
     parts = [f"Python {platform.python_version()}", *(f"{n} {v}" for n, v in versions.items())]
     found = ", ".join([*parts, pytorch_needs()])
-    if not folder_for("node"):
-        return Finding("software", "failed", found, why_another())
+    if reason := why_unserved():
+        return Finding("software", "failed", found, reason)
     return Finding("software", "ok", found)
 
 
@@ -256,7 +257,7 @@ def _clock(settings: NodeSettings, reached: Finding) -> Finding:
 def _sender(settings: NodeSettings) -> Finding:
     """Whether a reply in this node's name can only be its own."""
     check = "sender of replies"
-    if why_another():
+    if is_another():
         found = "with this Flower no SuperLink compares who sends a reply, and none is signed"
         return Finding(check, "unchecked", found, "install flwr==1.32.1 (docs/flower.md)")
     if settings.insecure:

@@ -20,6 +20,7 @@ from flwr_distill.fleet.serverapp import preloaded, program
 from flwr_distill.fleet.servers import (
     Addresses,
     ServerCertificate,
+    by_name,
     environment,
     serverapps_command,
     superlink_command,
@@ -59,8 +60,8 @@ class Below:
     @property
     def addresses(self) -> Addresses:
         """Addresses of its SuperLink."""
-        _, _, port = self.address.rpartition(":")
-        return Addresses(self.address, f"127.0.0.1:{int(port) + 1}", f"127.0.0.1:{int(port) + 2}")
+        port = int(self.address.rpartition(":")[2])
+        return Addresses.beside(self.address, port + 1, port + 2)
 
 
 class Edge:
@@ -153,13 +154,13 @@ class Edge:
                     value=self._below.address,
                     remedy="give another, with two free ports after it",
                 )
-        command = superlink_command(
-            addresses, secret, self._below.certificate, self._state / "superlink.db"
-        )
+        certificate = self._below.certificate
+        command = superlink_command(addresses, secret, certificate, self._state / "superlink.db")
         self._started = time.monotonic()
         superlink = self._start(command)
         self._servers = [superlink]
-        self._servers.append(self._start(serverapps_command(addresses, secret, superlink.pid)))
+        apps = serverapps_command(addresses, secret, superlink.pid, certificate)
+        self._servers.append(self._start(apps))
 
     def _start(self, command: list[str]) -> Process:
         log = self._state / "superlink.log"
@@ -187,8 +188,8 @@ class Edge:
     def _control(self) -> Control:
         """Open the Control API once the SuperLink answers."""
         address, authority = self._below.addresses.control, None
-        if self._below.certificate:  # which names no addresses
-            address = address.replace("127.0.0.1", "localhost")
+        if self._below.certificate:
+            address = by_name(address)
             authority = self._below.certificate.authority
         link = open_control(address, authority)
         link.wait(START_TIMEOUT, is_up=lambda: self._servers[0].poll() is None)

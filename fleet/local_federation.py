@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -30,7 +29,7 @@ from flwr_distill.fleet.servers import (
 )
 from flwr_distill.fleet.submission import RunOutcome, submit
 from flwr_distill.flower.control import Control, SuperLinkError, open_control
-from flwr_distill.flower.lines import folder_for
+from flwr_distill.flower.lines import why_unserved
 from flwr_distill.node.main import unfit_file
 from flwr_distill.node.nursery import NODE, NODES, NURSERY, SERVER_APPS, WORKERS, can_fork
 from flwr_distill.node.processes import Process, kill_group, start_bound, start_nursery, stop
@@ -218,11 +217,8 @@ class LocalFederation:
         """
         if self._superlink is not None:
             return
-        if not folder_for("node"):
-            raise FederationError(
-                f"flwr {version('flwr')} is installed, which nodes here do not know",
-                remedy="install flwr==1.32.1, or use flower-superlink (docs/flower.md)",
-            )
+        if reason := why_unserved():
+            raise FederationError(reason)
         deadline = time.monotonic() + timeout
         self._file.lock()
         try:
@@ -373,7 +369,8 @@ class LocalFederation:
             raise FederationError("the SuperLink did not start", remedy=remedy) from error
 
     def _start_superlink(self) -> None:
-        addresses = Addresses.on_loopback(self._three_ports())
+        port, *others = self._three_ports()
+        addresses = Addresses.beside(f"127.0.0.1:{port}", *others)
         self.fleet_address, self.control_address = addresses.fleet, addresses.control
         write_connection(Path(self.env["FLWR_HOME"]), CONNECTION, addresses.control)
         self._file.write(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,14 +25,17 @@ class Addresses:
     serverappio: str
 
     @classmethod
-    def on_loopback(cls, ports: Sequence[int]) -> Addresses:
-        """Addresses at three ports; newer Flowers have several APIs at the first or the last."""
-        fleet, control, serverappio = (f"127.0.0.1:{port}" for port in ports)
+    def beside(cls, fleet: str, control: int, serverappio: int) -> Addresses:
+        """Others on loopback, beside one for nodes; newer Flowers have fewer.
+
+        From Flower 1.37 on users have the port of ServerApps, and from 1.40 on that of nodes, too.
+        """
         if installed_line() >= FLEET_OVER_HTTP:
-            return cls(fleet, fleet, fleet)
-        if installed_line() >= CONTROL_OVER_HTTP:
-            return cls(fleet, serverappio, serverappio)
-        return cls(fleet, control, serverappio)
+            near = fleet.replace("0.0.0.0", "127.0.0.1")
+            return cls(fleet, near, near)
+        apps = f"127.0.0.1:{serverappio}"
+        own = installed_line() < CONTROL_OVER_HTTP
+        return cls(fleet, f"127.0.0.1:{control}" if own else apps, apps)
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,11 @@ def environment(flower_home: Path) -> dict[str, str]:
     """Environment of this process, with a Flower home, and the commands beside this Python."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     return {**os.environ, **QUIET, "PATH": path, "FLWR_HOME": str(flower_home)}
+
+
+def by_name(address: str) -> str:
+    """An address on loopback by the name that a server's certificate has."""
+    return address.replace("127.0.0.1", "localhost")
 
 
 def why_not_free(address: str) -> str:
@@ -103,7 +110,8 @@ def listening_arguments(addresses: Addresses) -> list[str]:
     if installed_line() < OVER_HTTP:
         arguments = ["--serverappio-api-address", addresses.serverappio]
     else:
-        host, _, port = addresses.serverappio.rpartition(":")
+        both = installed_line() >= FLEET_OVER_HTTP
+        host, _, port = (addresses.fleet if both else addresses.serverappio).rpartition(":")
         arguments = ["--host", host, "--port", port]
     if installed_line() < CONTROL_OVER_HTTP:
         arguments += ["--control-api-address", addresses.control]
@@ -112,13 +120,23 @@ def listening_arguments(addresses: Addresses) -> list[str]:
     return arguments
 
 
-def serverapps_command(addresses: Addresses, secret: Path, superlink: int) -> list[str]:
-    """The command that starts ServerApps; it ends with the SuperLink of this process id."""
-    old = installed_line() < OVER_HTTP
-    api = "--appio-api-address" if old else "--runtime-api-address"
+def serverapps_command(
+    addresses: Addresses, secret: Path, superlink: int, certificate: ServerCertificate | None = None
+) -> list[str]:
+    """The command that starts ServerApps; it ends with the SuperLink of this process id.
+
+    On loopback a SuperLink serves them without TLS, until they have the port of users.
+    """
+    api, address = "--runtime-api-address", addresses.serverappio
+    if installed_line() < OVER_HTTP:
+        api = "--appio-api-address"
+    tls = ["--insecure"]
+    if certificate is not None and installed_line() >= CONTROL_OVER_HTTP:
+        tls = ["--root-certificates", str(certificate.authority)]
+        address = by_name(address)
     return [
-        *("flower-superexec", "--insecure"),
+        *("flower-superexec", *tls),
         *(("--plugin-type", "serverapp") if installed_line() < NO_PLUGINS else ()),
-        *(api, addresses.serverappio, "--parent-pid", str(superlink)),
+        *(api, address, "--parent-pid", str(superlink)),
         *("--superexec-auth-secret-file", str(secret)),
     ]

@@ -12,8 +12,6 @@ FOLDERS = {
     **dict.fromkeys(("1.39", "1.40", "1.41", "1.42"), "line_1_39"),
 }
 """Folder by line; newer ones use some of what older ones have."""
-FLEETS = "1.32."
-"""The Flower that the fleet's tools work with."""
 
 
 def line() -> str:
@@ -35,14 +33,11 @@ def module_of_line(room: str, name: str) -> ModuleType | None:
     return import_module(module) if package and find_spec(module) else None
 
 
-def why_another() -> str:
-    """Why the fleet's tools do not work with the installed Flower; '' if they do.
-
-    Nodes and servers work through Flower's public API.
-    """
-    if (installed := version("flwr")).startswith(FLEETS):
+def why_unserved() -> str:
+    """Why federations cannot be started here with the installed Flower; '' if they can."""
+    if folder_for("node"):
         return ""
     return (
-        f"flwr {installed} is installed, and this needs {FLEETS}x: install flwr==1.32.1, or use "
-        "Flower's own commands, such as `flwr run` (docs/flower.md)"
+        f"flwr {version('flwr')} is installed, which has no folder here: install flwr==1.32.1, "
+        "or use Flower's own commands, such as `flwr run` (docs/flower.md)"
     )

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import importlib.metadata
 import random
+import re
 import sys
 from itertools import count
 
@@ -16,8 +17,11 @@ from matplotlib.figure import Figure
 from benchmarks.in_process import FIRST_NODE, InProcessGrid
 from benchmarks.virtual_device import VirtualDevice, unsupported
 from flwr_distill.client.app import app
+from flwr_distill.flower.lines import FOLDERS, line
 from flwr_distill.protocol.registry import all_methods
 from flwr_distill.task.plugin import installed_plugins
+
+OF_A_LINE = re.compile(r"^from flwr_distill\.flower\.(line_\w+)", re.MULTILINE)
 
 torch.set_num_threads(1)  # tests and the processes they start share few cores
 with contextlib.suppress(ModuleNotFoundError):  # a machine with a GPU may have no Hypothesis
@@ -36,6 +40,15 @@ def pytest_collection_finish():
     """Flower collects garbage for each array that it reads: do not look at what stays anyway."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_ignore_collect(collection_path):
+    """Tests of what serves one line of Flower need that line's modules."""
+    if collection_path.suffix == ".py":
+        of_lines = set(OF_A_LINE.findall(collection_path.read_text(encoding="utf-8")))
+        if of_lines - {FOLDERS.get(line())}:
+            return True
+    return None
 
 
 class MemoryGrid(InProcessGrid):

@@ -215,8 +215,7 @@ class Federation:
         secret = appio_secret(folder)
         command = superlink_command(addresses, secret, ServerCertificate(*files), self.database)
         if stock:
-            assert command[:2] == ["flwr-distill", "superlink"]
-            command[:2] = ["flower-superlink"]
+            command = ["flower-superlink", *command[command.index("superlink") + 1 :]]
         self.processes = [start_bound(command, log=self.log("superlink"), env=self.env)]
         with self.control() as control:
             control.wait(60.0)

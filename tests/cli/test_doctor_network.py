@@ -185,9 +185,7 @@ def test_who_else_could_reply_for_this_node_is_said(issued, monkeypatch, without
 
 def test_with_another_flower_any_node_could_reply_for_this_one(issued, monkeypatch):
     monkeypatch.setattr(flwr_distill.fleet.checkup, "ANSWER_TIMEOUT", 0)
-    monkeypatch.setattr(
-        flwr_distill.fleet.checkup, "why_another", lambda: "flwr 1.42.0 is installed"
-    )
+    monkeypatch.setattr(flwr_distill.fleet.checkup, "is_another", lambda: True)
     results = findings(**node_files(issued))["sender of replies"]
     assert results.state == "unchecked"
     assert "1.32.1" in results.remedy

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,9 +24,11 @@ from flwr_distill.node.supervisor import status_file
 
 from .commands import assert_refused
 
+PROGRAM = (sys.executable, "-P", "-m", "flwr_distill.command")
+
 
 def command(*arguments):
-    return [str(Path(sys.executable).parent / "flwr-distill"), *arguments]
+    return [*PROGRAM, *arguments]
 
 
 def test_status_and_stop_say_when_there_is_no_federation(tmp_path):

@@ -13,11 +13,12 @@ from flwr_distill.fleet.local_federation import LocalFederation, free_ports
 from flwr_distill.fleet.servers import (
     Addresses,
     ServerCertificate,
+    by_name,
     serverapps_command,
     superlink_command,
 )
 from flwr_distill.fleet.submission import submit
-from flwr_distill.flower.line_1_32.fleet.superlink import Control
+from flwr_distill.flower.control import open_control
 from flwr_distill.flower.own_app import APP_DIR
 from flwr_distill.node.nursery import NODE
 from flwr_distill.node.processes import kill_group, start_bound, stop
@@ -31,7 +32,7 @@ pytestmark = [pytest.mark.matrix, pytest.mark.timeout(2400)]
 ROUNDS = 1000
 """More than there is time for: the run is stopped when the edge has come back."""
 KILLED_IN = 2
-COMMANDS = Path(sys.executable).parent
+PROGRAM = (sys.executable, "-P", "-m", "flwr_distill.command")
 
 
 class Tiers:
@@ -46,12 +47,14 @@ class Tiers:
         files = (server / name for name in ("ca.crt", "server.crt", "server.key"))
         self.certificate = ServerCertificate(*files)
         self.env = LocalFederation(1, folder / "above").env
-        self.above = Addresses(*(f"127.0.0.1:{port}" for port in free_ports(3)))
+        port, *others = free_ports(3)
+        self.above = Addresses.beside(f"127.0.0.1:{port}", *others)
         secret = appio_secret(folder / "above")
         database = folder / "above" / "superlink.db"
         command = superlink_command(self.above, secret, self.certificate, database)
         superlink = self.start("above", command)
-        self.start("above", serverapps_command(self.above, secret, superlink.pid))
+        apps = serverapps_command(self.above, secret, superlink.pid, self.certificate)
+        self.start("above", apps)
 
     def start(self, name, command):
         log = self.folder / f"{name}.log"
@@ -60,8 +63,8 @@ class Tiers:
         return process
 
     def control(self, address=None):
-        address = (address or self.above.control).replace("127.0.0.1", "localhost")
-        control = Control(address, self.authority.certificate)
+        address = by_name(address or self.above.control)
+        control = open_control(address, self.authority.certificate)
         control.wait(600.0)
         return control
 
@@ -76,7 +79,7 @@ class Tiers:
         return self.start(
             f"edge-{index}",
             [
-                *(str(COMMANDS / "flwr-distill"), "edge", "--name", f"region-{index}"),
+                *(*PROGRAM, "edge", "--name", f"region-{index}"),
                 *("--superlink", self.above.fleet, "--auth-key", str(key)),
                 *("--root-certificates", str(self.authority.certificate)),
                 *("--state-dir", str(self.folder / f"edge-{index}")),
@@ -86,7 +89,9 @@ class Tiers:
         )
 
     def node(self, place, port):
-        key = self.key(f"node-{place}", f"localhost:{port + 1}")
+        key = self.key(
+            f"node-{place}", Addresses.beside(f"127.0.0.1:{port}", port + 1, port + 2).control
+        )
         settings = {
             "superlink": f"127.0.0.1:{port}",
             "root-certificates": str(self.authority.certificate),

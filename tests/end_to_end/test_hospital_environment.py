@@ -1,13 +1,16 @@
 """A federation where proxies are set, and in the folder of another Flower project."""
 
+import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from flwr_distill.fleet.local_federation import LocalFederation
+from flwr_distill.node.supervisor import status_file
 from tests.proxies import proxy
 
 COMMAND = str(Path(sys.executable).parent / "flwr-distill")
@@ -66,12 +69,16 @@ def test_a_node_signs_on_at_a_remote_superlink_through_the_proxy(tmp_path: Path)
         proxy(connects_to=federation.fleet_address) as connecting,
     ):
         where = ("--superlink", "superlink.example:9092", "--state-dir", str(tmp_path / "node"))
+        status = status_file(tmp_path / "node")
         node = subprocess.Popen(
             [COMMAND, "node", "--insecure", *where],
             env={**os.environ, "https_proxy": connecting.url, "no_proxy": "", "no_grpc_proxy": ""},
         )
         try:
-            federation.wait_for_nodes(2, timeout=100)
+            deadline = time.monotonic() + 100
+            while not status.exists() or "online" not in json.loads(status.read_text()):
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
         finally:
             node.terminate()
             node.wait(30)

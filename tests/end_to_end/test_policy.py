@@ -113,7 +113,6 @@ def test_a_hospitals_node_keeps_every_rule_against_real_runs_and_changed_apps(
         def with_policy(policy: Any, *runs: tuple[Path, dict[str, Any]]) -> list[RunOutcome]:
             """Start the node with a policy, and run these apps."""
             with node_with(policy, federation, federation.nodes[1].state_dir, state):
-                federation.wait_for_nodes(2)
                 return [
                     federation.run(app, config | {"runs-dir": str(tmp_path / "runs")}, timeout=600)
                     for app, config in runs
