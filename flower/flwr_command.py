@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from typing import Any, Self
 from zipfile import ZipFile
 
 from flwr_distill.flower.control import OutageError, RunStatus, SuperLinkError, User
+from flwr_distill.node.proxies import proxies_named
 from flwr_distill.node.settings import flat_toml
 from flwr_distill.node.stock import QUIET
 from flwr_distill.task.settings import RunConfigValue
@@ -28,6 +30,7 @@ _TIMEOUT = 60.0
 _SHORTEST = 15.0
 """Seconds that any call may take: `flwr` imports for some of them, and retries by itself."""
 _MAX_TEXT = 500
+_HEADING = f"Using SuperLink: {_NAME} "
 _OUTAGE = ("is unavailable", "timed out")
 """Words of what `flwr` says where no SuperLink answers: it has no code for that."""
 
@@ -68,9 +71,12 @@ class Control:
 
     def answers(self, *, timeout: float) -> bool:
         """Whether the SuperLink answers within `timeout` seconds."""
+        host, _, port = self._address.rpartition(":")
         try:
+            if not proxies_named():  # `flwr` takes a second, and tries for minutes
+                socket.create_connection((host.strip("[]"), int(port)), timeout).close()
             self._call("list", timeout=timeout)
-        except OutageError:
+        except (OutageError, OSError):
             return False
         return True
 
@@ -112,7 +118,9 @@ class Control:
         assert process.stdout is not None
         try:
             for number, line in enumerate(process.stdout, start=1):
-                if number > after and line.endswith("\n"):  # else it was cut when time was up
+                if line.startswith(_HEADING) or not line.endswith("\n"):  # cut when time was up
+                    continue
+                if number > after:
                     yield line, float(number)
         finally:
             timer.cancel()

@@ -36,6 +36,13 @@ def pytest_runtest_setup(item):
         pytest.skip("needs a CUDA GPU: PyTorch finds none on this machine")
 
 
+def pytest_collection_modifyitems(items):
+    """Note the row of the table in docs/flower.md that a test is about."""
+    for item in items:
+        for mark in item.iter_markers("deployment"):
+            item.user_properties.append(("deployment", mark.args[0]))
+
+
 def pytest_collection_finish():
     """Flower collects garbage for each array that it reads: do not look at what stays anyway."""
     gc.collect()

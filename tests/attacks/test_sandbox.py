@@ -807,6 +807,7 @@ def write_app(folder, name):
     return folder
 
 
+@pytest.mark.deployment("a hostile app in its sandbox")
 @needs_sandbox
 @pytest.mark.slow
 def test_a_hostile_run_in_the_sandbox_of_a_real_node_changes_nothing_outside(tmp_path, photos):

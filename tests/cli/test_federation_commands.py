@@ -195,6 +195,7 @@ def test_the_version_is_an_option():
     assert result.output == f"flwr-distill {version('flwr-distill')}\n"
 
 
+@pytest.mark.deployment("`up`, `status`, `run` and `stop`; a dead node comes back")
 @pytest.mark.slow
 def test_a_federation_goes_up_mends_a_dead_node_runs_and_is_stopped(tmp_path):
     where = ("--state-dir", str(tmp_path / "state"))
@@ -249,6 +250,19 @@ def test_a_federation_goes_up_mends_a_dead_node_runs_and_is_stopped(tmp_path):
     finally:
         up.kill()
         up.wait()
+
+
+@pytest.mark.deployment("`demo`")
+@pytest.mark.matrix
+@pytest.mark.timeout(900)
+def test_the_demo_compares_two_strategies_on_real_nodes_and_leaves_nothing_running(tmp_path):
+    asked = command("demo", "--nodes", "2", "--classes", "5", "--rounds", "1")
+    ran = subprocess.run(asked, capture_output=True, text=True, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    results = json.loads((tmp_path / "runs" / "demo.json").read_text())
+    assert list(results) == ["fedavg", "hfldd"]
+    assert (tmp_path / "runs" / "demo.html").exists()
+    assert not processes_that_name(tmp_path)
 
 
 def wait_for_line(process, text):

@@ -13,7 +13,7 @@ from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.node.supervisor import status_file
 from tests.proxies import proxy
 
-COMMAND = str(Path(sys.executable).parent / "flwr-distill")
+PROGRAM = (sys.executable, "-P", "-m", "flwr_distill.command")
 FILES = ("task", "client_app", "server_app", "client", "server", "node")
 
 
@@ -22,7 +22,7 @@ def train(folder: Path, environment: dict[str, str], settings: str) -> None:
     env = {**os.environ, **environment}
     where = ("--state-dir", str(folder.parent / "state"))
     with subprocess.Popen(
-        [COMMAND, "up", "--nodes", "1", *where],
+        [*PROGRAM, "up", "--nodes", "1", *where],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         cwd=folder,
@@ -40,7 +40,7 @@ def train(folder: Path, environment: dict[str, str], settings: str) -> None:
                 pytest.fail("".join(printed))
             config = f"num-rounds=1 {settings}"
             ran = subprocess.run(
-                [COMMAND, "run", "-c", config, *where],
+                [*PROGRAM, "run", "-c", config, *where],
                 capture_output=True,
                 text=True,
                 cwd=folder,
@@ -71,7 +71,7 @@ def test_a_node_signs_on_at_a_remote_superlink_through_the_proxy(tmp_path: Path)
         where = ("--superlink", "superlink.example:9092", "--state-dir", str(tmp_path / "node"))
         status = status_file(tmp_path / "node")
         node = subprocess.Popen(
-            [COMMAND, "node", "--insecure", *where],
+            [*PROGRAM, "node", "--insecure", *where],
             env={**os.environ, "https_proxy": connecting.url, "no_proxy": "", "no_grpc_proxy": ""},
         )
         try:

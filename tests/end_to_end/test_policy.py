@@ -51,6 +51,7 @@ def node_with(policy: Any, federation: LocalFederation, like: Path, state: Path)
         stop([process])
 
 
+@pytest.mark.deployment("lifetime budget, and a node that refuses a run")
 @pytest.mark.slow
 def test_a_hospitals_node_trains_with_noise_and_has_no_part_in_raw_data(tmp_path: Path) -> None:
     hospital, images = tmp_path / "hospital", tmp_path / "images.npz"

@@ -20,7 +20,7 @@ from .one_place import MODEL, SPLITS, head_of_all, split
 from .runs import command, complete, phases, read, rows, submit, with_dots
 
 NODES, SECTORS = 3, 1
-COMMAND = str(Path(sys.executable).parent / "flwr-distill")
+PROGRAM = (sys.executable, "-P", "-m", "flwr_distill.command")
 
 PACKAGE = {
     "pyproject.toml": """
@@ -92,7 +92,7 @@ def federation(tmp_path_factory):
         env={**os.environ, "PATH": path},
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(site))
+        patch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
         with LocalFederation(NODES, folder / "state", direct_links=True) as running:
             running.folder = folder
             yield running
@@ -127,6 +127,7 @@ def test_hfldd_runs_on_real_processes_and_leaves_its_results(hfldd):
     assert sorted(named) == ["node-0", "node-1", "node-2"]
 
 
+@pytest.mark.deployment("consecutive runs, equal to the last bit")
 @pytest.mark.slow
 def test_two_real_runs_with_one_seed_give_the_same_model_to_the_last_bit(federation, hfldd):
     again = completed(federation, strategy="hfldd", hfldd__distill_steps=5)
@@ -192,7 +193,11 @@ def test_fedlgd_ends_with_virtual_data_on_server_and_nodes_and_every_nodes_accur
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(
-    ("strategy", "links"), [("fedseq", "direct"), *((name, "relay") for name in BASELINES)]
+    ("strategy", "links"),
+    [
+        pytest.param("fedseq", "direct", marks=pytest.mark.deployment("resume")),
+        *((name, "relay") for name in BASELINES),
+    ],
 )
 def test_a_resumed_run_on_real_processes_learns_what_a_whole_one_in_one_process_does(
     federation, little_distillation, strategy, links
@@ -262,6 +267,7 @@ def test_one_round_of_sums_gives_the_head_of_all_samples_in_one_place(federation
     np.testing.assert_allclose(weight, head.weight, atol=1e-5, rtol=0)
 
 
+@pytest.mark.deployment("a killed node comes back for the next run")
 @pytest.mark.matrix
 def test_nodes_that_are_killed_and_started_again_give_the_same_head(federation):
     config = {**MODEL, "partition.classes": 3}
@@ -308,7 +314,7 @@ def test_a_run_with_an_unwritable_runs_dir_ends_with_one_line(federation, tmp_pa
     settings = f'strategy="fedavg" num-rounds=1 runs-dir="{runs}"'
     where = ("--state-dir", str(federation.state_dir))
     ended = subprocess.run(
-        [COMMAND, "run", "-c", settings, *where], capture_output=True, text=True, timeout=200
+        [*PROGRAM, "run", "-c", settings, *where], capture_output=True, text=True, timeout=200
     )
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()

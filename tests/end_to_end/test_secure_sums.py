@@ -71,7 +71,13 @@ def test_a_run_with_secure_sums_learns_what_a_plain_run_learns(
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "settings",
-    [{"strategy": "fedavg"}, {"strategy": "fedlgd", **FEDLGD}],
+    [
+        pytest.param(
+            {"strategy": "fedavg"},
+            marks=pytest.mark.deployment("secure sums, a node killed in one"),
+        ),
+        {"strategy": "fedlgd", **FEDLGD},
+    ],
     ids=lambda settings: settings["strategy"],
 )
 def test_a_node_that_is_killed_in_a_sum_costs_the_round_nothing(settings, tmp_path):

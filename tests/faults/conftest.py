@@ -11,13 +11,17 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from flwr.proto.control_pb2 import UnregisterNodeRequest
-from flwr.proto.control_pb2_grpc import ControlStub
-from flwr.supercore.grpc import create_channel
 
 from flwr_distill.fleet.local_federation import CONNECTION, LocalFederation, free_ports
-from flwr_distill.fleet.servers import write_connection
+from flwr_distill.fleet.servers import (
+    Addresses,
+    serverapps_command,
+    superlink_command,
+    write_connection,
+)
+from flwr_distill.flower.control import open_control
 from flwr_distill.node.processes import kill_group, start_bound, stop
+from flwr_distill.node.secret import appio_secret
 from flwr_distill.node.supervisor import status_file
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -125,24 +129,16 @@ class Federation(LocalFederation):
         """None: what they fork would not be on a node's own host, nor have its clock."""
 
     def _start_superlink(self):
-        fleet, control, appio = self._ports
-        self.fleet_address = f"{self.hosts.address if self.hosts else '127.0.0.1'}:{fleet}"
-        self.control_address = f"127.0.0.1:{control}"
-        write_connection(Path(self.env["FLWR_HOME"]), CONNECTION, self.control_address)
-        self._superlink = start_bound(
-            [
-                *("flwr-distill", "superlink", "--insecure", "--isolation", "process"),
-                *("--disable-runtime-dependency-installation", "--database", self._database),
-                *("--fleet-api-address", self.fleet_address),
-                *("--control-api-address", self.control_address),
-                *("--serverappio-api-address", f"127.0.0.1:{appio}"),
-            ],
-            log=self.superlink_log,
-            env=self.env,
-        )
-        if not self._servers:
-            command = ("flower-superexec", "--insecure", "--plugin-type", "serverapp")
-            command = (*command, "--appio-api-address", f"127.0.0.1:{appio}")
+        fleet, *others = self._ports
+        host = self.hosts.address if self.hosts else "127.0.0.1"
+        addresses = Addresses.beside(f"{host}:{fleet}", *others)
+        self.fleet_address, self.control_address = addresses.fleet, addresses.control
+        write_connection(Path(self.env["FLWR_HOME"]), CONNECTION, addresses.control)
+        secret = appio_secret(self.state_dir)
+        command = superlink_command(addresses, secret, None, self._database)
+        self._superlink = start_bound(command, log=self.superlink_log, env=self.env)
+        if not self._servers:  # they outlive the SuperLink
+            command = serverapps_command(addresses, secret, os.getpid())
             self._servers.append(start_bound(command, log=self.server_log, env=self.env))
         self._wait_for_superlink(60)
 
@@ -196,9 +192,9 @@ class Federation(LocalFederation):
 
     def make_whole(self, ghosts=()):
         """Start dead nodes again and wait for all; those that are gone are unregistered."""
-        with create_channel(self.control_address, insecure=True, root_certificates=None) as channel:
+        with open_control(self.control_address) as control:
             for node in ghosts:
-                ControlStub(channel).UnregisterNode(UnregisterNodeRequest(node_id=node))
+                control.unregister(node)
         for node in self.nodes:
             if not node.alive:
                 status_file(node.state_dir).unlink(missing_ok=True)

@@ -119,6 +119,11 @@ USUAL = {
     "fedlgd": {Fault.NODE_DIES_BEFORE_WORK, Fault.REPLY_LATE, Fault.SERVERAPP_DIES},
 }
 """Every fault and every strategy once; the others make the whole matrix."""
+DEPLOYED = {
+    ("hfldd", Fault.SUPERLINK_RESTARTS): ["a killed SuperLink comes back in a run"],
+    ("fedlgd", Fault.SERVERAPP_DIES): ["a killed ServerApp's run is resumed"],
+}
+"""What of it is tried on other Flowers, too."""
 
 
 class Run:
@@ -314,7 +319,10 @@ PAIRS = [
     pytest.param(
         strategy,
         fault,
-        marks=[] if fault in USUAL[strategy] else [pytest.mark.all_faults],
+        marks=[
+            *(() if fault in USUAL[strategy] else [pytest.mark.all_faults]),
+            *(pytest.mark.deployment(what) for what in DEPLOYED.get((strategy, fault), ())),
+        ],
         id=f"{strategy}-{fault.name}",
     )
     for strategy in STRATEGIES

@@ -55,6 +55,7 @@ def test_a_run_is_followed_to_its_end_and_the_exit_code_is_how_it_ended(stock):
     assert "failed:" in output
 
 
+@pytest.mark.deployment("`stop RUN`, and the next run")
 def test_a_run_is_stopped_and_the_next_one_finds_its_nodes(stock):
     with started(stock, "run", "-c", f"{TRAIN} num-rounds=10000") as process:
         lines = iter(process.stdout)

@@ -29,6 +29,7 @@ def test_the_published_app_has_all_folders_of_its_package(app):
     assert all((app / room / "__init__.py").is_file() for room in ("flwr_distill", *ROOMS))
 
 
+@pytest.mark.deployment("strategies beside Flower's own SuperNodes")
 @pytest.mark.matrix
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -59,6 +60,7 @@ def test_a_strategy_trains_three_nodes_of_a_stock_flower(strategy, stock, app, l
     assert own_way == (0 if version("flwr").startswith("1.32.") else 1), about
 
 
+@pytest.mark.deployment("an app of one's own")
 @pytest.mark.matrix
 @pytest.mark.timeout(900)
 def test_an_app_of_ones_own_with_our_handlers_runs_on_a_stock_flower(stock, app, tmp_path):
@@ -69,6 +71,7 @@ def test_an_app_of_ones_own_with_our_handlers_runs_on_a_stock_flower(stock, app,
     assert (stock.folder / "final_model.pt").is_file(), "\n".join(outcome.lines[-60:])
 
 
+@pytest.mark.deployment("a killed worker")
 @pytest.mark.matrix
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(is_stock(), reason="Flower's own SuperNode does the work of our node here")
@@ -119,6 +122,7 @@ def hospital(tmp_path_factory):
         yield federation
 
 
+@pytest.mark.deployment("policy `hospital`: refusals, outbox, sandbox")
 @pytest.mark.matrix
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(is_stock(), reason="Flower's own SuperNode does the work of our node here")

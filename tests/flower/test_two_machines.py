@@ -10,10 +10,11 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from benchmarks.flower_federation import FLOWER, OUR_PACKAGES
+from benchmarks.flower_federation import OUR_PACKAGES
 from flwr_distill.fleet.local_federation import free_ports
+from flwr_distill.fleet.servers import Addresses, listening_arguments
 from flwr_distill.flower.control import open_control
-from flwr_distill.node.stock import is_stock
+from flwr_distill.node.stock import is_another, is_stock
 from flwr_distill.task.datasets import load_dataset
 
 PROGRAM = (sys.executable, "-P", "-m", "flwr_distill.command")
@@ -57,16 +58,16 @@ class Machines:
         return (self.folder / f"{name}.log").read_text()
 
 
+@pytest.mark.deployment("TLS, node keys, `register`, `certs revoke`, with a policy")
 @pytest.mark.matrix
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(is_stock(), reason="Flower's own SuperNode does the work of our node here")
-@pytest.mark.skipif(FLOWER < (1, 40), reason="three ports: tests/deploy has this for 1.32")
 def test_registered_nodes_with_a_policy_train_and_a_revoked_one_is_shut_out(tmp_path):
     digits = load_dataset("digits").train
     np.savez(tmp_path / "scans.npz", images=digits.images[:, 0], labels=digits.labels)
     (tmp_path / "policy.yaml").write_text(POLICY)
-    (port,) = free_ports(1)
-    address = f"127.0.0.1:{port}"
+    port, *others = free_ports(3)
+    addresses = Addresses.beside(f"127.0.0.1:{port}", *others)
     with ExitStack() as processes:
         machines = Machines(tmp_path, processes)
         for words in (
@@ -77,7 +78,7 @@ def test_registered_nodes_with_a_policy_train_and_a_revoked_one_is_shut_out(tmp_
             assert machines.do(*words)[0] == 0, words
         machines.start(
             "superlink",
-            *("superlink", "--port", str(port), "--enable-supernode-auth"),
+            *("superlink", *listening_arguments(addresses), "--enable-supernode-auth"),
             *("--ssl-ca-certfile", "certs/ca.crt", "--ssl-certfile", "certs/server/server.crt"),
             *("--ssl-keyfile", "certs/server/server.key"),
             "--disable-runtime-dependency-installation",
@@ -90,23 +91,23 @@ def test_registered_nodes_with_a_policy_train_and_a_revoked_one_is_shut_out(tmp_
             except OSError:
                 time.sleep(0.5)
         for state in (": registered", "already registered"):
-            code, output = machines.do("register", "--superlink", address)
+            code, output = machines.do("register", "--superlink", addresses.control)
             assert (code, output.count(state)) == (0, 2), output
         for name in ("ward-1", "ward-2"):
             machines.start(
                 name,
-                *("node", "--superlink", address, "--root-certificates", "certs/ca.crt"),
+                *("node", "--superlink", addresses.fleet, "--root-certificates", "certs/ca.crt"),
                 *("--auth-key", f"certs/{name}/login.key", "--data", "scans.npz"),
                 *("--policy", "policy.yaml", "--state-dir", f"state/{name}", "--device", "cpu"),
             )
-        where = ("--superlink", address, "--root-certificates", "certs/ca.crt")
+        where = ("--superlink", addresses.control, "--root-certificates", "certs/ca.crt")
         code, output = machines.do("run", *where, "-c", RUN)
         assert code == 0, output
-        assert "Flower's own SuperLink" in machines.log("superlink")
-        code, output = machines.do("certs", "revoke", "ward-2", "--superlink", address)
+        assert ("Flower's own SuperLink" in machines.log("superlink")) == is_another()
+        code, output = machines.do("certs", "revoke", "ward-2", "--superlink", addresses.control)
         assert code == 0, output
         assert "is revoked" in output
-        with open_control(address, tmp_path / "certs" / "ca.crt") as control:
+        with open_control(addresses.control, tmp_path / "certs" / "ca.crt") as control:
             deadline = time.monotonic() + 60
             while control.online_nodes() != 1:
                 assert time.monotonic() < deadline, machines.log("ward-2")[-2000:]

@@ -28,6 +28,7 @@ def outcome(run):
     return [line.split()[1:] for line in run.lines if line.startswith("OUTCOME")]
 
 
+@pytest.mark.deployment("direct and relayed links")
 @pytest.mark.slow
 @pytest.mark.parametrize(("links", "taken"), [("auto", "direct"), ("relay", "relay")])
 def test_real_nodes_send_to_each_other(federation, sending_app, links, taken):

@@ -43,7 +43,7 @@ from tests.node.supernodes import (
 
 appio = module_of_line("node", "appio")
 WORKERS_OWN = {"flower", "node"}
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.deployment("the node's executor")]
 
 
 @pytest.fixture
