@@ -31,9 +31,9 @@ from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
 
 from flwr_distill.flower.lines import module_of_line
 from flwr_distill.flower.payload import Payload
+from flwr_distill.flower.task_identity import identify
 
 appio: Any = module_of_line("node", "appio")
-identity: Any = module_of_line("node", "task_identity")
 _MESSAGE_TIMEOUT = 10.0
 """Seconds that a task's message may arrive after the task."""
 
@@ -104,8 +104,7 @@ class Task:
         given = appio.pull_task_input(self._calls)
         context = context_from_proto(given.context)
         task_id = getattr(given, "task_id", 0)
-        if identity is not None:
-            identity.identify(task_id, context.run_id, context.node_id)
+        identify(task_id, context.run_id, context.node_id)
         header = message_from_proto(response.messages_list[0])
         tree = response.message_object_trees[0]
         run, bundle = run_from_proto(given.run), fab_from_proto(given.fab)

@@ -13,7 +13,6 @@ import gc
 import importlib
 import time
 from logging import ERROR
-from typing import Any
 
 from flwr.app import Message
 from flwr.clientapp import ClientApp
@@ -23,8 +22,8 @@ from flwr.common import log
 from flwr.common.constant import ErrorCode
 from flwr.supercore.utils import get_flwr_home
 
-from flwr_distill.flower.lines import module_of_line
 from flwr_distill.flower.payload import Payload
+from flwr_distill.flower.task_identity import identify
 from flwr_distill.node.bundle import folder_of_bundles, prefer
 from flwr_distill.node.compiler import put_off_compiler
 from flwr_distill.node.device import UnfitError, take_device
@@ -33,7 +32,6 @@ from flwr_distill.node.kernel import keep_freed, trim_heap
 from flwr_distill.node.notes import Notes, shortened
 from flwr_distill.node.payload import PayloadFile
 
-identity: Any = module_of_line("node", "task_identity")
 Note = tuple[str, int, str]
 """``ready`` (with the device), ``unfit``, ``failed``, ``lost`` (failed, and this process is
 unusable) or ``done``; an error code; a reason."""
@@ -72,8 +70,7 @@ class Worker:
         try:
             payload = Payload.from_parts(self._tasks.take())
             context = payload.context
-            if identity is not None:
-                identity.identify(payload.about["task"], context.run_id, context.node_id)
+            identify(payload.about["task"], context.run_id, context.node_id)
             message = payload.message()
             batch_size = context.run_config.get(BATCH_SIZE)
             context.node_config["device"] = self._device

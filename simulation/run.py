@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from flwr.app import Context, RecordDict
 
+from flwr_distill.flower.task_identity import identify
 from flwr_distill.protocol.messages import SIMULATED
 from flwr_distill.simulation.grid import Pool, SimulationGrid
 from flwr_distill.simulation.workers import Config, OnAnswer, Workers
@@ -86,6 +87,7 @@ def simulate(
     with Workers(by_id, run_id, config, count, on_answer=on_answer) as started:
         from flwr_distill.server.app import main  # here: meanwhile the workers import theirs
 
+        identify(0, run_id, 1)
         pool: Pool = started
         if policy is not None:
             pool = guarded.Guarded(started, by_id, policy, run_id, config)

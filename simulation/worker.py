@@ -16,6 +16,7 @@ from typing import Any
 
 from flwr.app import Context, Message
 
+from flwr_distill.flower.task_identity import identify
 from flwr_distill.protocol.arrays import DecodedArray
 from flwr_distill.simulation.frames import Frame, SharedArrays, decode_content, encode_content
 from flwr_distill.task.plugin import import_object
@@ -39,6 +40,7 @@ class Worker:
         self._shared = SharedArrays(folder, start["name"])
         self._run_id, self._run_config = start["run_id"], start["run_config"]
         self._nodes: list[dict[str, Any]] = start["nodes"]
+        identify(0, self._run_id, 1)  # as the server, whose messages these are
         self._mapped: OrderedDict[str, dict[str, DecodedArray]] = OrderedDict()
 
     def answer(self, frame: Frame) -> Frame:

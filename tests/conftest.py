@@ -18,11 +18,13 @@ from benchmarks.in_process import FIRST_NODE, InProcessGrid
 from benchmarks.virtual_device import VirtualDevice, unsupported
 from flwr_distill.client.app import app
 from flwr_distill.flower.lines import FOLDERS, line
+from flwr_distill.flower.task_identity import identify
 from flwr_distill.protocol.registry import all_methods
 from flwr_distill.task.plugin import installed_plugins
 
 OF_A_LINE = re.compile(r"^from flwr_distill\.flower\.(line_\w+)", re.MULTILINE)
 
+identify(1, 1, 1)  # tests make messages of no task
 torch.set_num_threads(1)  # tests and the processes they start share few cores
 with contextlib.suppress(ModuleNotFoundError):  # a machine with a GPU may have no Hypothesis
     from hypothesis import settings

@@ -11,9 +11,11 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supernode import start_client_internal as loop
 from flwr.supernode.nodestate import NodeStateFactory
 
-from benchmarks import fleet
-from benchmarks.light_nodes import Told, answer
 from flwr_distill.fleet.submission import RunError
+
+SPEAKS = "the benchmark's light nodes speak Flower 1.32's gRPC"
+light_nodes = pytest.importorskip("benchmarks.light_nodes", reason=SPEAKS, exc_type=ImportError)
+fleet = pytest.importorskip("benchmarks.fleet", reason=SPEAKS, exc_type=ImportError)
 
 
 def test_a_light_node_answers_a_message_with_the_arrays_moved_and_keeps_nothing_of_it():
@@ -23,7 +25,7 @@ def test_a_light_node_answers_a_message_with_the_arrays_moved_and_keeps_nothing_
     message = Message(content, 5, "train")
     message.metadata.__dict__["_run_id"] = 7
     loop._insert_message(message, state, store)
-    answer(state, store)
+    light_nodes.answer(state, store)
     (header,) = state.get_messages(is_reply=True)
     name = header.metadata.message_id
     parts = [part.object_id for part in iterate_object_tree(store.get_object_tree(name))]
@@ -49,7 +51,7 @@ def test_phases_that_take_too_long_give_what_was_seen_and_why(monkeypatch):
 
     monkeypatch.setattr(fleet, "run", too_long)
     monkeypatch.setattr(fleet, "cpu", lambda superlink: 0.0)
-    light = SimpleNamespace(size=4, tell=lambda: Told(0, 0, 0, 0, 4))
+    light = SimpleNamespace(size=4, tell=lambda: light_nodes.Told(0, 0, 0, 0, 4))
     row = fleet.phases(None, light, 10, ours=False, share=1.0)
     assert row["phases"] == 2  # the first one loads the app
     assert row["phase_p50"] == 2.0
