@@ -21,7 +21,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key
 
 from flwr_distill.fleet.gpu_speed import time_gpu
-from flwr_distill.flower.line_1_32.fleet.clock import (
+from flwr_distill.flower.clock import (
     MAX_AHEAD,
     MAX_BEHIND,
     ClockError,

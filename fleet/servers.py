@@ -8,10 +8,14 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from flwr_distill.node.stock import OVER_HTTP, QUIET, installed_line
+from flwr_distill.node.stock import (
+    CONTROL_OVER_HTTP,
+    FLEET_OVER_HTTP,
+    OVER_HTTP,
+    QUIET,
+    installed_line,
+)
 
-CONTROL_OVER_HTTP, FLEET_OVER_HTTP = (1, 37), (1, 40)
-"""Since these Flowers, a SuperLink's Control API and Fleet API share the port of ServerApps."""
 NO_PLUGINS = (1, 38)
 """Since this Flower, one process starts apps of all kinds."""
 

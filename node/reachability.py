@@ -5,16 +5,23 @@ from __future__ import annotations
 import socket
 import ssl
 import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+
+import httpx
 
 from flwr_distill.node.proxies import Proxy, proxy_hint, proxy_of
 from flwr_distill.node.settings import NodeError
+from flwr_distill.node.stock import FLEET_OVER_HTTP, installed_line
 
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 _FRAME_HEADER = 9
 _SETTINGS_FRAME = 4
 _MAX_PROXY_REPLY = 1 << 14
-_PROXY_TIMEOUT = 5.0
+_PROXY_TIMEOUT = _ANSWER_TIMEOUT = 5.0
+_PROXY_ERRORS = (403, 407, 502, 503, 504)
+"""By which a proxy says that it does not connect; a SuperLink answers 404."""
 
 
 def check_superlink(
@@ -27,15 +34,20 @@ def check_superlink(
     """Wait until a SuperLink's Fleet API answers at an address; `NodeError` if waiting is in vain.
 
     Flower would retry a wrong address or certificate forever. `root_certificates` None: the
-    system's. It goes through a proxy where gRPC would.
+    system's. It goes through a proxy where Flower would.
     """
     host, port = _split(address)
-    context = None if insecure else _tls_context(root_certificates)
-    proxy = proxy_of(address)
+    context = None if insecure else tls_context(root_certificates)
+    greet: Callable[[], object] = partial(answer_of, address, context)
+    if installed_line() < FLEET_OVER_HTTP:
+        if context is not None:
+            context.set_alpn_protocols(["h2"])
+        greet = partial(_greet, host, port, context, proxy_of(address))
     deadline = time.monotonic() + timeout
     while True:
         try:
-            return _greet(host, port, context, proxy)
+            greet()
+            return
         except ssl.SSLCertVerificationError as error:
             remedy = (
                 "root-certificates must hold the authority that signed it, and it must name " + host
@@ -68,17 +80,38 @@ def _split(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _tls_context(root_certificates: Path | None) -> ssl.SSLContext:
+def tls_context(root_certificates: Path | None) -> ssl.SSLContext:
+    """A context for a server whose certificate one of these authorities signed."""
     try:
-        context = ssl.create_default_context(cafile=root_certificates)
+        return ssl.create_default_context(cafile=root_certificates)
     except (ssl.SSLError, OSError) as error:
         raise NodeError(
             f"not a PEM file of certificates: {error}",
             where="root-certificates",
             value=str(root_certificates),
         ) from error
-    context.set_alpn_protocols(["h2"])
-    return context
+
+
+def answer_of(address: str, context: ssl.SSLContext | None) -> httpx.Response:
+    """What a server over HTTP answers to an unknown call of a node; a proxy's own error is none.
+
+    Raises `OSError` if there is none, of which `ssl.SSLError` is one kind.
+    """
+    url = f"{'http' if context is None else 'https'}://{address}/v1/fleet/"
+    try:
+        answer = httpx.get(url, verify=context or False, timeout=_ANSWER_TIMEOUT)
+    except httpx.HTTPError as error:
+        raise next(_ssl_errors(error), OSError(str(error))) from error
+    if answer.status_code in _PROXY_ERRORS:
+        raise OSError(f"a proxy answers {answer.status_code} {answer.reason_phrase}")
+    return answer
+
+
+def _ssl_errors(error: BaseException | None) -> Iterator[ssl.SSLError]:
+    while error is not None:
+        if isinstance(error, ssl.SSLError):
+            yield error
+        error = error.__cause__ or error.__context__
 
 
 def _greet(host: str, port: int, context: ssl.SSLContext | None, proxy: Proxy | None) -> None:

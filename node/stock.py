@@ -20,8 +20,8 @@ LINE = "1.32."
 """The Flower on which nodes do all that they can."""
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 """Environment in which Flower's programs report nothing and ask for no update."""
-OVER_HTTP = (1, 35)
-"""Since this Flower, apps ask their SuperNode or SuperLink over HTTP."""
+OVER_HTTP, CONTROL_OVER_HTTP, FLEET_OVER_HTTP = (1, 35), (1, 37), (1, 40)
+"""Since these Flowers, apps ask over HTTP, then users, then nodes; at a SuperLink at one port."""
 
 
 def installed_line() -> tuple[int, ...]:

@@ -132,13 +132,12 @@ class Node:
             _log(exposed)
         if is_another():
             _print(check_another(settings))
-        else:
-            check_superlink(
-                settings.superlink,
-                insecure=settings.insecure,
-                root_certificates=settings.root_certificates,
-                timeout=settings.connect_timeout,
-            )
+        check_superlink(
+            settings.superlink,
+            insecure=settings.insecure,
+            root_certificates=settings.root_certificates,
+            timeout=settings.connect_timeout,
+        )
         self._decide_on_sandbox()
         _log_policy(settings.policy)
         if settings.data is not None and settings.data.is_dir():

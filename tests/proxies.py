@@ -1,5 +1,6 @@
 """HTTP proxies on loopback: one that refuses all, one that connects."""
 
+import base64
 import contextlib
 import socket
 import threading
@@ -24,8 +25,12 @@ class Proxy:
 
 
 @contextlib.contextmanager
-def proxy(*, connects_to=""):
-    """A proxy that refuses, or connects to `connects_to` whatever is asked for."""
+def proxy(*, connects_to="", password=""):
+    """A proxy that refuses, or connects to `connects_to` whatever is asked for.
+
+    With a `password`, ``user:password``, it asks for that first.
+    """
+    wanted = f"Basic {base64.b64encode(password.encode()).decode()}"
     with socket.create_server(("127.0.0.1", 0)) as server:
         started = Proxy(f"http://127.0.0.1:{server.getsockname()[1]}")
 
@@ -41,12 +46,18 @@ def proxy(*, connects_to=""):
                 while b"\r\n\r\n" not in request and (part := connection.recv(4096)):
                     request += part
                 started.requests.append(request.decode())
+                if password and wanted not in request.decode():
+                    connection.sendall(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n")
+                    return
                 if not connects_to:
                     connection.sendall(b"HTTP/1.1 403 Forbidden\r\n\r\n")
                     return
                 host, _, port = connects_to.rpartition(":")
                 with socket.create_connection((host, int(port))) as target:
-                    connection.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+                    if request.startswith(b"CONNECT"):
+                        connection.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+                    else:
+                        target.sendall(request)
                     back = threading.Thread(target=copy, args=[target, connection], daemon=True)
                     back.start()
                     copy(connection, target)

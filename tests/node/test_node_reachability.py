@@ -1,26 +1,66 @@
 """What is said of a SuperLink that is not there, or speaks otherwise than the node."""
 
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from contextlib import closing
+from contextlib import ExitStack, closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from flwr_distill.node import reachability
 from flwr_distill.node.reachability import check_superlink
 from flwr_distill.node.settings import NodeError
+from flwr_distill.node.stock import FLEET_OVER_HTTP
 from tests.errors import at
+from tests.proxies import VARIABLES, proxy
+
+
+@pytest.fixture(params=[(1, 32), (1, 42)], ids=["gRPC", "HTTP"])
+def flower(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """A line of Flower, whose nodes speak gRPC or HTTP."""
+    line: tuple[int, int] = request.param
+    monkeypatch.setattr(reachability, "installed_line", lambda: line)
+    return line
+
+
+def over_http(port: int = 0, pair: tuple[Path, Path] | None = None) -> ThreadingHTTPServer:
+    """A server over HTTP that knows no call."""
+    server = ThreadingHTTPServer(("127.0.0.1", port), BaseHTTPRequestHandler)
+    if pair is not None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(*pair)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
 
 
 @pytest.fixture
-def serve(certificates: Any) -> Iterator[Callable[[bool], str]]:
-    """Start a real gRPC server, with or without TLS, and return its address."""
-    servers = []
+def serve(certificates: Any, flower: tuple[int, int]) -> Iterator[Callable[[bool], str]]:
+    """Start a real server of that line, with or without TLS, and return its address."""
+    servers: list[grpc.Server] = []
+    with ExitStack() as stack:
 
+        def start(tls: bool) -> str:
+            if flower < FLEET_OVER_HTTP:
+                return of_grpc(tls)
+            server = over_http(pair=(certificates.server, certificates.key) if tls else None)
+            stack.callback(server.server_close)
+            stack.callback(server.shutdown)
+            return f"127.0.0.1:{server.server_port}"
+
+        of_grpc = grpc_server(certificates, servers)
+        yield start
+    for server in servers:
+        server.stop(None)
+
+
+def grpc_server(certificates: Any, servers: list[grpc.Server]) -> Callable[[bool], str]:
     def start(tls: bool) -> str:
         server = grpc.server(futures.ThreadPoolExecutor(1))
         if tls:
@@ -33,9 +73,7 @@ def serve(certificates: Any) -> Iterator[Callable[[bool], str]]:
         servers.append(server)
         return f"127.0.0.1:{port}"
 
-    yield start
-    for server in servers:
-        server.stop(None)
+    return start
 
 
 def check(address: str, authority: Path | None = None, timeout: float = 0.3) -> None:
@@ -57,6 +95,7 @@ def test_what_is_no_address_is_said_at_once(address: str) -> None:
         check(address, timeout=60)
 
 
+@pytest.mark.usefixtures("flower")
 def test_an_address_where_nobody_listens_is_given_up_after_the_timeout() -> None:
     with closing(socket.socket()) as taken:
         taken.bind(("127.0.0.1", 0))
@@ -65,18 +104,28 @@ def test_an_address_where_nobody_listens_is_given_up_after_the_timeout() -> None
             check(f"127.0.0.1:{port}")
 
 
-def test_a_superlink_that_starts_later_is_waited_for(serve: Callable[[bool], str]) -> None:
+def test_a_superlink_that_starts_later_is_waited_for(flower: tuple[int, int]) -> None:
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     server = grpc.server(futures.ThreadPoolExecutor(1))
-    timer = threading.Timer(
-        0.5, lambda: (server.add_insecure_port(f"127.0.0.1:{port}"), server.start())
-    )
+    started: list[ThreadingHTTPServer] = []
+
+    def start() -> None:
+        if flower < FLEET_OVER_HTTP:
+            server.add_insecure_port(f"127.0.0.1:{port}")
+            server.start()
+        else:
+            started.append(over_http(port))
+
+    timer = threading.Timer(0.5, start)
     timer.start()
     check(f"127.0.0.1:{port}", timeout=20)
     timer.join()
     server.stop(None)
+    for each in started:
+        each.shutdown()
+        each.server_close()
 
 
 def test_a_certificate_of_another_authority_is_named(
@@ -103,3 +152,26 @@ def test_tls_that_the_superlink_does_not_speak_is_said_at_once(
 def test_tls_that_the_node_was_not_told_of_is_hinted_at(serve: Callable[[bool], str]) -> None:
     with pytest.raises(NodeError, match="does TLS match"):
         check(serve(True))
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_over_http_a_proxy_that_wants_a_password_is_reported_and_one_that_gets_it_is_passed(
+    certificates: Any, tls: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reachability, "installed_line", lambda: FLEET_OVER_HTTP)
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    server = over_http(pair=(certificates.server, certificates.key) if tls else None)
+    authority = certificates.authority if tls else None
+    with proxy(connects_to=f"127.0.0.1:{server.server_port}", password="me:secret") as asking:
+        variable = "https_proxy" if tls else "http_proxy"
+        monkeypatch.setenv("no_proxy", "")
+        monkeypatch.setenv(variable, asking.url)
+        address = f"localhost:{server.server_port}"
+        with pytest.raises(NodeError, match="407"):
+            check(address, authority, timeout=0)
+        monkeypatch.setenv(variable, asking.url.replace("//", "//me:secret@"))
+        check(address, authority, timeout=0)
+    server.shutdown()
+    server.server_close()

@@ -16,7 +16,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.common.constant import (
     PUBLIC_KEY_HEADER,
     SIGNATURE_HEADER,
-    SYSTEM_TIME_TOLERANCE,
     TIMESTAMP_HEADER,
     TIMESTAMP_TOLERANCE,
 )
@@ -26,20 +25,12 @@ from flwr.supercore.date import now
 from flwr.supercore.grpc import create_channel
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
-from flwr_distill.task.errors import ReportedError
-
-MAX_AHEAD = SYSTEM_TIME_TOLERANCE
-MAX_BEHIND = TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
-"""Seconds by which Flower lets a node's clock differ from the SuperLink's."""
+from flwr_distill.flower.clock import MAX_AHEAD, MAX_BEHIND, ClockError
 
 MAX_MEASURED = 3600
 """Seconds by which clocks may differ for `clock_offset` to measure it."""
 
 _PRECISION = 0.02
-
-
-class ClockError(ReportedError):
-    """The clock cannot be measured."""
 
 
 def clock_offset(address: str, *, insecure: bool, root_certificates: Path | None) -> float:
