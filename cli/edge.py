@@ -15,11 +15,16 @@ from flwr_distill.fleet.run_config import RunConfigError, read_run_config
 from flwr_distill.flower.lines import why_unserved
 from flwr_distill.flower.own_app import APP_DIR
 from flwr_distill.node.settings import NodeError, load_settings
+from flwr_distill.node.stock import FLEET_OVER_HTTP, installed_line
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.settings import RunConfigValue
 
 DEFAULT_CERTIFICATES = Path("certs/server")
 DEFAULT_STATE_DIR = Path("state/edge")
+ONE_PORT = (
+    "With this Flower nodes and users have one port: whoever reaches it can start runs below "
+    "(docs/flower.md, Behind a proxy)."
+)
 
 
 @with_node_options(
@@ -33,7 +38,7 @@ def edge(
         str,
         typer.Option(
             help="host:port where the edge's nodes connect. The next port, on loopback, is its "
-            "Control API; the port after it is for ServerApps.",
+            "Control API; the port after it is for ServerApps. From Flower 1.40 on all have one.",
         ),
     ] = "0.0.0.0:9094",
     below_certificates: Annotated[
@@ -96,6 +101,8 @@ def edge(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends it like Ctrl-C
     below = Below(below_address, certificate, own)
     typer.echo(f"nodes connect at {below_address}, logs in {checked.state_dir}")
+    if installed_line() >= FLEET_OVER_HTTP:
+        typer.echo(ONE_PORT, err=True)
     errors = (EdgeStartError, FederationRunsError, SuperLinkError, ValueError)
     with exit_on(*errors, command="edge"):
         try:

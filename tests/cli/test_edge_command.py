@@ -4,6 +4,7 @@ import pytest
 
 import flwr_distill.fleet.edge
 from flwr_distill.fleet.edge_runs import FIXED, below_config
+from flwr_distill.fleet.servers import Addresses
 from flwr_distill.server.settings import RunSettings, default_settings
 
 from .commands import assert_refused, command
@@ -46,9 +47,7 @@ def test_what_is_above_goes_to_the_node_and_what_is_below_to_the_runs(started, i
     assert state_dir == tmp_path / "state" / "edge"
     assert below.run_config == {"strategy": "fedhead", "min-nodes": 20, "most-samples": 0.0}
     assert below.certificate is None
-    assert below.addresses.fleet == "0.0.0.0:7000"
-    assert below.addresses.control == "127.0.0.1:7001"  # submits runs, so to this machine alone
-    assert below.addresses.serverappio == "127.0.0.1:7002"
+    assert below.addresses == Addresses.beside("0.0.0.0:7000", 7001, 7002)
 
 
 def test_nothing_goes_without_tls_unless_it_is_said(started, invoke):

@@ -24,6 +24,7 @@ def test_a_bad_option_is_refused_in_one_line(options, named, tmp_path, monkeypat
     assert_refused(command("simulate", *options), named)
 
 
+@pytest.mark.deployment("`simulate`, with and without a policy")
 @pytest.mark.slow
 def test_nodes_with_data_of_their_own_train_and_their_results_are_shown(tmp_path):
     draws = np.random.default_rng(0)
@@ -62,6 +63,7 @@ def test_a_run_that_fails_ends_in_one_line(tmp_path):
     assert_refused(result, "hfldd.groups")
 
 
+@pytest.mark.deployment("`simulate`, with and without a policy")
 @pytest.mark.slow
 def test_nodes_with_a_policy_refuse_what_it_does_not_allow(tmp_path):
     policy = tmp_path / "policy.yaml"

@@ -48,6 +48,7 @@ def trains(stock, name):
     assert summary.parent.name in output
 
 
+@pytest.mark.deployment("`run` to its end, and its exit code")
 def test_a_run_is_followed_to_its_end_and_the_exit_code_is_how_it_ended(stock):
     trains(stock, "control")
     code, output = ended(stock, "run", "-c", f'{TRAIN} dataset="no-such-set"')

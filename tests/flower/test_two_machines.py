@@ -1,61 +1,25 @@
 """README's node on another machine, with the installed Flower: TLS, node keys, `hospital`."""
 
-import os
 import socket
-import subprocess
-import sys
 import time
 from contextlib import ExitStack
 
 import numpy as np
 import pytest
 
-from benchmarks.flower_federation import OUR_PACKAGES
 from flwr_distill.fleet.local_federation import free_ports
 from flwr_distill.fleet.servers import Addresses, listening_arguments
 from flwr_distill.flower.control import open_control
 from flwr_distill.node.stock import is_another, is_stock
 from flwr_distill.task.datasets import load_dataset
 
-PROGRAM = (sys.executable, "-P", "-m", "flwr_distill.command")
+from .machines import Machines
+
 POLICY = "extends: hospital\nclasses: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]\n"
 RUN = (
     'strategy="fedavg" num-rounds=1 min-nodes=2 train.dp-noise=1.0 dataset="private" '
     'private.shape="1x8x8" model="digits-cnn"'
 )
-
-
-class Machines:
-    """Processes of one folder, and of its address."""
-
-    def __init__(self, folder, processes):
-        self.folder, self.processes = folder, processes
-        self.env = {**os.environ, **OUR_PACKAGES, "FLWR_HOME": str(folder / "home")}
-        self.env |= {"COLUMNS": "200", "OMP_NUM_THREADS": "1"}
-
-    def start(self, name, *words):
-        log = (self.folder / f"{name}.log").open("wb")
-        process = subprocess.Popen(
-            [*PROGRAM, *words], cwd=self.folder, env=self.env, stdout=log, stderr=log
-        )
-        self.processes.callback(process.wait)
-        self.processes.callback(process.terminate)
-
-    def do(self, *words):
-        done = subprocess.run(
-            [*PROGRAM, *words],
-            cwd=self.folder,
-            env=self.env,
-            capture_output=True,
-            text=True,
-            timeout=400,
-            check=False,
-        )
-        logs = "".join(file.read_text()[-2000:] for file in self.folder.glob("*.log"))
-        return done.returncode, f"{done.stdout}{done.stderr}{logs if done.returncode else ''}"
-
-    def log(self, name):
-        return (self.folder / f"{name}.log").read_text()
 
 
 @pytest.mark.deployment("TLS, node keys, `register`, `certs revoke`, with a policy")

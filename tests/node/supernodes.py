@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from flwr.supercore.run import Run
 from flwr.supernode.nodestate import NodeStateFactory
 from flwr.supernode.start_client_internal import _insert_message
 
+from flwr_distill.flower.task_identity import identify
 from flwr_distill.node import stock
 from flwr_distill.node.policy import OPEN
 from flwr_distill.node.settings import FLOWER_HOME, NODE_CONFIG
@@ -68,10 +69,7 @@ class SuperNode:
 
         As there, its task is made first; the message is there `late` seconds later.
         """
-        with suppress(ImportError):  # since 1.41 a message is of a task from its start
-            from flwr.supercore.task_identity import TaskIdentity
-
-            TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, 1
+        identify(1, run_id, 1)
         config = ConfigRecord({"do": do, "payload": payload})
         message = Message(RecordDict({"config": config}), NODE_ID, "train", ttl=ttl)
         message.metadata.__dict__["_run_id"] = run_id

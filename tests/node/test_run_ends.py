@@ -132,7 +132,7 @@ def working(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Mess
         return sent
 
     yield work
-    assert not node.state.get_messages()
+    assert not getattr(node.state, "get_messages_legacy", node.state.get_messages)()
     tasks = node.state.get_tasks(run_ids=[RUNNING])
     assert [task.status.sub_status for task in tasks] == [SubStatus.STOPPED]
     node.close()
