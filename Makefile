@@ -20,6 +20,7 @@ VERSION ?= $(FLOWER)
 # Those that `make test-wheel` installs the wheel for, by version or path.
 WHEEL_PYTHONS ?= 3.11 3.12 3.13
 OTHER := .flower/$(VERSION)
+ON_OTHER = PYTHONPATH=$(CURDIR):$(CURDIR)/baselines:$(CURDIR)/$(OTHER)/ours $(OTHER)/bin/python
 
 COMPILE := $(BIN)/uv pip compile --quiet --no-header --no-annotate --no-emit-index-url \
 	--universal --python-version 3.11 --all-extras pyproject.toml
@@ -37,7 +38,7 @@ ROUNDS ?=
 STRATEGY ?= hfldd
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-matrix test-attacks test-faults test-faults-all test-docker flower-environment test-flower flower-probe test-chart test-wheel test-lowest test-newest gpu-kit gpu images fuzz mutants lint bench settings lock proto clean
+.PHONY: help setup demo test test-matrix test-attacks test-faults test-faults-all test-docker flower-environment test-flower test-flower-fast flower-probe test-chart test-wheel test-lowest test-newest gpu-kit gpu images fuzz mutants lint bench settings lock proto clean
 
 help:
 	@echo "make demo    train on digits with FedAvg and HFLDD or FedHEAD, real processes; compare"
@@ -46,8 +47,9 @@ help:
 	@echo "             make test-matrix: tests of each strategy for the other ones too;"
 	@echo "             make test-faults-all: every fault with every strategy)"
 	@echo "make test-attacks  the proofs of docs/promises.md against hostile nodes, apps and runs"
-	@echo "make test-flower VERSION=1.42.0  installs that Flower beside ours, and runs the app on its own"
-	@echo "             SuperLink and SuperNodes; minutes"
+	@echo "make test-flower VERSION=1.42.0  installs that Flower beside ours, tries all that a deployment needs,"
+	@echo "             and writes its column of the table in docs/flower.md; half an hour"
+	@echo "             (make test-flower-fast: the fast tests there)"
 	@echo "make flower-probe VERSION=1.43.0  the same, but quick: which names of Flower's that we use are missing"
 	@echo "             there, and whether FedAvg runs"
 	@echo "make test-chart  renders the Helm chart, and holds it to Kubernetes' schemas"
@@ -134,22 +136,28 @@ gpu: $(GPU_READY)
 		$(DATA_ROOT:%=--data-root %) --commit "$(COMMIT)"
 
 # What the lock has, but for that Flower, which our range need not allow, and what it needs; the
-# packages come from uv's cache.
+# packages come from uv's cache. Ours are beside them: some tests want them from a bundle alone.
 flower-environment: $(READY)
 	mkdir -p .flower
 	cp requirements.lock $(OTHER).lock
 	echo "flwr[simulation]==$(VERSION)" | $(COMPILE) --override - --output-file $(OTHER).lock
 	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(OTHER)
 	$(BIN)/uv pip sync --quiet --python $(OTHER)/bin/python $(OTHER).lock
+	$(BIN)/uv pip install --quiet --python $(OTHER)/bin/python --target $(OTHER)/ours \
+		--no-deps --editable . --editable baselines
 	$(OTHER)/bin/python -c "import torch._dynamo, flwr_distill.client.app, flwr_distill.server.app"
 
+# The rows of the table in docs/flower.md, and its column for that Flower.
 test-flower: flower-environment
-	$(OTHER)/bin/python -m pytest -m matrix tests/flower
-	PYTHONPATH=$(CURDIR) $(OTHER)/bin/python -m pytest tests/node/test_executor.py || [ $$? = 5 ]  # no tests for stock
+	$(ON_OTHER) -m pytest -m deployment --junitxml $(OTHER).xml; failed=$$?; \
+	$(BIN)/python -m tests.flower.table $(VERSION) $(OTHER).xml && exit $$failed
+
+test-flower-fast: flower-environment
+	$(ON_OTHER) -m pytest $(FAST) -n 2
 
 flower-probe: flower-environment
-	$(OTHER)/bin/python -m flwr_distill.flower.names; names=$$?; \
-	$(OTHER)/bin/python -m pytest -m matrix tests/flower -k "fedavg or killed or own" && exit $$names
+	$(ON_OTHER) -m flwr_distill.flower.names; names=$$?; \
+	$(ON_OTHER) -m pytest -m matrix tests/flower -k "fedavg or killed or own" && exit $$names
 
 # Helm's own code, and Kubernetes' schemas: too large for everyone's environment.
 test-chart: $(READY)

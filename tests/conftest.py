@@ -1,10 +1,10 @@
 """A Flower Grid in memory, whose nodes are functions; stands in for a SuperLink in fast tests."""
 
+import ast
 import contextlib
 import gc
 import importlib.metadata
 import random
-import re
 import sys
 from itertools import count
 
@@ -22,7 +22,7 @@ from flwr_distill.flower.task_identity import identify
 from flwr_distill.protocol.registry import all_methods
 from flwr_distill.task.plugin import installed_plugins
 
-OF_A_LINE = re.compile(r"^from flwr_distill\.flower\.(line_\w+)", re.MULTILINE)
+OF_A_LINE = "flwr_distill.flower.line_"
 
 identify(1, 1, 1)  # tests make messages of no task
 torch.set_num_threads(1)  # tests and the processes they start share few cores
@@ -53,11 +53,12 @@ def pytest_collection_finish():
 
 def pytest_ignore_collect(collection_path):
     """Tests of what serves one line of Flower need that line's modules."""
-    if collection_path.suffix == ".py":
-        of_lines = set(OF_A_LINE.findall(collection_path.read_text(encoding="utf-8")))
-        if of_lines - {FOLDERS.get(line())}:
-            return True
-    return None
+    if collection_path.suffix != ".py":
+        return None
+    statements = ast.parse(collection_path.read_bytes()).body
+    imported = [each.module or "" for each in statements if isinstance(each, ast.ImportFrom)]
+    folders = {name.split(".")[2] for name in imported if name.startswith(OF_A_LINE)}
+    return True if folders - {FOLDERS.get(line())} else None
 
 
 class MemoryGrid(InProcessGrid):

@@ -59,10 +59,12 @@ def written(page: str, table: dict[str, Column]) -> str:
 
 
 def main() -> None:
-    """Arguments: the version, and the file of pytest's results."""
+    """Arguments: the version, and the file of pytest's results; rows that are not in it stay."""
     version, results = sys.argv[1], Path(sys.argv[2])
     page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(written(page, {**read(page), version: column(results)}), encoding="utf-8")
+    table = read(page)
+    table[version] = table.get(version, {}) | column(results)
+    PAGE.write_text(written(page, table), encoding="utf-8")
 
 
 if __name__ == "__main__":
