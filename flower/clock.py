@@ -10,7 +10,7 @@ from typing import Any
 
 from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 
-from flwr_distill.node.reachability import answer_of, tls_context
+from flwr_distill.node.reachability import headers_of, tls_context
 from flwr_distill.node.stock import FLEET_OVER_HTTP, installed_line
 from flwr_distill.task.errors import ReportedError
 
@@ -36,8 +36,8 @@ def clock_offset(address: str, *, insecure: bool, root_certificates: Path | None
         return offset
     began = time.time()
     try:
-        answer = answer_of(address, None if insecure else tls_context(root_certificates))
-        date = parsedate_to_datetime(answer.headers["date"]).timestamp()
+        headers = headers_of(address, None if insecure else tls_context(root_certificates))
+        date = parsedate_to_datetime(headers["date"]).timestamp()
     except (OSError, KeyError, ValueError) as error:
         raise ClockError(f"the SuperLink does not say what time it is: {error}") from error
     return date + 0.5 - (began + time.time()) / 2  # whole seconds are cut off

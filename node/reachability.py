@@ -5,11 +5,9 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-
-import httpx
 
 from flwr_distill.node.proxies import Proxy, proxy_hint, proxy_of
 from flwr_distill.node.settings import NodeError
@@ -38,7 +36,7 @@ def check_superlink(
     """
     host, port = _split(address)
     context = None if insecure else tls_context(root_certificates)
-    greet: Callable[[], object] = partial(answer_of, address, context)
+    greet: Callable[[], object] = partial(headers_of, address, context)
     if installed_line() < FLEET_OVER_HTTP:
         if context is not None:
             context.set_alpn_protocols(["h2"])
@@ -92,19 +90,21 @@ def tls_context(root_certificates: Path | None) -> ssl.SSLContext:
         ) from error
 
 
-def answer_of(address: str, context: ssl.SSLContext | None) -> httpx.Response:
-    """What a server over HTTP answers to an unknown call of a node; a proxy's own error is none.
+def headers_of(address: str, context: ssl.SSLContext | None) -> Mapping[str, str]:
+    """Headers of what a server over HTTP answers to an unknown call of a node; its text is not read.
 
-    Raises `OSError` if there is none, of which `ssl.SSLError` is one kind.
+    Raises `OSError` if none answers, of which `ssl.SSLError` is one kind.
     """
+    import httpx  # here: gRPC needs none of it
+
     url = f"{'http' if context is None else 'https'}://{address}/v1/fleet/"
     try:
-        answer = httpx.get(url, verify=context or False, timeout=_ANSWER_TIMEOUT)
+        with httpx.stream("GET", url, verify=context or False, timeout=_ANSWER_TIMEOUT) as answer:
+            if answer.status_code in _PROXY_ERRORS:
+                raise OSError(f"a proxy answers {answer.status_code} {answer.reason_phrase}")
+            return answer.headers
     except httpx.HTTPError as error:
         raise next(_ssl_errors(error), OSError(str(error))) from error
-    if answer.status_code in _PROXY_ERRORS:
-        raise OSError(f"a proxy answers {answer.status_code} {answer.reason_phrase}")
-    return answer
 
 
 def _ssl_errors(error: BaseException | None) -> Iterator[ssl.SSLError]:

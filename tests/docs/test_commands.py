@@ -57,7 +57,6 @@ NOT_HERE = {
     r"flwr-distill (demo|status|up)$": "run in order, or with the options given there",
     r"flwr new$": "Flower's, and it downloads",
     r"flwr run (\.|\"\$\(flwr-distill app\)\")$": "needs a SuperLink in Flower's own configuration",
-    r"flwr-distill run --superlink HOST:8000": "tests/flower, on several Flowers",
     r"flwr run \./examples/own-app my-federation": "tests/end_to_end/test_own_app.py",
     r"flwr run (\.|\"\$\(flwr-distill app\)\") local": "tests/end_to_end/test_simulation.py",
     r"python -m flwr_distill.flower.names": "tests/flower/test_names.py",
