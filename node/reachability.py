@@ -91,7 +91,7 @@ def tls_context(root_certificates: Path | None) -> ssl.SSLContext:
 
 
 def headers_of(address: str, context: ssl.SSLContext | None) -> Mapping[str, str]:
-    """Headers of what a server over HTTP answers to an unknown call of a node; its text is not read.
+    """Headers of what a server answers over HTTP to an unknown call of a node; no more is read.
 
     Raises `OSError` if none answers, of which `ssl.SSLError` is one kind.
     """

@@ -13,6 +13,7 @@ import flwr_distill.flower.lines
 from flwr_distill.cli.main import app
 from flwr_distill.fleet.checkup import checkup
 from flwr_distill.fleet.local_federation import free_ports
+from flwr_distill.flower.lines import FOLDERS
 from flwr_distill.node.settings import load_settings
 
 
@@ -77,14 +78,16 @@ def test_a_flower_on_which_they_keep_one_passes(monkeypatch):
     assert findings()["software"].state == "ok"
 
 
-def test_only_the_flower_that_the_commands_work_with_is_installed():
+def test_only_a_flower_that_the_commands_work_with_is_installed():
     (flwr,) = [
         requirement
         for text in importlib.metadata.requires("flwr-distill") or ()
         if (requirement := Requirement(text)).name == "flwr" and not requirement.extras
     ]
-    assert "1.32.1" in flwr.specifier
-    assert not any(flwr.specifier.contains(v) for v in ("1.31.0", "1.33.0", "1.42.0"))
+    served = [f"{line}.{patch}" for line in FOLDERS for patch in (1, 9)]
+    assert all(flwr.specifier.contains(version) for version in served)
+    others = ("1.31.0", "1.32.0", "1.33.0", "1.34.0", "1.43.0", "2.0.0")
+    assert not any(flwr.specifier.contains(version) for version in others)
 
 
 @pytest.mark.usefixtures("no_gpu")
