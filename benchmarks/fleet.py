@@ -40,13 +40,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.light_nodes import Door, Told, serve
+from benchmarks.light_nodes import REGISTERED, Door, Told, serve
 from benchmarks.rounds import APP_DIR
 from flwr_distill.fleet.authority import new_key
 from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.fleet.local_federation import free_ports
+from flwr_distill.fleet.servers import Addresses, listening_arguments
 from flwr_distill.fleet.submission import RunError, RunOutcome, submit
-from flwr_distill.flower.line_1_32.fleet.superlink import Control
+from flwr_distill.flower.control import Control, open_control
 from flwr_distill.node.pace import MAX_WAIT
 from flwr_distill.node.processes import Process, kill_group, start_bound, stop
 
@@ -71,13 +72,14 @@ class SuperLink:
 
     def __init__(self, folder: Path, *, ours: bool) -> None:
         self._folder = folder
-        self._program = ("flwr-distill", "superlink") if ours else ("flower-superlink",)
+        python = (sys.executable, "-P", "-m", "flwr_distill.command", "superlink")
+        self._program = python if ours else ("flower-superlink",)
         self.certificates = CertificateFolder(folder / "certs")
         self.certificates.create(30)
         self.certificates.issue_server(["127.0.0.1", "localhost"], 10)
-        self.fleet, self._control, self._serverappio = (
-            f"127.0.0.1:{port}" for port in free_ports(3)
-        )
+        port, *others = free_ports(3)
+        self._addresses = Addresses.beside(f"127.0.0.1:{port}", *others)
+        self.fleet = self._addresses.fleet
         self._process: Process | None = None
 
     def start(self) -> None:
@@ -86,15 +88,14 @@ class SuperLink:
         commands = str(Path(sys.executable).parent)
         self._process = start_bound(
             [
-                *(*self._program, "--enable-supernode-auth"),
+                *self._program,
+                *(("--enable-supernode-auth",) if REGISTERED else ()),
                 *("--database", str(self._folder / "state.db")),
                 "--disable-runtime-dependency-installation",
                 *("--ssl-ca-certfile", str(certs / "ca.crt")),
                 *("--ssl-certfile", str(certs / "server.crt")),
                 *("--ssl-keyfile", str(certs / "server.key")),
-                *("--fleet-api-address", self.fleet),
-                *("--control-api-address", self._control),
-                *("--serverappio-api-address", self._serverappio),
+                *listening_arguments(self._addresses),
             ],
             log=self._folder / "superlink.log",
             env={
@@ -119,7 +120,7 @@ class SuperLink:
 
     def control(self) -> Control:
         """A connection to its Control API."""
-        return Control(self._control, self.certificates.certificate)
+        return open_control(self._addresses.control, self.certificates.certificate)
 
     @property
     def process(self) -> psutil.Process:
@@ -185,13 +186,14 @@ def fleet(folder: Path, nodes: int, *, ours: bool) -> Iterator[tuple[SuperLink, 
                         serialization.NoEncryption(),
                     )
                 )
-                control.register(
-                    private.public_key()
-                    .public_bytes(
-                        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+                if REGISTERED:
+                    control.register(
+                        private.public_key()
+                        .public_bytes(
+                            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+                        )
+                        .decode()
                     )
-                    .decode()
-                )
         light = Fleet(superlink, keys, ours=ours)
         if (online := light.wait(0.0, 300.0)) < nodes:
             raise RuntimeError(f"{online} of {nodes} nodes came online in 300 s")

@@ -19,7 +19,6 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.common.constant import TRANSPORT_TYPE_GRPC_RERE
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.object_store import ObjectStore, ObjectStoreFactory
@@ -27,7 +26,7 @@ from flwr.supernode import start_client_internal as loop
 from flwr.supernode.nodestate import NodeState, NodeStateFactory
 from grpc import _channel
 
-from flwr_distill.flower.line_1_32.node.connection import patch_connection
+from flwr_distill.flower.lines import module_of_line
 from flwr_distill.flower.overrides import (
     WholeMessages,
     patch_loop,
@@ -37,11 +36,15 @@ from flwr_distill.flower.overrides import (
 from flwr_distill.flower.steps import ReadingPull
 from flwr_distill.node.pace import Pace
 from flwr_distill.node.settings import NodeSettings
+from flwr_distill.node.stock import FLEET_OVER_HTTP, installed_line, is_another
 
 STOCK_PAUSE = 3.0
 STOCK_REPLY_POLL = 0.5
 """Flower's pauses between polls for messages, and for its app's reply, in seconds."""
 BETWEEN_STARTS = 0.05
+_TRANSPORT: Any = {"transport": "grpc-rere"} if installed_line() < FLEET_OVER_HTTP else {}
+REGISTERED = not is_another()
+"""Whether nodes are registered; Flower's command, elsewhere, takes seconds for each."""
 _OWN = threading.local()
 """`pace` of a node's thread."""
 
@@ -85,11 +88,11 @@ class LightNode:
         objects = ObjectStoreFactory()
         state, store = NodeStateFactory(objects).state(), objects.store()
         with loop._init_connection(
-            transport=TRANSPORT_TYPE_GRPC_RERE,
+            **_TRANSPORT,
             server_address=self._door.address,
             insecure=False,
             root_certificates=self._door.root_certificates,
-            authentication_keys=(self._key, self._key.public_key()),
+            authentication_keys=(self._key, self._key.public_key()) if REGISTERED else None,
         ) as (node_id, receive, send, get_run, get_fab, pull_object, push_object, confirm):
             state.set_node_id(node_id)
 
@@ -128,7 +131,8 @@ class LightNode:
 
 def answer(state: NodeState, store: ObjectStore) -> None:
     """Answer the message that is here, in place of an app."""
-    for header in state.get_messages(is_reply=False):
+    waiting = getattr(state, "get_messages_legacy", state.get_messages)
+    for header in waiting(is_reply=False):
         name = header.metadata.message_id
         parts = [part.object_id for part in iterate_object_tree(store.get_object_tree(name))]
         contents = {part: store.get(part) for part in parts}
@@ -172,7 +176,8 @@ def serve(door: Door, ours: bool, questions: Connection) -> None:
         patch_pull_backoff()
         patch_loop(WholeMessages())
         patch_nonce_cleanup()
-        patch_connection(lambda: _OWN.pace, lambda reason: None)
+        if (connection := module_of_line("node", "connection")) is not None:
+            connection.patch_connection(lambda: _OWN.pace, lambda reason: None)
     nodes = []
     for key in door.keys:
         pace = Pace(

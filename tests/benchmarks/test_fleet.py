@@ -11,11 +11,8 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supernode import start_client_internal as loop
 from flwr.supernode.nodestate import NodeStateFactory
 
+from benchmarks import fleet, light_nodes
 from flwr_distill.fleet.submission import RunError
-
-SPEAKS = "the benchmark's light nodes speak Flower 1.32's gRPC"
-light_nodes = pytest.importorskip("benchmarks.light_nodes", reason=SPEAKS, exc_type=ImportError)
-fleet = pytest.importorskip("benchmarks.fleet", reason=SPEAKS, exc_type=ImportError)
 
 
 def test_a_light_node_answers_a_message_with_the_arrays_moved_and_keeps_nothing_of_it():
