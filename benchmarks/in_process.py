@@ -11,6 +11,7 @@ from typing import Any
 from flwr.app import Context, RecordDict
 
 from flwr_distill.client.app import app as client_app
+from flwr_distill.flower.task_identity import identify
 from flwr_distill.server.app import main as server_app
 from flwr_distill.simulation.grid import Functions, Node, SimulationGrid
 from flwr_distill.storage.store import DURABLE
@@ -75,6 +76,7 @@ def run_in_process(
     min_nodes : int, optional (default: None)
         Nodes that must be able to take part; None for all.
     """
+    identify(0, 1, 1)
     with only_errors(), tempfile.TemporaryDirectory() as temporary:
         folder = runs_dir or Path(temporary)
         needed = min_nodes or len(nodes)

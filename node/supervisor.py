@@ -130,14 +130,15 @@ class Node:
         self._node_config.write_text(flat_toml(app_config(settings)), encoding="utf-8")
         if exposed := check_peers(settings):
             _log(exposed)
-        if is_another():
-            _print(check_another(settings))
+        differs = check_another(settings) if is_another() else ""
         check_superlink(
             settings.superlink,
             insecure=settings.insecure,
             root_certificates=settings.root_certificates,
             timeout=settings.connect_timeout,
         )
+        if differs:
+            _print(differs)
         self._decide_on_sandbox()
         _log_policy(settings.policy)
         if settings.data is not None and settings.data.is_dir():

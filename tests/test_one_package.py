@@ -27,6 +27,7 @@ def quickstart(tmp_path):
     return folder
 
 
+@pytest.mark.skipif(not Path(COMMAND).exists(), reason="our command is not installed")
 def test_a_flower_projects_files_on_the_path_have_names_of_their_own(quickstart):
     env = {**os.environ, "PYTHONPATH": str(quickstart)}
     done = subprocess.run(

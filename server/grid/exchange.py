@@ -32,10 +32,12 @@ class Exchange:
 
 
 def exchange_over(grid: Grid) -> Exchange:
-    """The exchange for a grid, by the installed Flower's line; without one, Flower's slower way."""
+    """The exchange for a grid; for Flower's by its line, or else by its own, slower way."""
     if line := module_of_line("exchange"):
         own: Exchange | None = line.exchange_over(grid)
         return own or Exchange(grid)
+    if type(grid).__module__.partition(".")[0] != "flwr":  # a simulation's
+        return Exchange(grid)
     text = "Flower %s: messages and replies go Flower's own way, which is slower (docs/flower.md)"
     log(INFO, text, version("flwr"))
     return Exchange(grid, OneByOneInbox)

@@ -23,7 +23,7 @@ def test_a_light_node_answers_a_message_with_the_arrays_moved_and_keeps_nothing_
     message.metadata.__dict__["_run_id"] = 7
     loop._insert_message(message, state, store)
     light_nodes.answer(state, store)
-    (header,) = state.get_messages(is_reply=True)
+    (header,) = getattr(state, "get_messages_legacy", state.get_messages)(is_reply=True)
     name = header.metadata.message_id
     parts = [part.object_id for part in iterate_object_tree(store.get_object_tree(name))]
     reply = inflate_object_from_contents(name, {part: store.get(part) for part in parts})

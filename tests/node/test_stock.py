@@ -1,6 +1,5 @@
 """A node on another Flower than the lock's says what is missing, and does what it can there."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -33,7 +32,10 @@ def in_between(monkeypatch: pytest.MonkeyPatch) -> None:
     install("1.34.0", monkeypatch)
 
 
-def test_the_flower_of_the_lock_is_neither_another_nor_stock() -> None:
+def test_the_flower_of_the_lock_is_neither_another_nor_stock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install("1.32.1", monkeypatch)
     assert not is_another()
     assert not is_stock()
 
@@ -90,9 +92,9 @@ def test_flowers_own_supernode_gets_the_nodes_settings(
     assert arguments == [*expected, "--auth-supernode-private-key", str(key)]
 
 
-def test_what_needs_the_flower_of_the_lock_says_so(newer: str, tmp_path: Path) -> None:
-    text = re.escape(f"flwr {newer}") + r" .* flwr==1\.32\.1, or .*`flwr run`"
-    with pytest.raises(RuntimeError, match=text):
+@pytest.mark.usefixtures("in_between")
+def test_a_federation_with_a_flower_without_a_folder_says_so(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"flwr 1\.34\.0 .* flwr==1\.32\.1, or .*`flwr run`"):
         LocalFederation(1, tmp_path).start()
 
 

@@ -34,6 +34,7 @@ def test_another_flower_goes_its_own_way_and_the_log_says_so_once(
 ):
     install_flower(monkeypatch, number)
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    monkeypatch.setattr(memory_grid, "__module__", "flwr.superlink.grid")
     with caplog.at_level(logging.INFO):
         grid = plain_grid(
             memory_grid({1: answering(num_examples=5), 2: answering(num_examples=6)}), deadline=10
@@ -44,6 +45,13 @@ def test_another_flower_goes_its_own_way_and_the_log_says_so_once(
     said = [r.getMessage() for r in caplog.records if "Flower's own way" in r.getMessage()]
     assert len(said) == 1
     assert number in said[0]
+
+
+@pytest.mark.parametrize("number", [version("flwr"), "1.41.0"])
+def test_a_simulation_goes_no_slower_way(number, memory_grid, monkeypatch, caplog):
+    install_flower(monkeypatch, number)
+    assert type(exchange_over(memory_grid({}))) is Exchange
+    assert not caplog.messages
 
 
 def test_the_flower_of_the_lock_has_a_folder_and_a_simulation_needs_none(memory_grid, superlink):
