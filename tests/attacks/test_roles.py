@@ -163,7 +163,8 @@ def test_no_certificate_of_a_node_is_good_for_the_superlinks_place(folder, tmp_p
         assert not beats(address, victim / "ca.crt")
         node = subprocess.run(
             [
-                *(Path(sys.executable).with_name("flwr-distill"), "node", "--superlink", address),
+                *(sys.executable, "-P", "-m", "flwr_distill.command"),
+                *("node", "--superlink", address),
                 *("--root-certificates", victim / "ca.crt", "--auth-key", victim / "login.key"),
                 *("--state-dir", tmp_path / "state", "--connect-timeout", "5"),
             ],

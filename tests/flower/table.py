@@ -26,7 +26,7 @@ def _weight(cell: str) -> int:
 
 def _cell(case: ElementTree.Element) -> str:
     if (skipped := case.find("skipped")) is not None:
-        return f"not tried: {skipped.get('message')}"
+        return f"not tried: {skipped.get('message')}".replace("|", "/")
     failed = case.find("failure") is not None or case.find("error") is not None
     return f"no: `{case.get('name')}` fails" if failed else "yes"
 
