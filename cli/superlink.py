@@ -35,6 +35,7 @@ def superlink(context: typer.Context) -> None:
     another Flower than 1.32 it is `flower-superlink`, which does none of this, and says so.
     """
     _make_folder_of_database(context.args)
+    os.environ.update(environment(os.environ))  # it starts Flower's other programs
     if is_another():
         typer.echo(
             f"flwr {version('flwr')}: this is Flower's own SuperLink. A registered node that knows "
@@ -43,7 +44,7 @@ def superlink(context: typer.Context) -> None:
             err=True,
         )
         program = str(Path(sys.executable).with_name(STOCK))
-        os.execve(program, [program, *context.args], environment(os.environ))
+        os.execv(program, [program, *context.args])
     from flwr_distill.flower.line_1_32.fleet.linkstate import main, why_unbound  # imports Flower
 
     sys.argv = [STOCK, *context.args]

@@ -65,7 +65,7 @@ def check_another(settings: NodeSettings) -> str:
 
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which a SuperNode finds Flower's other programs."""
+    """Return an environment in which Flower's servers find its other programs."""
     programs = str(Path(sys.executable).parent)
     return {**env, "PATH": os.pathsep.join([programs, env.get("PATH", os.defpath)])}
 

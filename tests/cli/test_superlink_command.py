@@ -57,7 +57,7 @@ def test_flower_refuses_what_flower_does_not_know():
 def test_with_another_flower_it_is_flowers_own_and_says_what_that_does_not_do(monkeypatch):
     monkeypatch.setattr(superlink, "is_another", lambda: True)
     started = []
-    monkeypatch.setattr("os.execve", lambda program, words, env: started.append((program, words)))
+    monkeypatch.setattr("os.execv", lambda program, words: started.append((program, words)))
     monkeypatch.setattr(linkstate, "main", lambda: None)
     done = CliRunner().invoke(app, ["superlink", "--insecure"])
     ((program, words),) = started
