@@ -87,6 +87,10 @@ def test_nodes_and_users_come_through_nginx_and_others_get_no_further(tmp_path):
         for path in ("/", "/v1/runtime/pull-task-input", "/docs"):
             answer = httpx.post(f"https://{outside}{path}", verify=trusted)
             assert answer.status_code == 403, (path, answer.text)
+        elsewhere = httpx.HTTPTransport(verify=trusted, local_address="127.0.0.2")
+        with httpx.Client(transport=elsewhere) as user:
+            assert user.post(f"https://{outside}/v1/control/list-runs").status_code == 403
+            assert user.post(f"https://{outside}/v1/fleet/pull-messages").status_code != 403
     seen = (tmp_path / "access.log").read_text()
     assert "POST /v1/fleet/" in seen
     assert "POST /v1/control/start-run" in seen
