@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,21 +16,19 @@ from typing import Any
 import yaml
 
 from flwr_distill.fleet.local_federation import LocalNode, free_ports
+from flwr_distill.fleet.servers import Addresses, listening_arguments
 from flwr_distill.fleet.submission import RunOutcome
 from flwr_distill.node.processes import Process, stop
+from flwr_distill.node.stock import appio_arguments
 
 OUR_PACKAGES = {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}
 BIN = Path(sys.executable).parent
-FLOWER = tuple(map(int, version("flwr").split(".")[:2]))
 STARTS_WITHIN = 180.0
 _GRACE = 15.0
 
 
 class FlowerFederation:
     """`flower-superlink`, and `flower-supernode` but for the first nodes, which are ours.
-
-    Flower moved its APIs to HTTP one after the other: what apps ask of it with 1.35, its CLI with
-    1.37, SuperNodes with 1.40.
 
     Parameters
     ----------
@@ -56,10 +53,9 @@ class FlowerFederation:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.log = folder, folder / "flower.log"
-        http, control, fleet = (f"127.0.0.1:{port}" for port in free_ports(3))
-        self.control = control if FLOWER < (1, 37) else http
-        fleet = fleet if FLOWER < (1, 40) else http
-        self._addresses = http, fleet
+        port, *others = free_ports(3)
+        self._addresses = Addresses.beside(f"127.0.0.1:{port}", *others)
+        self.control = self._addresses.control
         self._settings = dict(node_settings or {})
         self._ours = ours
         home = folder / "home"
@@ -133,17 +129,10 @@ class FlowerFederation:
         return RunOutcome(0, status, (done.stdout + done.stderr).splitlines())
 
     def _superlink_command(self) -> list[str]:
-        http, fleet = self._addresses
-        command = ["flower-superlink", "--insecure", "--disable-runtime-dependency-installation"]
-        if FLOWER < (1, 35):
-            command += ["--serverappio-api-address", http]
-        else:
-            command += ["--host", "127.0.0.1", "--port", http.partition(":")[2]]
-        if FLOWER < (1, 37):
-            command += ["--control-api-address", self.control]
-        if FLOWER < (1, 40):
-            command += ["--fleet-api-address", fleet]
-        return command
+        return [
+            *("flower-superlink", "--insecure", "--disable-runtime-dependency-installation"),
+            *listening_arguments(self._addresses),
+        ]
 
     def _make_node(self, place: int, num_nodes: int) -> LocalNode:
         folder = self.folder / f"node-{place}"
@@ -155,11 +144,10 @@ class FlowerFederation:
 
     def _stock_command(self, place: int, num_nodes: int, folder: Path) -> list[str]:
         (port,) = free_ports(1)
-        address = ["--clientappio-api-address", f"127.0.0.1:{port}"]
         device = self._settings.get("device", "cpu")
         return [
-            *("flower-supernode", "--insecure", "--superlink", self._addresses[1]),
-            *(address if FLOWER < (1, 35) else ["--port", str(port)]),
+            *("flower-supernode", "--insecure", "--superlink", self._addresses.fleet),
+            *appio_arguments(port),
             "--node-config",
             f"partition-id={place} num-partitions={num_nodes} device='{device}' "
             f"state-dir='{folder}'",
@@ -168,7 +156,7 @@ class FlowerFederation:
     def _our_command(self, place: int, num_nodes: int, folder: Path) -> list[str]:
         file = self.folder / f"node-{place}.yaml"
         settings = {
-            **{"superlink": self._addresses[1], "insecure": True, "policy": "open"},
+            **{"superlink": self._addresses.fleet, "insecure": True, "policy": "open"},
             **{"partition-id": place, "num-partitions": num_nodes, "state-dir": str(folder)},
             **{"device": "cpu", "threads": 1, **self._settings},
         }

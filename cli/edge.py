@@ -22,7 +22,7 @@ from flwr_distill.task.settings import RunConfigValue
 DEFAULT_CERTIFICATES = Path("certs/server")
 DEFAULT_STATE_DIR = Path("state/edge")
 ONE_PORT = (
-    "With this Flower nodes and users have one port: whoever reaches it can start runs below "
+    "With this Flower nodes and users have one port: anyone who reaches it can start runs below "
     "(docs/flower.md, Behind a proxy)."
 )
 

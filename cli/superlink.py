@@ -39,8 +39,8 @@ def superlink(context: typer.Context) -> None:
     if is_another():
         typer.echo(
             f"flwr {version('flwr')}: this is Flower's own SuperLink. A registered node that knows "
-            "the id of another one's message can reply to it. From 1.40 on, whoever reaches its "
-            "port can start runs (docs/flower.md).",
+            "the id of another one's message can reply to it. From 1.40 on, anyone who reaches "
+            "its port can start runs (docs/flower.md).",
             err=True,
         )
         program = str(Path(sys.executable).with_name(STOCK))

@@ -5,6 +5,8 @@ import sysconfig
 import venv
 from pathlib import Path
 
+PROGRAM = (sys.executable, "-P", "-m", "flwr_distill.command")
+"""`flwr-distill`, also where it is on the path alone, as with another Flower."""
 BASELINES = Path(__file__).resolve().parents[1] / "baselines"
 
 

@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from importlib.metadata import version
 from typing import Any
@@ -21,10 +20,9 @@ from flwr_distill.cli.main import app
 from flwr_distill.fleet.federation_record import FederationFile, FederationRecord
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.node.supervisor import status_file
+from tests.environments import PROGRAM
 
 from .commands import assert_refused
-
-PROGRAM = (sys.executable, "-P", "-m", "flwr_distill.command")
 
 
 def command(*arguments):

@@ -23,6 +23,7 @@ from flwr_distill.flower.own_app import APP_DIR
 from flwr_distill.node.nursery import NODE
 from flwr_distill.node.processes import kill_group, start_bound, stop
 from flwr_distill.node.secret import appio_secret
+from tests.environments import PROGRAM
 
 from .runs import read, rows
 
@@ -32,7 +33,6 @@ pytestmark = [pytest.mark.matrix, pytest.mark.timeout(2400)]
 ROUNDS = 1000
 """More than there is time for: the run is stopped when the edge has come back."""
 KILLED_IN = 2
-PROGRAM = (sys.executable, "-P", "-m", "flwr_distill.command")
 
 
 class Tiers:

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -11,9 +10,9 @@ import pytest
 
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.node.supervisor import status_file
+from tests.environments import PROGRAM
 from tests.proxies import proxy
 
-PROGRAM = (sys.executable, "-P", "-m", "flwr_distill.command")
 FILES = ("task", "client_app", "server_app", "client", "server", "node")
 
 

@@ -14,13 +14,13 @@ from benchmarks.in_process import run_in_process
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.storage.store import NodeStore
+from tests.environments import PROGRAM
 from tests.matrix import BASELINES
 
 from .one_place import MODEL, SPLITS, head_of_all, split
 from .runs import command, complete, phases, read, rows, submit, with_dots
 
 NODES, SECTORS = 3, 1
-PROGRAM = (sys.executable, "-P", "-m", "flwr_distill.command")
 
 PACKAGE = {
     "pyproject.toml": """

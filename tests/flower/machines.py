@@ -2,11 +2,10 @@
 
 import os
 import subprocess
-import sys
 
 from benchmarks.flower_federation import OUR_PACKAGES
-
-PROGRAM = (sys.executable, "-P", "-m", "flwr_distill.command")
+from flwr_distill.fleet.servers import listening_arguments
+from tests.environments import PROGRAM
 
 
 class Machines:
@@ -24,6 +23,16 @@ class Machines:
         )
         self.processes.callback(process.wait)
         self.processes.callback(process.terminate)
+
+    def start_superlink(self, addresses):
+        """With TLS, by the certificates of `certs`, and for registered nodes alone."""
+        self.start(
+            "superlink",
+            *("superlink", *listening_arguments(addresses), "--enable-supernode-auth"),
+            *("--ssl-ca-certfile", "certs/ca.crt", "--ssl-certfile", "certs/server/server.crt"),
+            *("--ssl-keyfile", "certs/server/server.key"),
+            "--disable-runtime-dependency-installation",
+        )
 
     def do(self, *words):
         done = subprocess.run(

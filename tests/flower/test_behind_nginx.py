@@ -9,7 +9,7 @@ import pytest
 
 from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.fleet.local_federation import free_ports
-from flwr_distill.fleet.servers import Addresses, listening_arguments
+from flwr_distill.fleet.servers import Addresses
 from flwr_distill.node.stock import FLEET_OVER_HTTP, installed_line
 
 from .conftest import ROOT
@@ -63,13 +63,7 @@ def test_nodes_and_users_come_through_nginx_and_others_get_no_further(tmp_path):
         conf = configuration(tmp_path, port, inside.fleet)
         subprocess.run(["nginx", "-t", "-q", "-c", str(conf)], check=True)
         machines.start("nginx", "-c", str(conf), "-g", "daemon off;", program=("nginx",))
-        machines.start(
-            "superlink",
-            *("superlink", *listening_arguments(inside), "--enable-supernode-auth"),
-            *("--ssl-ca-certfile", "certs/ca.crt", "--ssl-certfile", "certs/server/server.crt"),
-            *("--ssl-keyfile", "certs/server/server.key"),
-            "--disable-runtime-dependency-installation",
-        )
+        machines.start_superlink(inside)
         code, output = machines.do("register", "--superlink", inside.control)
         assert (code, output.count(": registered")) == (0, 2), output
         machines.env["SSL_CERT_FILE"] = str(public.certificate)  # what this machine trusts

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from contextlib import contextmanager
 
 import pytest
@@ -10,9 +9,9 @@ import pytest
 from benchmarks.flower_federation import OUR_PACKAGES
 from flwr_distill.flower import flwr_command
 from flwr_distill.flower.control import OutageError, SuperLinkError, open_control
+from tests.environments import PROGRAM
 
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(600)]
-PROGRAM = (sys.executable, "-P", "-m", "flwr_distill.command")
 TRAIN = 'strategy="fedavg" min-nodes=3 '
 
 

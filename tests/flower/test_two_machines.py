@@ -1,6 +1,5 @@
 """README's node on another machine, with the installed Flower: TLS, node keys, `hospital`."""
 
-import socket
 import time
 from contextlib import ExitStack
 
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 
 from flwr_distill.fleet.local_federation import free_ports
-from flwr_distill.fleet.servers import Addresses, listening_arguments
+from flwr_distill.fleet.servers import Addresses
 from flwr_distill.flower.control import open_control
 from flwr_distill.node.stock import is_another, is_stock
 from flwr_distill.task.datasets import load_dataset
@@ -40,20 +39,7 @@ def test_registered_nodes_with_a_policy_train_and_a_revoked_one_is_shut_out(tmp_
             *(("certs", "node", name) for name in ("ward-1", "ward-2")),
         ):
             assert machines.do(*words)[0] == 0, words
-        machines.start(
-            "superlink",
-            *("superlink", *listening_arguments(addresses), "--enable-supernode-auth"),
-            *("--ssl-ca-certfile", "certs/ca.crt", "--ssl-certfile", "certs/server/server.crt"),
-            *("--ssl-keyfile", "certs/server/server.key"),
-            "--disable-runtime-dependency-installation",
-        )
-        end = time.monotonic() + 120
-        while time.monotonic() < end:
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                break
-            except OSError:
-                time.sleep(0.5)
+        machines.start_superlink(addresses)
         for state in (": registered", "already registered"):
             code, output = machines.do("register", "--superlink", addresses.control)
             assert (code, output.count(state)) == (0, 2), output

@@ -173,5 +173,9 @@ def test_over_http_a_proxy_that_wants_a_password_is_reported_and_one_that_gets_i
             check(address, authority, timeout=0)
         monkeypatch.setenv(variable, asking.url.replace("//", "//me:secret@"))
         check(address, authority, timeout=0)
+        passed = len(asking.requests)
+        monkeypatch.setenv("no_proxy", "localhost")
+        check(address, authority, timeout=0)
+        assert len(asking.requests) == passed
     server.shutdown()
     server.server_close()
