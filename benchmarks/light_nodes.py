@@ -31,8 +31,8 @@ from flwr_distill.flower.overrides import (
     WholeMessages,
     patch_loop,
     patch_nonce_cleanup,
-    patch_pull_backoff,
 )
+from flwr_distill.flower.pulls import patch_pull_backoff
 from flwr_distill.flower.steps import ReadingPull
 from flwr_distill.node.pace import Pace
 from flwr_distill.node.settings import NodeSettings

@@ -38,26 +38,6 @@ REPLY_SLEEP = 0.5
 """Flower's sleeps in the SuperNode's loop, in seconds; `_PacedTime` tells them apart by value."""
 
 
-def patch_pull_backoff(*, initial: float = 0.02, cap: float = 0.25) -> bool:
-    """Retry sooner to pull an object that has not arrived: every `initial` to `cap` seconds.
-
-    Flower waits 1 to 10 s.
-    """
-    from flwr.supercore.inflatable import inflatable_utils
-
-    # With shorter waits, Flower's limit on the number of tries would cut off slow links.
-    changes = {"initial_backoff": initial, "backoff_cap": cap, "max_tries_per_object": None}
-    names = ("pull_objects", "pull_and_inflate_object_from_tree")
-    functions = [getattr(inflatable_utils, name, None) for name in names]
-    defaults = [getattr(function, "__kwdefaults__", None) or {} for function in functions]
-    present = all(changes.keys() <= each.keys() for each in defaults)
-    if not can_override("the pull back-off", present):
-        return False
-    for each in defaults:
-        each.update(changes)
-    return True
-
-
 def patch_supernode_sleep(pace: Pace, *, reply_poll: float = 0.02) -> bool:
     """Let the SuperNode poll for messages at `pace`, and for replies every `reply_poll` seconds.
 

@@ -19,10 +19,10 @@ from flwr_distill.flower.overrides import (
     patch_bundle_reading,
     patch_loop,
     patch_nonce_cleanup,
-    patch_pull_backoff,
     patch_reports,
     patch_supernode_sleep,
 )
+from flwr_distill.flower.pulls import patch_pull_backoff
 from flwr_distill.flower.steps import RunEnds, Spacing, StoppedRuns
 from flwr_distill.node.log_lines import escape_records
 from flwr_distill.node.notes import Notes

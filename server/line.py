@@ -9,3 +9,8 @@ def module_of_line(name: str) -> ModuleType | None:
     """Import a module for servers of the installed line; None if there is none."""
     lines = import_module("flwr_distill.flower.lines")
     return cast(ModuleType | None, lines.module_of_line("server", name))
+
+
+def pulls() -> ModuleType:
+    """Flower's retries where objects of a reply have not arrived."""
+    return import_module("flwr_distill.flower.pulls")

@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from flwr.app import Error, Message, RecordDict
@@ -10,9 +11,12 @@ from flwr.serverapp import Grid
 
 from flwr_distill.protocol.replies import SET_ASIDE, UNKNOWN, UNREADABLE
 from flwr_distill.server.grid.ledger import content_bytes, num_parts
+from flwr_distill.server.line import pulls
 
 PULLS = 64
 """Replies that one fetch pulls one by one, so that its cost does not grow with the nodes."""
+PATIENCE = 0.5
+"""Seconds in which the pulls of a fetch mostly end; those that take longer go on meanwhile."""
 SUPERLINK = 1
 """Flower's id of the SuperLink, which reports the nodes that were lost."""
 _CONNECTION = ("grpc", "httpx")
@@ -88,7 +92,8 @@ class OneByOneInbox(Inbox):
     """Replies through a SuperLink, by Flower's own `pull_messages`, one at a time.
 
     Of several replies, one that cannot be read would take the others with it: Flower drops each
-    from the SuperLink as it goes.
+    from the SuperLink as it goes. Pulls run side by side, since Flower waits for what a node has
+    announced and not sent, which would hold up the others.
     """
 
     def __init__(
@@ -96,21 +101,40 @@ class OneByOneInbox(Inbox):
     ) -> None:
         super().__init__(grid, messages, most)
         self._turn = deque(messages)
+        self._pulls: dict[Future[list[Message]], str] = {}
+        self._pool = ThreadPoolExecutor(PULLS, thread_name_prefix="pull")
+        pulls().patch_pull_backoff()
 
     def fetch(self, end: float) -> Iterator[Message]:
         """Yield replies that have arrived; see `Inbox`."""
-        for _ in range(min(PULLS, len(self._turn))):
-            if time.monotonic() >= end:
-                return
-            message_id = self._turn.popleft()
-            if (answer := self._pull(message_id)) is None:
+        pulls().limit_pulls(max(0.0, end - time.monotonic()))
+        started = []
+        while self._turn and len(self._pulls) < PULLS and time.monotonic() < end:
+            started.append(self._pool.submit(self._pull, message_id := self._turn.popleft()))
+            self._pulls[started[-1]] = message_id
+        wait(started, PATIENCE)
+        for pull in [pull for pull in self._pulls if pull.done()]:
+            message_id = self._pulls.pop(pull)
+            if (answer := self._answer(message_id, pull)) is None:
                 self._turn.append(message_id)
             else:
                 yield self._reply(message_id, answer)
 
-    def _pull(self, message_id: str) -> RecordDict | Error | None:
+    @property
+    def coming(self) -> bool:
+        """Whether part of a reply has arrived."""
+        return bool(self._pulls)
+
+    def close(self) -> None:
+        """Stop waiting for the remaining replies; pulls that wait end when the phase would."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _pull(self, message_id: str) -> list[Message]:
+        return list(self._grid.pull_messages([message_id]))
+
+    def _answer(self, message_id: str, pull: Future[list[Message]]) -> RecordDict | Error | None:
         try:
-            for reply in self._grid.pull_messages([message_id]):
+            for reply in pull.result():
                 node = reply.metadata.src_node_id
                 if self._is_own(message_id, node, error=reply.has_error()):
                     return answer_of(reply)

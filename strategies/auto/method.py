@@ -1,13 +1,27 @@
 """Auto: declaration. Its phases and panels are those of the strategies that it may take."""
 
+from typing import Annotated
+
+from pydantic import Field
+
 from flwr_distill.protocol.method import Method
 from flwr_distill.strategies.analytic.method import METHODS as ANALYTIC
 from flwr_distill.strategies.fedfa.method import METHODS as FEDFA
+from flwr_distill.strategies.flower.method import METHODS as FLOWER
 from flwr_distill.strategies.hfldd.method import METHODS as HFLDD
 from flwr_distill.task.settings import Block, TrainSettings
 
-CANDIDATES = {method.name: method for method in (*FEDFA, *HFLDD, *ANALYTIC)}
-"""Methods that it may take, by name."""
+FEDAVG = next(method for method in FLOWER if method.name == "fedavg")
+CANDIDATES = {method.name: method for method in (FEDAVG, *FEDFA, *HFLDD, *ANALYTIC)}
+"""Methods that may race, by name."""
+
+
+class AutoSettings(Block):
+    """Settings of auto (``auto.*``)."""
+
+    budget: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
+    """Share of the rounds that strategies may train which are then not taken; with 0 none is tried,
+    and the labels alone decide."""
 
 
 def _panels() -> dict[str, None]:
@@ -25,10 +39,11 @@ METHODS = (
     Method(
         name="auto",
         strategy="flwr_distill.strategies.auto.strategy:Auto",
-        summary="Looks at how nodes' labels differ, or at a frozen model; takes what suits that.",
+        summary="Has up to three strategies race for a few rounds; continues with the best one.",
+        settings=AutoSettings,
         phases=tuple(phase for method in CANDIDATES.values() for phase in method.phases),
         unprotected=_unprotected,
-        panels=("flwr_distill.strategies.auto.rule:choice", *_panels()),
+        panels=("flwr_distill.strategies.auto.panel:choice", *_panels()),
         formulas="flwr_distill.strategies.auto.strategy:formulas",
     ),
 )

@@ -1,16 +1,16 @@
-"""Auto: a strategy that takes another one, once it has seen how the nodes' labels differ."""
+"""Auto: has strategies race for a few rounds, and continues with the best one."""
 
 import copy
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
-from logging import INFO
+from logging import INFO, WARNING
 from random import Random
 from statistics import median
 from typing import Any, Self, cast
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -18,10 +18,12 @@ from torch import Tensor, nn
 
 from flwr_distill.base.text import counted
 from flwr_distill.protocol.arrays import as_arrays, as_tensors
+from flwr_distill.protocol.messages import ARRAYS, CONFIG, NUM_EXAMPLES, SERVER_ROUND
 from flwr_distill.protocol.method import CHOICE
-from flwr_distill.protocol.replies import NothingUsableError
-from flwr_distill.strategies.auto.method import CANDIDATES
-from flwr_distill.strategies.auto.rule import ON_FROZEN, Choice, choose, held_suffices
+from flwr_distill.protocol.replies import NothingUsableError, number, usable
+from flwr_distill.strategies.auto.method import CANDIDATES, AutoSettings
+from flwr_distill.strategies.auto.race import Race
+from flwr_distill.strategies.auto.rule import ON_FROZEN, Candidates, candidates, held_suffices
 from flwr_distill.strategies.auto.skew import label_skew, one_class_labels
 from flwr_distill.strategies.common.checked import check_tag, tag
 from flwr_distill.strategies.common.directory import Directory
@@ -29,24 +31,28 @@ from flwr_distill.strategies.common.run import Run
 from flwr_distill.strategies.common.topology import Topology
 from flwr_distill.strategies.hfldd import HFLDD
 from flwr_distill.task.backbones import Frozen
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.plugin import import_object
 
 MAX_ASKED = 100
 """Nodes whose labels are looked at; how these differ says enough of a thousand."""
 MIN_ASKED = 2
+EVAL_ACCURACY = "eval-accuracy"
 SAMPLES = 200
 """Of the auxiliary set, by whose soft labels nodes are compared; only their mean counts."""
 
 
 class Auto(Strategy):
-    """Takes the strategy that does best with labels that differ as much as the nodes' do.
+    """Has up to three strategies race for a few rounds, and continues with the best one's model.
 
-    Where nodes have most classes, or only the head of a frozen network trains, that decides. Else
-    nodes send HFLDD's soft labels before the first round: a few steps on their data move the
-    initial model, on samples that everybody has. These show how much the nodes' labels differ
-    (:func:`strategies.auto.skew.label_skew`). A rule names the strategy
-    (:func:`strategies.auto.rule.choose`), which then does everything. HFLDD forms its clusters by
-    the same soft labels.
+    How much the nodes' labels differ, or a frozen network, says which strategies may suit
+    (:func:`strategies.auto.rule.candidates`); FedAvg always races. Each round one of them trains,
+    from its own model, and nodes evaluate that on the samples that they hold out. By successive
+    halving the worst ones leave (:class:`strategies.auto.race.Race`).
+
+    Where classes do not decide, nodes send HFLDD's soft labels before the first round: a few steps
+    on their data move the initial model, on samples that everybody has
+    (:func:`strategies.auto.skew.label_skew`). HFLDD forms its clusters by the same soft labels.
 
     Parameters
     ----------
@@ -56,8 +62,11 @@ class Auto(Strategy):
         Maps a name and a size to samples without labels, (size, ...), as nodes make them too.
     create : callable
         Makes a strategy of the run, given its name.
+    budget : int (default: 0)
+        Rounds that the candidates that leave train at most, all together; with 0 nothing is tried,
+        and the likeliest candidate is taken.
     seed : int (default: 0)
-        Seed of the choice of nodes that send soft labels.
+        Seed of the choice of nodes that send soft labels, and that evaluate.
     """
 
     def __init__(
@@ -67,31 +76,51 @@ class Auto(Strategy):
         num_classes: int,
         auxiliary: Callable[[str, int], Tensor],
         create: Callable[[str], Strategy],
+        budget: int = 0,
         seed: int = 0,
         device: torch.device | str = "cpu",
         phase_timeout: float = 600.0,
         directory: Directory | None = None,
     ) -> None:
-        self.choice: Choice | None = None
-        """What it took, and why; None before the first round."""
-        self.taken: Strategy | None = None
+        self.candidates: Candidates | None = None
+        """What may suit, and why; None before the first round."""
+        self.race = Race([], [])
+        self.strategies: dict[str, Strategy] = {}
+        """Of candidates that are left, by name."""
+        self._running = ""
+        self._models: dict[str, ArrayRecord] = {}
+        self._bytes: dict[str, int] = {}
+        self._counted = 0
         self._model = model
         self._num_classes = num_classes
         self._auxiliary = auxiliary
         self._create = create
+        self._budget = budget
         self._seed = seed
         self._device = device
         self._directory = directory or Directory()
         self._timeout = phase_timeout
 
     @classmethod
-    def from_run(cls, settings: None, run: Run, **arguments: Any) -> Self:
-        """Make the strategy for a run of our ServerApp."""
+    def from_run(cls, settings: AutoSettings, run: Run, **arguments: Any) -> Self:
+        """Make the strategy for a run of our ServerApp.
+
+        Raises SettingsError if candidates race, and nodes hold no samples out to compare them by.
+        """
+        budget = int(settings.budget * run.num_rounds)
+        if budget and not run.train.holdout:
+            raise SettingsError(
+                "strategies are compared on samples that nodes hold out, and train.holdout is 0",
+                where="auto.budget",
+                value=settings.budget,
+                remedy="set train.holdout to 0.1, or auto.budget to 0",
+            )
         return cls(
             model=run.model,
             num_classes=run.spec.num_classes,
             auxiliary=lambda name, size: run.auxiliary(name, size, "hfldd.auxiliary")(),
             create=run.create,
+            budget=budget,
             seed=run.seed,
             device=run.device,
             phase_timeout=run.phase_timeout,
@@ -102,89 +131,183 @@ class Auto(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Take a strategy before the first round; then have it configure the round."""
-        if self.taken is None:
-            self._choose(arrays, grid)
-        return self._strategy.configure_train(server_round, arrays, config, grid)
+        """Have the next candidate configure the round; before the first one, choose them."""
+        if self.candidates is None:
+            self._line_up(arrays, grid)
+            self._models = dict.fromkeys(self.race.left, arrays)
+        if self._models:
+            self._count_bytes(grid)
+            if self.race.winner:
+                log(INFO, "Auto: %s", self._reason())
+        while True:
+            name = self._running = self.race.next
+            own = self._models.get(name, arrays)
+            try:
+                config_of = ConfigRecord(dict(config))
+                return self.strategies[name].configure_train(server_round, own, config_of, grid)
+            except NothingUsableError as error:
+                if self.race.winner:
+                    raise
+                log(WARNING, "Auto: %s cannot train here: %s", name, error)
+                self.race.retire(name)
+                self._forget_losers()
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """As the strategy that was taken."""
-        return self._strategy.aggregate_train(server_round, replies)
+        """As the candidate that trains this round."""
+        arrays, metrics = self._strategy.aggregate_train(server_round, replies)
+        if self.race.winner and arrays is not None:
+            self._models = {}  # from now on the run's model is its own
+        elif arrays is not None:
+            self._models[self._running] = arrays
+        return arrays, metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As the strategy that was taken."""
-        return self._strategy.configure_evaluate(server_round, arrays, config, grid)
+        """In the race have nodes evaluate the round's model; then as the winner."""
+        if self.race.winner:
+            return self._strategy.configure_evaluate(server_round, arrays, config, grid)
+        config = ConfigRecord({**config, SERVER_ROUND: server_round})
+        content = RecordDict({ARRAYS: self._models[self._running], CONFIG: config})
+        return [Message(content, node, MessageType.EVALUATE) for node in self._some_nodes(grid)]
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """As the strategy that was taken."""
-        return self._strategy.aggregate_evaluate(server_round, replies)
+        """In the race note the accuracy, which may make candidates leave; then as the winner."""
+        if self.race.winner:
+            return self._strategy.aggregate_evaluate(server_round, replies)
+        accuracy = held_out_accuracy(usable(replies))
+        if accuracy is None:
+            log(WARNING, "Auto: no node has evaluated round %d, by %s", server_round, self._running)
+        self.race.record(self._running, accuracy or 0.0)
+        self._forget_losers()
+        return None if accuracy is None else MetricRecord({EVAL_ACCURACY: accuracy})
 
     def summary(self) -> None:
-        """Log the candidates."""
+        """Log the strategies that may race."""
         log(INFO, "\t├──> Auto takes one of %s", ", ".join(CANDIDATES))
 
     @property
     def topology(self) -> Topology | None:
-        """Clusters of the strategy that was taken, if it has any."""
-        return getattr(self.taken, "topology", None)
+        """Clusters of the strategy that trains, if it has any."""
+        return getattr(self.strategies.get(self._running), "topology", None)
 
     def artifacts(self) -> dict[str, bytes]:
         """Files of the run's result: the choice, and those of the strategy that was taken."""
-        if self.choice is None:
+        if self.candidates is None:
             return {}
-        content = json.dumps(self.choice.as_json(), indent=2).encode()
-        files: dict[str, bytes] = getattr(self.taken, "artifacts", dict)()
-        return {CHOICE: content, **files}
+        taken = self.race.left[0]
+        files: dict[str, bytes] = getattr(self.strategies[taken], "artifacts", dict)()
+        return {CHOICE: json.dumps(self._choice(), indent=2).encode(), **files}
 
     def state_dict(self) -> dict[str, Any]:
-        """State for a checkpoint: the choice, and the state of what was taken."""
-        if self.choice is None:
+        """State for a checkpoint: the race, and the states and models of who is left."""
+        if self.candidates is None:
             return tag(self)
-        state: dict[str, Any] = getattr(self.taken, "state_dict", dict)()
-        return {**tag(self), "choice": asdict(self.choice), "of": state}
+        states: dict[str, Any] = {
+            name: getattr(strategy, "state_dict", dict)()
+            for name, strategy in self.strategies.items()
+        }
+        return {
+            **tag(self),
+            "candidates": asdict(self.candidates),
+            "race": self.race.state_dict(),
+            "running": self._running,
+            "bytes": dict(self._bytes),
+            "counted": self._counted,
+            "models": dict(self._models),
+            "states": states,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state; ValueError if it is of another strategy or version."""
         check_tag(state, self)
-        self.choice = self.taken = None
-        if "choice" in state:
-            choice = Choice(**state["choice"])
-            self._take(choice, self._create(choice.strategy))
-            getattr(self.taken, "load_state_dict", lambda of: None)(state["of"])
+        self.candidates, self.race, self.strategies = None, Race([], []), {}
+        if "candidates" not in state:
+            return
+        seen = state["candidates"]
+        self.candidates = Candidates(**{**seen, "names": tuple(seen["names"])})
+        self.race = Race(**state["race"])
+        self._running = state["running"]
+        self._bytes, self._counted = dict(state["bytes"]), state["counted"]
+        self._models = dict(state["models"])
+        for name, of_strategy in state["states"].items():
+            self.strategies[name] = self._create(name)
+            getattr(self.strategies[name], "load_state_dict", lambda of: None)(of_strategy)
 
     @property
     def _strategy(self) -> Strategy:
-        if self.taken is None:
+        if not self._running:
             raise RuntimeError("auto takes a strategy in configure_train, before all else")
-        return self.taken
+        return self.strategies[self._running]
 
-    def _choose(self, arrays: ArrayRecord, grid: Grid) -> None:
+    def _line_up(self, arrays: ArrayRecord, grid: Grid) -> None:
+        """Choose the candidates by what is seen of the nodes, and make them."""
         if isinstance(self._model, Frozen) and not self._model.trained:
-            self._take(ON_FROZEN, self._create(ON_FROZEN.strategy))
+            self._start(ON_FROZEN)
             return
-        nodes = sorted(grid.get_node_ids())
-        if len(nodes) > MAX_ASKED:
-            nodes = Random(self._seed).sample(nodes, MAX_ASKED)
+        nodes = self._some_nodes(grid)
         held = self._held(nodes, grid)
         if held_suffices(held):
-            choice = choose(None, held)
-            self._take(choice, self._create(choice.strategy))
+            self._start(candidates(None, held))
             return
         asking = cast(HFLDD, self._create("hfldd"))
-        choice = choose(self._skew(asking, nodes, arrays, grid), held)
-        same = choice.strategy == "hfldd"
-        self._take(choice, asking if same else self._create(choice.strategy))
+        self._start(candidates(self._skew(asking, nodes, arrays, grid), held), hfldd=asking)
 
-    def _take(self, choice: Choice, taken: Strategy) -> None:
-        log(INFO, "Auto: %s", choice.reason)
-        self.choice, self.taken = choice, taken
-        taken.summary()
+    def _start(self, chosen: Candidates, **made: Strategy) -> None:
+        self.candidates, self.race = chosen, Race.of(chosen.names, self._budget)
+        self._bytes = dict.fromkeys(self.race.left, 0)
+        self.strategies = {name: made.get(name) or self._create(name) for name in self.race.left}
+        log(INFO, "Auto: %s: %s", chosen.reason, " against ".join(self.race.left))
+        for strategy in self.strategies.values():
+            strategy.summary()
+
+    def _some_nodes(self, grid: Grid) -> list[int]:
+        nodes = sorted(grid.get_node_ids())
+        return Random(self._seed).sample(nodes, MAX_ASKED) if len(nodes) > MAX_ASKED else nodes
+
+    def _count_bytes(self, grid: Grid) -> None:
+        """Book what has passed the server since the last call; a plain grid counts nothing."""
+        total = getattr(getattr(grid, "ledger", None), "server_bytes", 0)
+        if self._running:
+            self._bytes[self._running] += total - self._counted
+        self._counted = total
+
+    def _forget_losers(self) -> None:
+        for name in self.strategies.keys() - set(self.race.left):
+            del self.strategies[name], self._models[name]
+
+    def _reason(self) -> str:
+        """What was seen and tried, and what follows."""
+        assert self.candidates is not None
+        results = [
+            f"{name} has {accuracy:.1%} of what nodes hold out after "
+            f"{counted(self.race.rounds[name], 'round')} and {self._bytes[name] / 1e6:.1f} MB"
+            for name, accuracy in self.race.accuracies.items()
+        ]
+        return f"{'; '.join([self.candidates.reason, *results])}: {self.race.left[0]}"
+
+    def _choice(self) -> dict[str, Any]:
+        """Content of ``choice.json``."""
+        assert self.candidates is not None
+        return {
+            "strategy": self.race.left[0],
+            "skew": self.candidates.skew,
+            "held": self.candidates.held,
+            "reason": self._reason(),
+            "tried": [
+                {
+                    "strategy": name,
+                    "rounds": rounds,
+                    "accuracy": self.race.accuracies.get(name),
+                    "server_bytes": self._bytes[name],
+                }
+                for name, rounds in self.race.rounds.items()
+            ],
+        }
 
     def _held(self, nodes: list[int], grid: Grid) -> float | None:
         """Share of the classes that the median node has; None if a node does not say."""
@@ -218,11 +341,20 @@ class Auto(Strategy):
         )
 
 
+def held_out_accuracy(replies: Iterable[Message]) -> float | None:
+    """Share of the samples that nodes hold out that a model gets right; None without any."""
+    results = [(number(reply, NUM_EXAMPLES), number(reply, EVAL_ACCURACY)) for reply in replies]
+    total = sum(num_examples for num_examples, _ in results)
+    return sum(n * accuracy for n, accuracy in results) / total if total else None
+
+
 def formulas(strategy: Auto, num_nodes: int, num_weights: int, num_rounds: int) -> dict[str, int]:
-    """Bits of a run by the formulas of what was taken."""
-    path = CANDIDATES[strategy.choice.strategy].formulas if strategy.choice else ""
-    if not path:
+    """Bits of a run by the formulas of what was taken, as if it had trained in all rounds."""
+    taken = strategy.race.winner
+    path = CANDIDATES[taken].formulas if taken else ""
+    if not taken or not path:
         return {}
     bits_of: Any = import_object(path)
-    bits: dict[str, int] = bits_of(strategy.taken, num_nodes, num_weights, num_rounds)
+    own = strategy.strategies[taken]
+    bits: dict[str, int] = bits_of(own, num_nodes, num_weights, num_rounds)
     return bits

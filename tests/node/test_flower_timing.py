@@ -23,9 +23,9 @@ from flwr_distill.flower.line_1_32.node.connection import CALL_TIMEOUT, patch_co
 from flwr_distill.flower.overrides import (
     WholeMessages,
     patch_loop,
-    patch_pull_backoff,
     patch_supernode_sleep,
 )
+from flwr_distill.flower.pulls import patch_pull_backoff
 from flwr_distill.flower.steps import Spacing
 from flwr_distill.node.pace import Pace
 from flwr_distill.protocol.messages import PACE, POLL_EVERY

@@ -1,4 +1,4 @@
-"""Auto sees how much labels differ, takes a strategy, and leaves everything else to that."""
+"""Auto has strategies race that suit the labels, and leaves everything else to the best one."""
 
 import json
 from types import SimpleNamespace
@@ -6,19 +6,23 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from scipy.special import softmax
 
 from flwr_distill.protocol.messages import ARRAYS
 from flwr_distill.protocol.method import CHOICE
 from flwr_distill.protocol.replies import NothingUsableError
-from flwr_distill.strategies.auto import Auto, rule, strategy
-from flwr_distill.strategies.auto.rule import Choice, choose
+from flwr_distill.server.record.packing import pack, unpack
+from flwr_distill.strategies.auto import Auto, panel, strategy
+from flwr_distill.strategies.auto.method import AutoSettings
+from flwr_distill.strategies.auto.race import Race, rungs
+from flwr_distill.strategies.auto.rule import candidates
 from flwr_distill.strategies.auto.skew import label_skew, one_class_labels
 from flwr_distill.strategies.hfldd import HFLDD
 from flwr_distill.strategies.hfldd.method import LABEL_KNOWLEDGE
 from flwr_distill.task.datasets import auxiliary_images
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model
 
 from .rounds import MODEL, SPEC, spoil, start
@@ -27,14 +31,17 @@ CONFIG = {"partition.scheme": "iid", "train.local-epochs": 1}
 
 
 class Noted(FedAvg):
-    """FedAvg with a state and files."""
+    """FedAvg with a state and files; its models are `of`, if that is not None."""
 
-    def __init__(self):
-        super().__init__(min_available_nodes=1, min_train_nodes=1)
+    def __init__(self, of=None):
+        super().__init__(min_available_nodes=1, min_train_nodes=1, fraction_evaluate=0)
         self.rounds = []
+        self.of = of
+        self.given = []
 
     def configure_train(self, server_round, arrays, config, grid):
         self.rounds.append(server_round)
+        self.given.append(arrays)
         return super().configure_train(server_round, arrays, config, grid)
 
     def artifacts(self):
@@ -97,7 +104,7 @@ def test_the_head_of_a_frozen_network_is_taken_in_closed_form_and_nobody_is_aske
     list(auto.configure_train(1, ArrayRecord(model.state_dict()), ConfigRecord(), grid))
     assert not asked(grid)
     assert (made == ["analytic"]) == (part == "head")
-    assert ("frozen network" in auto.choice.reason) == (part == "head")
+    assert ("frozen network" in auto.candidates.reason) == (part == "head")
 
 
 def configured(auto, grid, server_round=1):
@@ -151,8 +158,8 @@ def test_one_class_labels_need_no_data_and_leave_the_model_as_it_is():
 )
 def test_the_skew_of_real_nodes_is_seen(auto, client_grid, partition, low, high, held):
     configured(auto.strategy, client_grid(10, {**CONFIG, **partition}))
-    assert low <= auto.strategy.choice.skew <= high
-    assert auto.strategy.choice.held == held
+    assert low <= auto.strategy.candidates.skew <= high
+    assert auto.strategy.candidates.held == held
 
 
 def test_where_nodes_hold_most_classes_nobody_is_asked_and_what_was_taken_does_the_rounds(
@@ -162,10 +169,10 @@ def test_where_nodes_hold_most_classes_nobody_is_asked_and_what_was_taken_does_t
     assert [m.metadata.message_type for m in configured(auto.strategy, grid)] == ["train"] * 4
     configured(auto.strategy, grid, 2)
     assert not asked(grid)
-    assert auto.strategy.choice == Choice("fedfa", None, 1.0)
-    assert "100% of the classes" in auto.strategy.choice.reason
+    assert auto.strategy.candidates == candidates(None, 1.0)
+    assert "100% of the classes" in auto.strategy.candidates.reason
     assert auto.made == ["fedfa"]
-    assert auto.strategy.taken.rounds == [1, 2]
+    assert auto.strategy.strategies["fedfa"].rounds == [1, 2]
     assert auto.strategy.artifacts()["rounds.txt"] == b"1"
 
 
@@ -173,9 +180,9 @@ def test_hfldd_forms_its_clusters_by_the_labels_that_auto_asked_for(auto, client
     monkeypatch.setattr(strategy, "MAX_ASKED", 3)
     grid = client_grid(4, {**CONFIG, **SKEWED})
     configured(auto.strategy, grid)
-    assert auto.made == [auto.strategy.choice.strategy] == ["hfldd"]
+    assert auto.made == [auto.strategy.race.winner] == ["hfldd"]
     assert asked(grid) == sorted(grid.nodes)
-    assert not auto.strategy.taken.labels
+    assert not auto.strategy.strategies["hfldd"].labels
 
 
 def test_a_resumed_run_goes_on_with_what_was_taken_and_asks_nobody(auto, client_grid):
@@ -184,10 +191,10 @@ def test_a_resumed_run_goes_on_with_what_was_taken_and_asks_nobody(auto, client_
     state = auto.strategy.state_dict()
     resumed = Auto(model=MODEL, num_classes=10, auxiliary=auxiliary, create=make)
     resumed.load_state_dict(state)
-    assert resumed.choice == auto.strategy.choice
+    assert resumed.candidates == auto.strategy.candidates
     pushed = len(grid.pushed)
     configured(resumed, grid, 2)
-    assert resumed.taken.rounds == [1, 2]
+    assert resumed.strategies["fedfa"].rounds == [1, 2]
     assert len(grid.pushed) == pushed
 
 
@@ -195,8 +202,8 @@ def test_a_round_that_is_forgotten_forgets_the_choice(auto, client_grid):
     before = auto.strategy.state_dict()
     configured(auto.strategy, client_grid(2, CONFIG))
     auto.strategy.load_state_dict(before)
-    assert auto.strategy.choice is None
-    assert auto.strategy.taken is None
+    assert auto.strategy.candidates is None
+    assert not auto.strategy.strategies
 
 
 def test_soft_labels_of_another_shape_are_set_aside(auto, client_grid, caplog):
@@ -208,7 +215,7 @@ def test_soft_labels_of_another_shape_are_set_aside(auto, client_grid, caplog):
     assert f"Reply of node {liar} to {LABEL_KNOWLEDGE} rejected: its soft labels are (1, 10)" in (
         caplog.text
     )
-    assert auto.strategy.choice.skew > 0.5
+    assert auto.strategy.candidates.skew > 0.5
 
 
 def test_without_soft_labels_nothing_is_taken(auto, client_grid):
@@ -236,7 +243,7 @@ def test_of_very_many_nodes_a_hundred_are_asked(auto, monkeypatch):
 
 def test_a_federation_of_one_node_is_not_skewed(auto, client_grid):
     configured(auto.strategy, client_grid(1, CONFIG))
-    assert auto.strategy.choice == choose(None, 1.0)
+    assert auto.strategy.candidates == candidates(None, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -249,24 +256,168 @@ def test_a_federation_of_one_node_is_not_skewed(auto, client_grid):
     ],
 )
 def test_labels_that_differ_ask_for_virtual_data_and_others_for_an_average(skew, held, strategy):
-    assert choose(skew, held).strategy == strategy
+    names = candidates(skew, held).names
+    assert names[0] == strategy
+    assert "fedavg" in names
+    assert ("hfldd" in names) == (strategy == "hfldd")  # virtual data are not sent for nothing
+
+
+@pytest.mark.parametrize("budget", range(1, 41))
+@pytest.mark.parametrize("num_candidates", [2, 3])
+def test_those_that_leave_a_race_train_as_long_as_the_budget_at_most(budget, num_candidates):
+    race = Race.of("abc"[:num_candidates], budget)
+    trained = []
+    while race.winner is None:
+        trained.append(race.next)
+        race.record(race.next, {"a": 0.1, "b": 0.2, "c": 0.3}[race.next])
+    losers = [name for name in trained if name != race.winner]
+    assert race.winner == ("c" if num_candidates == 3 and budget > 1 else "b")
+    assert len(losers) <= budget < len(losers) + 2
+    assert len(trained) <= 2 * budget
+    assert race.next == race.winner
+
+
+def test_two_of_three_stay_for_twice_as_long():
+    assert rungs(3, 4) == [1, 3]
+    assert rungs(3, 8) == [2, 6]
+    assert rungs(3, 2) == [1]
+    assert rungs(2, 4) == [4]
+
+
+def test_one_that_cannot_train_leaves_the_race_and_the_others_go_on():
+    race = Race.of("abc", 4)
+    race.record("a", 0.5)
+    race.record("b", 0.4)
+    race.retire("c")
+    assert race.winner == "a"
+
+
+class Racing:
+    """Rounds of an Auto over three stand-ins, whose models nodes find as good as `accuracies`."""
+
+    def __init__(self, client_grid, accuracies, budget=4):
+        self.grid = client_grid(4, {**CONFIG, **SKEWED})
+        self.accuracies = accuracies
+        self.strategy = self.make(budget)
+
+    @staticmethod
+    def make(budget=4):
+        def create(name):
+            return make(name) if name == "hfldd" else Noted()
+
+        return Auto(model=MODEL, num_classes=10, auxiliary=auxiliary, create=create, budget=budget)
+
+    def play(self, server_round, loop=None):
+        """A round as the server's loop has it; the name of who trained, and its model."""
+        auto = self.strategy
+        given = start() if loop is None else loop
+        messages = list(auto.configure_train(server_round, given, ConfigRecord(), self.grid))
+        name = auto._running
+        replies = self.grid.send_and_receive(messages)
+        arrays, _ = auto.aggregate_train(server_round, replies)
+        asked = list(auto.configure_evaluate(server_round, arrays, ConfigRecord(), self.grid))
+        replies = [self.evaluated(message, self.accuracies[name]) for message in asked]
+        auto.aggregate_evaluate(server_round, replies)
+        return name, arrays, len(asked)
+
+    @staticmethod
+    def evaluated(message, accuracy):
+        metrics = MetricRecord({"num-examples": 10, "eval-accuracy": accuracy, "eval-loss": 1.0})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+
+@pytest.fixture
+def racing(client_grid):
+    return Racing(client_grid, {"hfldd": 0.2, "fedavg": 0.6, "fedfa": 0.4})
+
+
+def test_the_best_on_held_out_samples_goes_on_from_its_own_model(racing):
+    model, rounds, own = None, [], {}
+    for server_round in range(1, 10):
+        name, model, evaluated = racing.play(server_round, model)
+        rounds.append(name)
+        if name == "fedavg":
+            own[server_round] = model
+        assert evaluated == (0 if server_round > 7 else 4)
+    assert rounds == ["hfldd", *["fedavg"], "fedfa", "fedavg", "fedavg", "fedfa", "fedfa"] + (
+        ["fedavg"] * 2
+    )
+    given = racing.strategy.strategies["fedavg"].given
+    assert given[1] is own[2]
+    assert given[3] is own[5]  # and not the last loser's, which the loop has
+    found = json.loads(racing.strategy.artifacts()[CHOICE])
+    assert found["strategy"] == "fedavg"
+    assert [(t["strategy"], t["rounds"], t["accuracy"]) for t in found["tried"]] == [
+        ("hfldd", 1, 0.2),
+        ("fedavg", 3, 0.6),
+        ("fedfa", 3, 0.4),
+    ]
+
+
+def test_a_run_that_stops_in_the_race_resumes_there(racing):
+    model = None
+    for server_round in (1, 2, 3, 4):
+        _, model, _ = racing.play(server_round, model)
+    state = racing.strategy.state_dict()
+    arrays = {}
+    state = unpack(json.loads(json.dumps(pack(state, arrays))), arrays)
+    names = [racing.play(server_round, model)[0] for server_round in (5, 6, 7, 8)]
+    racing.strategy = racing.make()
+    racing.strategy.load_state_dict(state)
+    assert [racing.play(server_round, model)[0] for server_round in (5, 6, 7, 8)] == names
+    assert names == ["fedavg", "fedfa", "fedfa", "fedavg"]
+
+
+def test_where_no_node_evaluates_the_likeliest_is_taken_and_the_log_says_so(racing, caplog):
+    racing.evaluated = lambda message, accuracy: Message(Error(0, "no"), reply_to=message)
+    names = [racing.play(server_round)[0] for server_round in range(1, 9)]
+    assert names[-1] == "hfldd"
+    assert "no node has evaluated round 1, by hfldd" in caplog.text
+
+
+def test_without_soft_labels_of_its_own_hfldd_leaves_and_the_run_goes_on(racing, monkeypatch):
+    def fails(self, *arguments):
+        raise NothingUsableError("no soft labels")
+
+    monkeypatch.setattr(HFLDD, "configure_train", fails)
+    assert [racing.play(server_round)[0] for server_round in (1, 2, 3)] == [
+        "fedavg",
+        "fedfa",
+        "fedavg",
+    ]
+
+
+def test_a_race_without_held_out_samples_is_refused():
+    run = SimpleNamespace(num_rounds=20, train=SimpleNamespace(holdout=0.0))
+    with pytest.raises(SettingsError, match=r"auto\.budget"):
+        Auto.from_run(AutoSettings(), run)
 
 
 def test_the_report_says_what_was_seen_and_taken(auto, client_grid):
     configured(auto.strategy, client_grid(2, CONFIG))
     files = auto.strategy.artifacts()
     assert json.loads(files[CHOICE])["strategy"] == auto.made[0]
-    reason = auto.strategy.choice.reason
-    section = rule.choice(SimpleNamespace(artifact=files.get))
-    assert section.text == [f"{reason[0].upper()}{reason[1:]}."]
-    assert rule.choice(SimpleNamespace(artifact=lambda name: b"")) is None
+    section = panel.choice(SimpleNamespace(artifact=files.get))
+    assert "100% of the classes" in section.text[0]
+    assert panel.choice(SimpleNamespace(artifact=lambda name: b"")) is None
+
+
+def test_the_report_has_a_row_for_each_that_raced(racing):
+    for server_round in range(1, 9):
+        racing.play(server_round)
+    section = panel.choice(SimpleNamespace(artifact=racing.strategy.artifacts().get))
+    assert [row[:3] for row in section.tables[0].rows] == [
+        ["hfldd", "1", "20.0%"],
+        ["fedavg", "3", "60.0%"],
+        ["fedfa", "3", "40.0%"],
+    ]
 
 
 def test_formulas_are_those_of_what_was_taken(auto):
     assert strategy.formulas(auto.strategy, 3, 100, 2) == {}
-    auto.strategy.choice, auto.strategy.taken = Choice("fedfa", 0.1, 1.0), Noted()
-    assert strategy.formulas(auto.strategy, 3, 100, 2) == {}
     topology = SimpleNamespace(clusters=[0])
     heads = SimpleNamespace(topology=topology, expected_bits=lambda weights, rounds: 42)
-    auto.strategy.choice, auto.strategy.taken = Choice("hfldd", 1.0, 0.1), heads
-    assert strategy.formulas(auto.strategy, 3, 100, 2)["hfldd (HFLDD, eq. 18)"] == 42
+    for name, expected in (("fedfa", None), ("hfldd", 42)):
+        auto.strategy.race = Race([name], [])
+        auto.strategy.strategies = {name: heads}
+        assert strategy.formulas(auto.strategy, 3, 100, 2).get("hfldd (HFLDD, eq. 18)") == expected

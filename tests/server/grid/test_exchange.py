@@ -1,11 +1,18 @@
 """A Flower for which there is no folder: replies come by Flower's own grid, one by one."""
 
 import logging
+import threading
 import time
+from contextlib import suppress
 from importlib.metadata import version
 
 import grpc
 import pytest
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectUnavailableError,
+    pull_and_inflate_object_from_tree,
+    pull_objects,
+)
 
 from flwr_distill.flower import lines
 from flwr_distill.server.grid import exchange as exchange_module
@@ -14,6 +21,14 @@ from flwr_distill.server.grid.inbox import PULLS, Most, OneByOneInbox
 from tests.grids import answering, messages_to, plain_grid, silent
 
 END = 2.0**40
+PULLERS = (pull_objects, pull_and_inflate_object_from_tree)
+
+
+@pytest.fixture(autouse=True)
+def flowers_own_waits(monkeypatch):
+    """What an inbox changes of Flower's waits ends with the test."""
+    for pull in PULLERS:
+        monkeypatch.setattr(pull, "__kwdefaults__", dict(pull.__kwdefaults__))
 
 
 def install_flower(monkeypatch, number):
@@ -106,3 +121,39 @@ def test_many_nodes_are_asked_for_in_turn_and_a_few_at_a_time(memory_grid, monke
     assert set(asked) == inbox.waiting
     assert list(inbox.fetch(time.monotonic() - 1)) == []
     assert len(asked) == 3 * PULLS
+
+
+def test_what_a_node_has_announced_and_not_sent_holds_up_no_other_node(memory_grid, monkeypatch):
+    grid = memory_grid(dict.fromkeys((1, 2, 3), answering(num_examples=1)))
+    inbox, arrived = inbox_of(grid, 3), threading.Event()
+    first, pull = min(inbox.waiting), grid.pull_messages
+
+    def pull_when_it_is_there(ids):
+        if first in ids:
+            arrived.wait(30)
+        return pull(ids)
+
+    monkeypatch.setattr(grid, "pull_messages", pull_when_it_is_there)
+    end = time.monotonic() + 30
+    assert len(list(inbox.fetch(end))) == 2
+    assert inbox.waiting == {first}
+    assert inbox.coming
+    assert list(inbox.fetch(end)) == []
+    arrived.set()
+    while inbox.waiting and time.monotonic() < end:
+        list(inbox.fetch(end))
+    assert not inbox.waiting
+    inbox.close()
+
+
+def test_objects_that_a_node_never_sends_are_given_up_at_the_end_of_the_phase(memory_grid):
+    inbox = inbox_of(memory_grid({1: silent}), 1)
+    list(inbox.fetch(time.monotonic() + 0.3))
+    start = time.monotonic()
+    with suppress(Exception):  # its name is another with each Flower
+        pull_objects(["a"], never_there)
+    assert time.monotonic() - start < 5  # Flower's own: two hours
+
+
+def never_there(object_id):
+    raise ObjectUnavailableError(object_id)
