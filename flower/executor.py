@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import sys
 import time
 import tomllib
@@ -26,11 +25,11 @@ from flwr.common.constant import ErrorCode
 from flwr_distill.flower.lines import module_of_line
 from flwr_distill.flower.payload import Payload
 from flwr_distill.flower.task import Task, TaskEndedError, UnanswerableError, Work
+from flwr_distill.node.bell import Bell
 from flwr_distill.node.child import Child, ChildDiedError, Sandbox, TooMuchKeptError
 from flwr_distill.node.device import UnfitError
 from flwr_distill.node.kernel import trim_heap
 from flwr_distill.node.notes import Notes, shortened
-from flwr_distill.node.pace import Pace
 from flwr_distill.node.packages import installed_packages
 
 appio: Any = module_of_line("node", "appio")
@@ -40,6 +39,8 @@ GRACE = 30.0
 _MAX_TTL = 86_400.0
 _CHECK_EVERY = 1.0
 """Seconds between checks of the task and the app's disk use; the disk is measured less often."""
+_POLL = 0.1
+"""Seconds between polls for a task without a bell, and for the note that a child is ready."""
 
 
 class Executor:
@@ -49,6 +50,7 @@ class Executor:
     `sandboxes` a `node.run_sandbox.RunSandboxes`.
     Reports are ``("worker", pid)`` when a child starts; ``("device", name)`` and ``("ready", pid)``
     when it is warm; ``("released", pid)`` when it was ended after `release_after` idle seconds.
+    At its `bell` the SuperNode rings for each task; without one it polls.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Executor:
         *,
         sandboxes: Any = None,
         report: Notes | None = None,
+        bell: Bell | None = None,
         release_after: float = 120.0,
         keep_warm: bool = False,
     ) -> None:
@@ -67,10 +70,11 @@ class Executor:
         self._guarding = guarding
         self._sandboxes = sandboxes
         self._report = report
+        self._bell = bell
         self._release_after = release_after
         self._keep_warm = keep_warm
         self._packages = installed_packages()
-        self._pace = Pace(busy=0.02, idle=0.25, generator=random.Random())
+        self._last_work = time.monotonic()
         # Started at once, even if not kept warm: it shows whether the node's device works.
         self._child: Child | None = self._start_child(self._sandbox_of_no_run())
 
@@ -79,11 +83,19 @@ class Executor:
         while True:
             self._check_idle_child()
             if (token := self._api.claim()) is None:
-                time.sleep(self._pace.draw())
+                self._wait()
                 continue
             self._serve_task(token)
             trim_heap()  # of the message and its reply
-            self._pace.worked()
+            self._last_work = time.monotonic()
+
+    def _wait(self) -> None:
+        """Wait for a task, or until it is time to see after the child."""
+        if self._bell is None:
+            time.sleep(_POLL)
+        else:
+            starts = self._child is not None and not self._child.ready
+            self._bell.wait(_POLL if starts else _CHECK_EVERY)
 
     def close(self) -> None:
         """Kill the child."""
@@ -128,7 +140,7 @@ class Executor:
             if not child.ready:
                 raise
             child = self._child = self._start_child(child.sandbox)
-        if self._pace.idle_for <= self._release_after:
+        if time.monotonic() - self._last_work <= self._release_after:
             return
         if not self._keep_warm and child.ready:
             self._release_child(child)
@@ -260,6 +272,7 @@ def main() -> None:
     parser.add_argument("--release-after", type=float, default=120.0, help="seconds")
     parser.add_argument("--keep-warm", action="store_true", help="never be without a child")
     parser.add_argument("--report-fd", type=int, help="used by flwr-distill node")
+    parser.add_argument("--bell-fd", type=int, help="where the SuperNode rings for each task")
     parser.add_argument("--state-dir", type=Path, required=True, help="the node's, with its config")
     parser.add_argument("--policy", required=True, help="the node's, as JSON")
     parser.add_argument("--sandbox", type=json.loads, help="node.sandbox.sandbox_command, as JSON")
@@ -289,6 +302,7 @@ def main() -> None:
         Guarding(Guard(policy, args.state_dir, settings, run_config_of)),
         sandboxes=sandboxes,
         report=report,
+        bell=Bell(args.bell_fd) if args.bell_fd is not None else None,
         release_after=args.release_after,
         keep_warm=args.keep_warm,
     )

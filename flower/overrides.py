@@ -171,7 +171,11 @@ class WholeMessages(Step):
 
     Flower offers it before it pulls its objects. If the run ends in between or the pull fails, they
     never arrive, and the node waits for them forever. This drops the message and pulls the next.
+    `offered` is called with each task: the executor need not poll for it.
     """
+
+    def __init__(self, offered: Callable[[], None] = lambda: None) -> None:
+        self._offered = offered
 
     def pull(self, inner: Callable[..., int | None], **named: Any) -> int | None:
         """Pull a message; create its task at the end."""
@@ -186,6 +190,7 @@ class WholeMessages(Step):
             return None
         if deferring.task is not None:
             named["state"].create_task(**deferring.task)
+            self._offered()
         return run_id
 
 

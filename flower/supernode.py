@@ -24,6 +24,7 @@ from flwr_distill.flower.overrides import (
 )
 from flwr_distill.flower.pulls import patch_pull_backoff
 from flwr_distill.flower.steps import RunEnds, Spacing, StoppedRuns
+from flwr_distill.node.bell import Bell
 from flwr_distill.node.log_lines import escape_records
 from flwr_distill.node.notes import Notes
 from flwr_distill.node.pace import Pace
@@ -32,11 +33,11 @@ from flwr_distill.node.pace import Pace
 def main() -> None:
     """Run a SuperNode.
 
-    Arguments: the report's file descriptor, the state directory, the shortest and the longest pause
-    between polls in seconds, then Flower's.
+    Arguments: the file descriptors of the report and of the executor's bell, the state directory,
+    the shortest and the longest pause between polls in seconds, then Flower's.
     """
-    report = Notes.of(int(sys.argv[1]))
-    state_dir, busy, idle = Path(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
+    report, bell = Notes.of(int(sys.argv[1])), Bell(int(sys.argv[2]))
+    state_dir, busy, idle = Path(sys.argv[3]), float(sys.argv[4]), float(sys.argv[5])
     pace = Pace(busy=busy, idle=idle, generator=random.Random())
     escape_records(logging.getLogger("flwr"))
     reports = Reports(report)
@@ -45,11 +46,11 @@ def main() -> None:
     patch_pull_backoff()
     patch_nonce_cleanup()
     patch_bundle_reading()
-    patch_loop(WholeMessages(), Spacing(pace), RunEnds(state_dir), StoppedRuns())
+    patch_loop(WholeMessages(bell.ring), Spacing(pace), RunEnds(state_dir), StoppedRuns())
     overrides: Any = module_of_line("node", "overrides")
     if overrides is not None:
         overrides.override(pace, reports.refused)
-    sys.argv = ["flower-supernode", *sys.argv[5:]]
+    sys.argv = ["flower-supernode", *sys.argv[6:]]
     try:
         flower_supernode()
     except KeyboardInterrupt:

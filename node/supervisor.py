@@ -25,6 +25,7 @@ from types import FrameType
 from typing import Any
 
 from flwr_distill.base.text import counted
+from flwr_distill.node.bell import Bell
 from flwr_distill.node.bundle import folder_of_bundles
 from flwr_distill.node.notes import Notes, NotesError
 from flwr_distill.node.nursery import EXECUTOR, MAILBOX, NURSERY, PARTS, SUPERNODE
@@ -75,12 +76,18 @@ class _StopSignal(BaseException):
 class _Part:
     """A supervised process and the notes that it sends: reports, each a kind and a value."""
 
-    def __init__(self, name: str, command: Callable[[int], Sequence[str]], env: dict[str, str]):
+    def __init__(
+        self,
+        name: str,
+        command: Callable[[int], Sequence[str]],
+        env: dict[str, str],
+        *inherited: int,
+    ):
         self.name = name
         self.reports, writer = Notes.pair()
         with writer:
             self.process = start_bound(
-                command(writer.fileno()), env=env, pass_fds=[writer.fileno()]
+                command(writer.fileno()), env=env, pass_fds=[writer.fileno(), *inherited]
             )
 
 
@@ -193,8 +200,11 @@ class Node:
             command = supernode_command(self._settings, self._node_config, port)
             self._parts.append(_Part("supernode", lambda report: command, environment(env)))
         else:
-            self._parts.append(_Part("supernode", partial(self._supernode_command, port), env))
-            self._parts.append(_Part("executor", partial(self._executor_command, port), env))
+            with Bell.ends() as (wait, ring):
+                command_of = partial(self._supernode_command, port, ring)
+                self._parts.append(_Part("supernode", command_of, env, ring))
+                command_of = partial(self._executor_command, port, wait)
+                self._parts.append(_Part("executor", command_of, env, wait))
         if self._settings.peer_address is not None:
             env |= MAILBOX_ENVIRONMENT
             self._parts.append(_Part("mailbox", self._mailbox_command, env))
@@ -263,11 +273,11 @@ class Node:
         for name in self._status.keys() - {"pid", "starts"}:
             del self._status[name]
 
-    def _supernode_command(self, port: int, report: int) -> list[str]:
+    def _supernode_command(self, port: int, bell: int, report: int) -> list[str]:
         settings = self._settings
         command = [
             *(sys.executable, "-P", "-m", SUPERNODE),
-            *(str(report), str(settings.state_dir)),
+            *(str(report), str(bell), str(settings.state_dir)),
             *(str(settings.poll_busy), str(settings.poll_idle)),
             *("--superlink", settings.superlink),
             *("--isolation", "process"),
@@ -277,7 +287,7 @@ class Node:
         ]
         return command + connection_arguments(settings)
 
-    def _executor_command(self, port: int, report: int) -> list[str]:
+    def _executor_command(self, port: int, bell: int, report: int) -> list[str]:
         settings = self._settings
         sandbox: list[str] = []
         if self._sandboxed:
@@ -293,7 +303,7 @@ class Node:
             *("--device", settings.device, "--place", str(settings.partition_id or 0)),
             *("--release-after", str(settings.release_after)),
             *(("--keep-warm",) if settings.keep_warm else ()),
-            *("--report-fd", str(report)),
+            *("--report-fd", str(report), "--bell-fd", str(bell)),
             *(f"--preload={module}" for module in settings.preload),
             *sandbox,
         ]

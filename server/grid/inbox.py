@@ -16,7 +16,7 @@ from flwr_distill.server.line import pulls
 PULLS = 64
 """Replies that one fetch pulls one by one, so that its cost does not grow with the nodes."""
 PATIENCE = 0.5
-"""Seconds in which the pulls of a fetch mostly end; those that take longer go on meanwhile."""
+"""Seconds in which the pulls of a fetch mostly end; longer ones continue meanwhile."""
 SUPERLINK = 1
 """Flower's id of the SuperLink, which reports the nodes that were lost."""
 _CONNECTION = ("grpc", "httpx")

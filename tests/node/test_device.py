@@ -102,7 +102,7 @@ def test_containers_that_see_no_others_claims_take_gpus_by_their_place(
 
 def test_the_place_of_a_node_is_its_partition() -> None:
     for settings, place in (({"partition_id": 3, "num_partitions": 4}, "3"), ({}, "0")):
-        command = Node(load_settings(None, settings))._executor_command("127.0.0.1:1", 5)
+        command = Node(load_settings(None, settings))._executor_command(1, 6, 5)
         assert command[command.index("--place") + 1] == place
 
 

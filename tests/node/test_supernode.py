@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from flwr_distill.node.bell import Bell
 from flwr_distill.node.notes import Notes
 
 FAILS = """
@@ -29,16 +30,16 @@ def test_it_waits_for_no_thread_that_flower_left_behind(
     error: str, shown: str, tmp_path: Path
 ) -> None:
     reports, report = Notes.pair()
-    with reports, report:
+    with reports, report, Bell.ends() as (_, bell):
         ended = subprocess.run(
             [
                 *(sys.executable, "-c", FAILS.format(error=error)),
-                *(str(report.fileno()), str(tmp_path), "0.05", "20"),
+                *(str(report.fileno()), str(bell), str(tmp_path), "0.05", "20"),
             ],
             capture_output=True,
             text=True,
             timeout=60,
-            pass_fds=[report.fileno()],
+            pass_fds=[report.fileno(), bell],
         )
     assert ended.returncode == 1
     assert (ended.stderr.splitlines() or [""])[-1] == shown
