@@ -23,8 +23,9 @@ from flwr_distill.protocol.schema import (
 from flwr_distill.task.settings import Block, RunConfigValue, TrainSettings
 
 CHOICE = "choice.json"
-"""File of a run's result in which a strategy that leaves the run to another one names that: a JSON
-object with the key ``strategy``. The report then says what that one discloses."""
+"""File of a run's result in which a strategy that leaves the run to others names these: a JSON
+object with a list ``tried`` of objects with the key ``strategy``. The report then says what each of
+them discloses."""
 
 ConfigValues = Mapping[str, Mapping[str, object]]
 """Values of a message's config records, by record and key."""

@@ -37,10 +37,11 @@ def disclosed(run: RunFiles) -> str:
     arguments = run.settings.get("strategy-args", "")
     method = method_of_run(run)
     choice = run.artifact(CHOICE)
+    tried = [each["strategy"] for each in json.loads(choice)["tried"]] if choice else []
     methods = [
         (find_method(run.settings.get("start", "")), ""),
         (method, arguments),
-        (find_method(json.loads(choice)["strategy"]) if choice else None, ""),
+        *((find_method(name), "") for name in tried),
     ]
     texts = [
         of_method.disclosed(settings)

@@ -1,4 +1,4 @@
-"""Auto: has strategies race for a few rounds, and continues with the best one."""
+"""Auto: takes the strategy that suits the nodes' labels, or that wins a race of a few rounds."""
 
 import copy
 import json
@@ -43,12 +43,13 @@ SAMPLES = 200
 
 
 class Auto(Strategy):
-    """Has up to three strategies race for a few rounds, and continues with the best one's model.
+    """Takes the strategy that suits how much the nodes' labels differ, or the winner of a race.
 
-    How much the nodes' labels differ, or a frozen network, says which strategies may suit
-    (:func:`strategies.auto.rule.candidates`); FedAvg always races. Each round one of them trains,
-    from its own model, and nodes evaluate that on the samples that they hold out. By successive
-    halving the worst ones leave (:class:`strategies.auto.race.Race`).
+    How much labels differ, or a frozen network, says which strategies may suit, the likeliest first
+    (:func:`strategies.auto.rule.candidates`); FedAvg is always among them. With a `budget` up to
+    three race: each round one of them trains, from its own model, and nodes evaluate that on the
+    samples that they hold out. By successive halving the worst ones leave
+    (:class:`strategies.auto.race.Race`), and the run continues with the best one's model.
 
     Where classes do not decide, nodes send HFLDD's soft labels before the first round: a few steps
     on their data move the initial model, on samples that everybody has

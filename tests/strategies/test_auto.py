@@ -390,7 +390,7 @@ def test_without_soft_labels_of_its_own_hfldd_leaves_and_the_run_goes_on(racing,
 def test_a_race_without_held_out_samples_is_refused():
     run = SimpleNamespace(num_rounds=20, train=SimpleNamespace(holdout=0.0))
     with pytest.raises(SettingsError, match=r"auto\.budget"):
-        Auto.from_run(AutoSettings(), run)
+        Auto.from_run(AutoSettings(budget=0.2), run)
 
 
 def test_the_report_says_what_was_seen_and_taken(auto, client_grid):

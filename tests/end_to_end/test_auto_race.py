@@ -1,0 +1,77 @@
+"""Whole runs of auto in this process: a race, and the run of its winner."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from benchmarks.in_process import run_in_process
+from flwr_distill.server.page.run_files import read_run
+from flwr_distill.server.page.run_page import run_page
+from flwr_distill.server.record.checkpoint import checkpoints
+
+NODES = [{"partition-id": place, "num-partitions": 4} for place in range(4)]
+RACE = {
+    **{"dataset": "digits", "strategy": "auto", "auto.budget": 0.3, "num-rounds": 7},
+    **{"partition.scheme": "pathological", "partition.classes": 3, "train.local-epochs": 1},
+    **{"hfldd.distiller": "dm", "hfldd.distilled-size": 10, "hfldd.distill-steps": 5},
+}
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
+
+@pytest.fixture(scope="module")
+def race(tmp_path_factory):
+    """The folder of a whole run."""
+    folder = tmp_path_factory.mktemp("race")
+    run_in_process(RACE, NODES, folder)
+    return folder / "1"
+
+
+def choice_of(folder):
+    return json.loads((folder / "choice.json").read_text())
+
+
+def test_three_race_and_the_rest_of_the_run_is_the_winners(race):
+    found = choice_of(race)
+    rounds = {each["strategy"]: each["rounds"] for each in found["tried"]}
+    assert rounds == {"hfldd": 1, "fedavg": 1, "fedfa": 1}
+    best = max(found["tried"], key=lambda each: each["accuracy"])
+    assert found["strategy"] == best["strategy"]
+    journal = [json.loads(line) for line in (race / "journal.jsonl").read_text().splitlines()]
+    evaluations = [entry for entry in journal if entry.get("phase") == "evaluate"]
+    assert [entry["round"] for entry in evaluations] == [1, 2, 3]
+    held_out = evaluations[[each["strategy"] for each in found["tried"]].index(best["strategy"])]
+    numbers = list(held_out["nodes"].values())
+    weights = [each["num-examples"] for each in numbers]
+    accuracies = [each["eval-accuracy"] for each in numbers]
+    assert best["accuracy"] == pytest.approx(np.average(accuracies, weights=weights))
+
+
+def test_the_bytes_of_those_that_raced_are_those_of_their_rounds(race):
+    rows = [json.loads(line) for line in (race / "metrics.jsonl").read_text().splitlines()]
+    total = [row["server_bytes"] for row in rows if row["round"] <= 3]
+    asked = json.loads((race / "traffic.json").read_text())["measured"]["query.label_knowledge"]
+    tried = choice_of(race)["tried"]
+    assert sum(each["server_bytes"] for each in tried) == total[-1] - total[0] - sum(asked.values())
+
+
+def test_the_report_shows_the_race_and_says_what_a_loser_has_disclosed(race):
+    page = run_page(read_run(race))
+    for each in choice_of(race)["tried"]:
+        assert f"{each['accuracy']:.1%}" in page
+
+
+def test_a_run_that_ends_in_the_race_resumes_to_the_same_model(race, tmp_path):
+    run_in_process({**RACE, "keep-checkpoints": 9}, NODES, tmp_path)
+    for server_round, file in checkpoints(tmp_path / "1").items():
+        if server_round > 2:
+            file.unlink()
+    run_in_process({**RACE, "resume": "1"}, NODES, tmp_path)
+    expected = load_file(race / "model.safetensors")
+    for name, array in load_file(tmp_path / "1" / "model.safetensors").items():
+        np.testing.assert_array_equal(array, expected[name])
+    of_both = choice_of(race)["tried"], choice_of(tmp_path / "1")["tried"]
+    for one, resumed in zip(*of_both, strict=True):
+        assert one["server_bytes"] <= resumed.pop("server_bytes")  # a resumed run meets its nodes
+        assert {**resumed, "server_bytes": one["server_bytes"]} == one
