@@ -4,6 +4,7 @@ import json
 import signal
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -92,8 +93,8 @@ def test_a_part_at_its_limit_ends_with_the_processes_that_it_started(tmp_path):
     start = time.monotonic()
     run_part(part("parent", program, limit=2.0), HERE, tmp_path)
     assert time.monotonic() - start < 30
-    pid = int(file.read_text())
-    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    with suppress(psutil.NoSuchProcess):  # a signal takes a moment on a busy machine
+        psutil.Process(int(file.read_text())).wait(timeout=10)
 
 
 def test_tests_that_a_limit_stops_are_counted_as_far_as_they_came(tmp_path, monkeypatch):
