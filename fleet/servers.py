@@ -16,6 +16,8 @@ from flwr_distill.node.stock import (
     installed_line,
 )
 
+RUNTIME = (1, 36)
+"""Since this Flower, the API for apps is called the Runtime API."""
 NO_PLUGINS = (1, 38)
 """Since this Flower, one process starts apps of all kinds."""
 
@@ -132,7 +134,7 @@ def serverapps_command(
     On loopback a SuperLink serves them without TLS, until they have the port of users.
     """
     api, address = "--runtime-api-address", addresses.serverappio
-    if installed_line() < OVER_HTTP:
+    if installed_line() < RUNTIME:
         api = "--appio-api-address"
     tls = ["--insecure"]
     if certificate is not None and installed_line() >= CONTROL_OVER_HTTP:
