@@ -1,11 +1,12 @@
 """Where a SuperLink listens, by the installed Flower."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flwr_distill.fleet import servers
-from flwr_distill.fleet.servers import Addresses, listening_arguments
+from flwr_distill.fleet.servers import Addresses, listening_arguments, serverapps_command
 
 
 @pytest.mark.parametrize(
@@ -32,3 +33,18 @@ def test_users_and_apps_have_loopback_alone_until_all_apis_share_a_port(
     assert given.get("--fleet-api-address", "0.0.0.0:7000") == "0.0.0.0:7000"
     assert ("--fleet-api-address" in given) == (line < (1, 40))
     assert ("--control-api-address" in given) == (line < (1, 37))
+
+
+@pytest.mark.parametrize(
+    ("line", "option"),
+    [
+        *(((1, 32), "--appio-api-address"), ((1, 35), "--appio-api-address")),
+        *(((1, 36), "--runtime-api-address"), ((1, 42), "--runtime-api-address")),
+    ],
+)
+def test_the_process_for_server_apps_gets_its_address_by_the_name_of_its_flower(
+    line: Any, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "installed_line", lambda: line)
+    command = serverapps_command(Addresses("a:1", "b:2", "c:3"), Path("secret"), 7)
+    assert command[command.index(option) + 1] == "c:3"
