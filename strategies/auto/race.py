@@ -34,7 +34,7 @@ class Race:
     rounds: dict[str, int] = field(default_factory=dict)
     """Rounds so far, by candidate."""
     accuracies: dict[str, float] = field(default_factory=dict)
-    """On what nodes hold out, after each one's last round."""
+    """On what nodes hold out, after each one's last round that nodes evaluated."""
 
     @classmethod
     def of(cls, names: Sequence[str], budget: int) -> Self:
@@ -54,10 +54,11 @@ class Race:
             return self.winner
         return next(name for name in self.left if self.rounds[name] < self.ends[0])
 
-    def record(self, name: str, accuracy: float) -> None:
-        """Record a candidate's round, with the accuracy of its model; the worst may leave."""
+    def record(self, name: str, accuracy: float | None) -> None:
+        """Record a candidate's round, with its model's accuracy if known; the worst may leave."""
         self.rounds[name] += 1
-        self.accuracies[name] = accuracy
+        if accuracy is not None:
+            self.accuracies[name] = accuracy
         self._end_rung()
 
     def retire(self, name: str) -> None:
@@ -69,7 +70,7 @@ class Race:
         if len(self.left) < 2 or any(self.rounds[name] < self.ends[0] for name in self.left):
             return
         self.ends.pop(0)
-        self.left.sort(key=lambda name: -self.accuracies[name])
+        self.left.sort(key=lambda name: -self.accuracies.get(name, 0.0))
         del self.left[-1 if self.ends else 1 :]
 
     def state_dict(self) -> dict[str, Any]:

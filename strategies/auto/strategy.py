@@ -183,7 +183,7 @@ class Auto(Strategy):
         accuracy = held_out_accuracy(usable(replies))
         if accuracy is None:
             log(WARNING, "Auto: no node has evaluated round %d, by %s", server_round, self._running)
-        self.race.record(self._running, accuracy or 0.0)
+        self.race.record(self._running, accuracy)
         self._forget_losers()
         return None if accuracy is None else MetricRecord({EVAL_ACCURACY: accuracy})
 

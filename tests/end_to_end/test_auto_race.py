@@ -56,7 +56,7 @@ def test_the_bytes_of_those_that_raced_are_those_of_their_rounds(race):
     assert sum(each["server_bytes"] for each in tried) == total[-1] - total[0] - sum(asked.values())
 
 
-def test_the_report_shows_the_race_and_says_what_a_loser_has_disclosed(race):
+def test_the_report_shows_how_each_one_did(race):
     page = run_page(read_run(race))
     for each in choice_of(race)["tried"]:
         assert f"{each['accuracy']:.1%}" in page
