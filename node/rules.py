@@ -27,8 +27,9 @@ from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.settings import TaskSettings, TrainSettings
 
 _CODE = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
-_NO_CODE = "torchvision:"
-"""Begins names of models that are no code of the submitter's."""
+_NETWORK = "backbone.network"
+_NO_CODE = ("timm:", "torchvision:")
+"""Begin names of networks that are no code of the submitter's."""
 _TASK_TABLES = {n for n, v in TaskSettings().model_dump(by_alias=True).items() if type(v) is dict}
 EPSILON = "dp-epsilon"
 """Metric of a reply: what the run has spent on this node. Setting: what it may spend."""
@@ -100,7 +101,7 @@ def judge_bundle(policy: Policy, bundle: str) -> Refusal | None:
 def _named_code(policy: Policy, request: MessageRequest) -> Refusal | None:
     if policy.bundles is None and policy.publishers is None and policy.settings == "any":
         return None
-    named = [s for s in (*request.all_settings, *request.settings) if _code_in(s.value)]
+    named = [s for s in (*request.all_settings, *request.settings) if _names_code(s)]
     odd = [setting for setting in named if setting.name not in ("strategy", "start")]
     rule = "publishers" if policy.publishers is not None else "settings"
     rule = "bundles" if policy.bundles is not None else rule
@@ -413,13 +414,13 @@ def _uncovered_of(method: Method | None, config: Mapping[str, Any], arguments: s
     )
 
 
-def _code_in(value: object) -> bool:
+def _names_code(setting: Setting) -> bool:
     """Whether a setting names code that is to be imported, as ``module:attribute``."""
+    value = setting.value
+    if setting.where + setting.name == _NETWORK and str(value).startswith(_NO_CODE):
+        return False
     parts = value if isinstance(value, list) else [value]
-    return any(
-        isinstance(part, str) and _CODE.fullmatch(part.strip()) and not part.startswith(_NO_CODE)
-        for part in parts
-    )
+    return any(isinstance(part, str) and _CODE.fullmatch(part.strip()) for part in parts)
 
 
 def _number(value: object) -> float:

@@ -53,5 +53,5 @@ def forget(folder: Path, names: Collection[str]) -> MetricRecord | None:
         except ValueError as error:
             raise ForgetError(str(error), where=folder) from None
         save_checkpoint(folder, replace(checkpoint, arrays=arrays, state=state_of(strategy)), 1)
-        save_file(as_arrays(arrays), folder / MODEL)
+        save_file(as_arrays(task.whole(arrays)), folder / MODEL)
         return task.evaluate(checkpoint.round, arrays) if task.evaluate else None

@@ -22,6 +22,7 @@ from flwr_distill.server.hooks import Hook, RoundEnd, RunEnd, RunStart
 from flwr_distill.server.own_loop import Observed, OwnLoop
 from flwr_distill.server.record.about import about_run, class_counts
 from flwr_distill.server.record.checkpoint import Checkpoint
+from flwr_distill.server.record.frozen import load_frozen, save_frozen
 from flwr_distill.server.record.history import History
 from flwr_distill.server.record.journal import Journal
 from flwr_distill.server.record.recorder import write_json
@@ -78,10 +79,13 @@ class Rounds:
         self._follow_roster()
         done = None
         if checkpoint:
-            done, self.model = checkpoint.round, self.task.sent(checkpoint.arrays)
+            self.task.check_frozen(load_frozen(self.folder))
+            done, self.model = checkpoint.round, checkpoint.arrays
             continue_on_nodes(self.grid, checkpoint, self.roster, self.settings.phase_timeout)
             restore(self.strategy, checkpoint, self.roster)
             self.grid.begin_round(done + 1)
+        else:
+            save_frozen(self.folder, self.task.frozen)
         try:
             self.hooks.on_run_start(self._run_start())
             if self.start and not checkpoint:
@@ -234,7 +238,7 @@ class Rounds:
             round=server_round,
             settings=self.settings.model_dump(by_alias=True),
             nodes=self.roster.identities,
-            arrays=self.task.whole(arrays),
+            arrays=arrays,
             state=state_of(self.strategy),
             record={
                 **self.history.state_dict(),

@@ -1,6 +1,6 @@
 """The run's task on the server: data shape, model and evaluation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from logging import INFO
 from pathlib import Path
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.common import log
-from torch import nn
+from torch import Tensor, nn
 
 from flwr_distill.protocol.arrays import as_arrays, as_tensors
 from flwr_distill.server.settings import RunSettings
@@ -124,22 +124,26 @@ class Task:
                 remedy="start a new run with the present files",
             )
 
-    def whole(self, sent: ArrayRecord) -> ArrayRecord:
-        """A model of the run with its frozen weights, for files."""
-        return ArrayRecord({**ArrayRecord(whole_state(self.model)), **sent})
+    @property
+    def frozen(self) -> dict[str, Tensor]:
+        """The part of the model that no message contains."""
+        state = whole_state(self.model)
+        return {name: value for name, value in state.items() if name not in self.start}
 
-    def sent(self, whole: ArrayRecord) -> ArrayRecord:
-        """The model of a file without frozen weights; SettingsError if these differ from ours."""
-        own, given = as_arrays(ArrayRecord(whole_state(self.model))), as_arrays(whole)
-        for name in own.keys() - self.start.keys():
-            if not np.array_equal(own[name], given[name]):
+    def whole(self, sent: ArrayRecord) -> ArrayRecord:
+        """A model of the run with its frozen part, for files that stand alone."""
+        return ArrayRecord({**ArrayRecord(self.frozen), **sent})
+
+    def check_frozen(self, then: Mapping[str, Tensor]) -> None:
+        """Raise SettingsError if the frozen part that a run began with differs from ours."""
+        for name, value in self.frozen.items():
+            if name not in then or not torch.equal(then[name], value):
                 raise SettingsError(
                     f"the run's frozen network had another {name}",
                     where="model",
                     remedy="give the server and all nodes the file or package again that it had "
                     "then, or start a new run",
                 )
-        return ArrayRecord({name: whole[name] for name in self.start})
 
 
 def _fingerprint(data: Dataset | None) -> str:

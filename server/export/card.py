@@ -39,7 +39,7 @@ def model_card(run: RunFiles, file: str) -> str:
             f"- Output: logits (n, {spec.num_classes}), for the classes "
             f"{', '.join(map(_plain, description.classes))}{_by_position(spec)}.",
             f"- Label map: {spec.labels.digest}, a hash of all names in their order.",
-            f"- Architecture: `{description.model}` of flwr-distill, for this input.",
+            f"- Architecture: `{description.architecture}` of flwr-distill, for this input.",
             *_command(description, file),
             "",
             "## Data",

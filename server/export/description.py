@@ -1,14 +1,16 @@
 """The description in an exported model file, by which it can be used without its run."""
 
-import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from pydantic import TypeAdapter, ValidationError
+from torch import nn
 
 from flwr_distill.server.page.run_files import RunFiles
+from flwr_distill.task.backbones.pretrained import is_own_network
 from flwr_distill.task.datasets import DataSpec
-from flwr_distill.task.models import architecture
+from flwr_distill.task.models import architecture, create_model, is_code
+from flwr_distill.task.settings import BackboneSettings
 
 KEY = "flwr-distill"
 """Name of the description among the metadata of each format."""
@@ -18,8 +20,23 @@ KEY = "flwr-distill"
 class Description:
     """A model's inputs and outputs."""
 
-    model: str  # name of the architecture, as in the setting ``model`` but never ``auto``
+    model: str  # as in the setting ``model``; ``auto`` stands beside a network of ``backbone``
     spec: DataSpec  # shape and normalisation of its inputs, and the run's label map
+    backbone: BackboneSettings = field(default_factory=BackboneSettings)
+
+    @property
+    def architecture(self) -> str:
+        """What the model is, by name."""
+        return self.backbone.network or self.model
+
+    @property
+    def is_code(self) -> bool:
+        """Whether building the model imports code that the description names."""
+        return is_code(self.model) or is_own_network(self.backbone.network)
+
+    def build(self, seed: int | None = None) -> nn.Module:
+        """A model with new weights; ModelError if it cannot be built here."""
+        return create_model(self.model, self.spec, seed, self.backbone)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -31,12 +48,16 @@ class Description:
         """Describe a run's model, from the run's files; needs no data."""
         spec = TypeAdapter(DataSpec).validate_python(run.about["spec"])
         names = tuple(run.class_names) or spec.class_names
-        model = architecture(run.settings["model"], spec)
-        return cls(model, replace(spec, labels=replace(spec.labels, classes=names)))
+        spec = replace(spec, labels=replace(spec.labels, classes=names))
+        # The model file has all weights.
+        own = run.settings.get("backbone", {}) | {"weights": ""}
+        backbone = BackboneSettings.checked(own, "run config")
+        model = run.settings["model"]
+        return cls(model if backbone.network else architecture(model, spec), spec, backbone)
 
     def to_json(self) -> str:
         """The text in a model file."""
-        return json.dumps(asdict(self))
+        return TypeAdapter(Description).dump_json(self).decode()
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -48,4 +69,6 @@ class Description:
             raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
         if not description.spec.labels.classes:
             raise ValueError("spec.labels.classes: need the names of its classes; export it again")
+        if description.backbone.weights:
+            raise ValueError("backbone.weights: names a file, and its weights are in this one")
         return description

@@ -19,8 +19,8 @@ from flwr_distill.server.page.method import method_of_run
 from flwr_distill.server.page.numbers import best
 from flwr_distill.server.page.run_files import RunFiles
 from flwr_distill.server.record.checkpoint import checkpoints, load_checkpoint
+from flwr_distill.server.record.frozen import load_frozen
 from flwr_distill.task.errors import ReportedError
-from flwr_distill.task.models import create_model
 
 MODEL = "model.safetensors"
 Format = Literal["safetensors", "torchscript", "onnx"]
@@ -91,7 +91,7 @@ def write_model(
         save_file(weights, file, metadata)
         return file
     shape = description.spec.shape
-    model = create_model(description.model, description.spec)
+    model = description.build()
     model.load_state_dict(weights)
     model.eval()
     write, inputs = _WRITERS[form], torch.rand(2, *shape)
@@ -100,7 +100,7 @@ def write_model(
             write(model, inputs, file, metadata)
     except RuntimeError as error:
         problem = f"{form} cannot hold it: {one_line(error)}"
-        raise ExportError(problem, where="model", value=description.model) from error
+        raise ExportError(problem, where="model", value=description.architecture) from error
     return _checked(model, torch.rand(5, *shape), form, file)
 
 
@@ -150,4 +150,4 @@ def weights_of(run: RunFiles) -> dict[str, Tensor]:
     file = checkpoints(run.folder).get(run.rows[-1]["round"])
     if file is None:
         return load_file(run.folder / MODEL)
-    return as_tensors(as_arrays(load_checkpoint(file).arrays))
+    return load_frozen(run.folder) | as_tensors(as_arrays(load_checkpoint(file).arrays))

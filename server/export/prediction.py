@@ -18,7 +18,6 @@ from flwr_distill.task.datasets import load_inputs
 from flwr_distill.task.datasets.images import read_image
 from flwr_distill.task.datasets.types import normalise
 from flwr_distill.task.errors import ReportedError
-from flwr_distill.task.models import create_model, is_code
 
 
 class ModelFileError(ReportedError):
@@ -106,12 +105,12 @@ def _read_torchscript(file: Path) -> ExportedModel:
 def _read_safetensors(file: Path) -> ExportedModel:
     with safe_open(file, "pt") as weights:
         description = _described(weights.metadata() or {})
-    if is_code(description.model):  # a file does not choose the code that is imported
+    if description.is_code:  # a file does not choose the code that is imported
         raise ValueError(
-            f"its architecture is code of your own, {description.model!r}; export it with "
+            f"its architecture is code of your own, {description.architecture!r}; export it with "
             "--format onnx, which needs no code"
         )
-    model = create_model(description.model, description.spec)
+    model = description.build()
     model.load_state_dict(load_file(file))
     return ExportedModel(description, model.eval())
 

@@ -15,6 +15,7 @@ from flwr_distill.task.backbones import whole_state
 from flwr_distill.task.datasets import auxiliary_images
 from flwr_distill.task.evaluation import outputs
 from flwr_distill.task.models import create_model
+from flwr_distill.task.settings import BackboneSettings
 
 SHARPNESS = 2.0
 """Deviation of the logits to learn from: those of least squares are flat."""
@@ -48,12 +49,12 @@ def export_student(run: RunFiles, student: Student, form: Format, folder: Path) 
     if spec.kind != "image":
         problem = f"a student learns on images, and inputs are {spec.kind}s"
         raise ExportError(problem, where=run.folder)
-    teacher = create_model(description.model, spec)
+    teacher = description.build()
     teacher.load_state_dict(weights_of(run))
     inputs = auxiliary_images(student.samples, spec, student.size, seed, student.data_root or None)
     model = create_model(student.model, spec, seed=seed)
     agreement = distil(teacher, model, inputs, seed)
-    small = replace(description, model=student.model)
+    small = replace(description, model=student.model, backbone=BackboneSettings())
     file = folder / f"student-{FILES[form]}"
     return write_model(whole_state(model), small, form, file), agreement
 

@@ -19,7 +19,7 @@ from flwr_distill.server.hooks import Hook, RunEnd
 from flwr_distill.server.record.packing import Arrays, pack, unpack
 from flwr_distill.task.errors import ReportedError
 
-FORMAT = 5
+FORMAT = 6
 KEY = "flwr-distill checkpoint"
 FOLDER = "checkpoints"
 PREFIX = "round-"
@@ -37,7 +37,7 @@ class Checkpoint:
     round: int
     settings: Mapping[str, Any]
     nodes: Mapping[int, str]  # identity of each node id that the run met: see Roster
-    arrays: ArrayRecord  # the global model
+    arrays: ArrayRecord  # the global model, without its frozen part: see record.frozen
     state: Any  # the strategy's
     record: Mapping[str, Any]  # of History
     keys: Mapping[int, str] = field(default_factory=dict)  # of nodes that showed theirs

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flwr_distill.task.augmentation import chosen_changes
+from flwr_distill.task.backbones.low_rank import LowRank, add_low_rank
 from flwr_distill.task.datasets.types import DataSpec
 from flwr_distill.task.errors import ModelError
 from flwr_distill.task.settings import TrainSettings
@@ -74,6 +75,9 @@ class Frozen(nn.Module):
     tail : str (default: "")
         Name of the module in `network` that begins its last block; empty for the last part with
         parameters.
+    interpolation : str (default: "bilinear")
+        By which images are scaled: ``bilinear``, ``bicubic`` or ``nearest``. The first two average
+        where images shrink.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class Frozen(nn.Module):
         mean: tuple[float, ...] | None = None,
         std: tuple[float, ...] | None = None,
         tail: str = "",
+        interpolation: str = "bilinear",
     ) -> None:
         super().__init__()
         self.scale: Tensor
@@ -96,6 +101,7 @@ class Frozen(nn.Module):
         self.vector_shape = (width, 1, 1)
         self._length = math.sqrt(width)
         self._size = size
+        self._interpolation = interpolation
         self._tail = tail or _last_part(network)
         self._shape = spec.shape
         self._check_width(width)
@@ -114,6 +120,9 @@ class Frozen(nn.Module):
         """Set the mode of the head; the network stays in evaluation mode."""
         super().train(mode)
         self.network.eval()
+        for module in self.network.modules():
+            if isinstance(module, LowRank):  # Opacus takes gradients of layers in training mode
+                module.up.train(mode)
         return self
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -138,15 +147,19 @@ class Frozen(nn.Module):
         """Features (n, width) of images as the run normalises them."""
         images = inputs.expand(-1, self._channels, -1, -1) * self.scale + self.shift
         if self._size is not None:
-            side = (self._size, self._size)
-            images = functional.interpolate(images, side, mode="bilinear", align_corners=False)
+            images = _scaled(images, self._size, self._interpolation)
         features = functional.normalize(self.network(images).flatten(1))
         return features if self.fourier is None else functional.normalize(self.fourier(features))
 
     @property
     def shown(self) -> dict[str, Tensor]:
-        """How images are prepared for the network: side (0 for unchanged), scale and shift."""
-        return {"side": torch.tensor(self._size or 0), "scale": self.scale, "shift": self.shift}
+        """How images are prepared for the network: side (0 for unchanged), scale, shift, mode."""
+        return {
+            "side": torch.tensor(self._size or 0),
+            "scale": self.scale,
+            "shift": self.shift,
+            "interpolation": torch.tensor(list(self._interpolation.encode())),
+        }
 
     @property
     def trained(self) -> bool:
@@ -185,6 +198,14 @@ class Frozen(nn.Module):
         for name, weight in self.network.named_parameters():
             chosen = chosen or (part == "last-block" and name.startswith(tail))
             weight.requires_grad_(chosen)
+
+    def adapt(self, rank: int) -> None:
+        """Let low-rank updates of the network's layers train, and the head; see `LowRank`.
+
+        They are drawn from torch's global generator, and leave the network's outputs as they are.
+        """
+        add_low_rank(self.network, rank)
+        self.train(self.training)
 
     def load_network(self, file: Path) -> None:
         """Load the network's weights from a safetensors file; a head in the file is not used."""
@@ -241,6 +262,10 @@ def copy_to_train(model: nn.Module) -> nn.Module:
     known: dict[int, object] = {}
     if isinstance(model, Frozen) and not model.trained:
         known[id(model.network)] = model.network
+    elif isinstance(model, Frozen):
+        for tensor in (*model.network.parameters(), *model.network.buffers()):
+            if not tensor.requires_grad:
+                known[id(tensor)] = tensor
     # A module has a dozen dictionaries for hooks, nearly always empty. They take half of the time
     # of `deepcopy` unless it knows their copies.
     for module in model.modules():
@@ -264,6 +289,15 @@ def _leave_out_frozen(model: Frozen, state: dict[str, Tensor], prefix: str, _: A
 def _fill_in_frozen(model: Frozen, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
     for name, value in model.frozen_state().items():
         state.setdefault(f"{prefix}{name}", value)
+
+
+def _scaled(images: Tensor, side: int, mode: str) -> Tensor:
+    if mode == "nearest":
+        return functional.interpolate(images, (side, side), mode=mode)
+    shrinks = max(images.shape[2:]) > side
+    return functional.interpolate(
+        images, (side, side), mode=mode, align_corners=False, antialias=shrinks
+    )
 
 
 def side_for(spec: DataSpec, largest: int) -> int:

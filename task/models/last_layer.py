@@ -4,7 +4,7 @@ from typing import cast
 
 from torch import nn
 
-from flwr_distill.task.models.registry import ModelError
+from flwr_distill.task.errors import ModelError
 
 
 def last_dense(model: nn.Module, name: str = "") -> str:

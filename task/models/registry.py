@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from flwr_distill.task.backbones.frozen import Frozen
+from flwr_distill.task.backbones.pretrained import pretrained
 from flwr_distill.task.datasets.types import DataSpec
 from flwr_distill.task.errors import ModelError as ModelError  # passed on
 from flwr_distill.task.models.checks import check_model, initialise_lazy_layers
@@ -24,8 +25,9 @@ from flwr_distill.task.settings import BackboneSettings, TaskSettings
 ModelFactory = Callable[[DataSpec], nn.Module]
 Fits = Callable[[DataSpec], bool]
 
+AS_NAMED = BackboneSettings()
+
 _MODELS: dict[str, tuple[ModelFactory, Fits]] = {}
-_FAMILIES: dict[str, Callable[[str], ModelFactory]] = {}
 
 
 def register(name: str, fits: Fits) -> Callable[[ModelFactory], ModelFactory]:
@@ -38,42 +40,64 @@ def register(name: str, fits: Fits) -> Callable[[ModelFactory], ModelFactory]:
     return add
 
 
-def register_family(
-    name: str,
-) -> Callable[[Callable[[str], ModelFactory]], Callable[[str], ModelFactory]]:
-    """Register a function that makes the factory of model ``name:MEMBER``, given the member."""
-
-    def add(factory_of: Callable[[str], ModelFactory]) -> Callable[[str], ModelFactory]:
-        _FAMILIES[name] = factory_of
-        return factory_of
-
-    return add
-
-
 def model_names(spec: DataSpec | None = None) -> list[str]:
     """Names of all models, or of those that fit ``spec``."""
     return [name for name, (_, fits) in _MODELS.items() if spec is None or fits(spec)]
 
 
-def create_model(name: str, spec: DataSpec, seed: int | None = None) -> nn.Module:
+def create_model(
+    name: str,
+    spec: DataSpec,
+    seed: int | None = None,
+    backbone: BackboneSettings = AS_NAMED,
+) -> nn.Module:
     """Build a model for a dataset: (n, C, H, W) to logits (n, num_classes), on the CPU.
 
     Parameters
     ----------
     name : str
-        A registered name (see `model_names`); ``auto`` (see `architecture`); ``torchvision:NAME``;
-        or ``"my_pkg.mod:Cls"``, called as ``Cls(spec)``.
+        A registered name (see `model_names`); ``auto`` (see `architecture`); or
+        ``"my_pkg.mod:Cls"``, called as ``Cls(spec)``.
     seed : int, optional (default: None)
         Seed of the initial weights. None draws from torch's global generator, which a seed leaves
         unchanged.
+    backbone : BackboneSettings (default: that of the model, with its head to train)
+        Network in place of the model's, weights and trained part; for frozen ones alone.
 
     Raises
     ------
     ModelError
         If the model is unknown or does not fit ``spec``.
     """
-    name = architecture(name, spec)
-    return _create(name, _find_factory(name, spec), spec, seed)
+    if backbone.network:
+        if name != "auto":
+            raise _refused(name, "stands beside backbone.network", 'leave it at "auto"')
+        model = _create(name, lambda spec: pretrained(backbone, spec), spec, seed)
+    else:
+        name = architecture(name, spec)
+        model = _create(name, _find_factory(name, spec), spec, seed)
+    if backbone == AS_NAMED:
+        return model
+    if not isinstance(model, Frozen):
+        raise _refused(
+            name,
+            "is no frozen network, and backbone.* are for those",
+            "drop them, or set backbone.network",
+        )
+    with nullcontext() if seed is None else _seeded(seed):
+        _adjust(model, backbone)
+    return model
+
+
+def _adjust(model: Frozen, backbone: BackboneSettings) -> None:
+    if backbone.weights:
+        model.load_network(Path(backbone.weights))
+    if backbone.fourier:
+        model.widen(backbone.fourier)
+    if backbone.trains == "lora":
+        model.adapt(backbone.rank)
+    else:
+        model.thaw(backbone.trains)
 
 
 def create_own_model(
@@ -90,7 +114,7 @@ def _create(name: str, factory: ModelFactory, spec: DataSpec, seed: int | None) 
             model = factory(spec)
             _check(model, spec)
         except (PluginError, ModelError) as error:
-            if error.where == "model":
+            if error.where in ("model", "backbone.network", "backbone.size"):
                 raise
             raise _refused(name, error.problem, error.remedy) from error
     return model
@@ -116,7 +140,7 @@ def _refused(name: str, problem: str, remedy: str) -> ModelError:
 
 def is_code(name: str) -> bool:
     """Whether a model's name says which code to import."""
-    return ":" in name and name.partition(":")[0] not in _FAMILIES
+    return ":" in name
 
 
 def model_of(task: TaskSettings, spec: DataSpec, seed: int | None = None) -> nn.Module:
@@ -125,22 +149,7 @@ def model_of(task: TaskSettings, spec: DataSpec, seed: int | None = None) -> nn.
     Without a `seed` it has that of the run, by which all build the same frozen network.
     """
     seed = task.seed if seed is None else seed
-    model, own = create_model(task.model, spec, seed), task.backbone
-    if own == BackboneSettings():
-        return model
-    if not isinstance(model, Frozen):
-        raise _refused(
-            task.model,
-            "is no frozen network, and backbone.* are for those",
-            "drop them, or use efficientnet-lite0 or torchvision:NAME",
-        )
-    if own.weights:
-        model.load_network(Path(own.weights))
-    if own.fourier:
-        with _seeded(seed):
-            model.widen(own.fourier)
-    model.thaw(own.trains)
-    return model
+    return create_model(task.model, spec, seed, task.backbone)
 
 
 @contextmanager
@@ -163,9 +172,6 @@ def architecture(name: str, spec: DataSpec) -> str:
 
 
 def _find_factory(name: str, spec: DataSpec) -> ModelFactory:
-    family, _, member = name.partition(":")
-    if family in _FAMILIES:
-        return _FAMILIES[family](member)
     if name in _MODELS:
         factory, fits = _MODELS[name]
         if not fits(spec):

@@ -7,6 +7,7 @@ from torch import nn
 from benchmarks.in_process import run_in_process
 from flwr_distill.protocol.arrays import as_arrays
 from flwr_distill.server.record.checkpoint import checkpoints, load_checkpoint
+from flwr_distill.server.record.frozen import load_frozen
 from flwr_distill.task.backbones import Frozen
 
 NODES = 4
@@ -56,8 +57,11 @@ def small(spec):
 def play(folder, **settings):
     """Rows of a run, and its models by round."""
     rows = run_in_process(CONFIG | settings, [{"num-partitions": NODES}] * NODES, folder)
-    files = checkpoints(folder / "1")
-    models = {number: as_arrays(load_checkpoint(file).arrays) for number, file in files.items()}
+    frozen = {name: weight.numpy() for name, weight in load_frozen(folder / "1").items()}
+    models = {
+        number: frozen | as_arrays(load_checkpoint(file).arrays)
+        for number, file in checkpoints(folder / "1").items()
+    }
     return rows, models
 
 

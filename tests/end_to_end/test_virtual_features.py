@@ -72,15 +72,16 @@ def test_fedlgd_distils_features_on_nodes_and_server_without_a_picture(tmp_path)
     assert len(rows) == 3
 
 
-def test_messages_hold_the_head_and_files_the_whole_model(tmp_path):
+def test_messages_and_checkpoints_have_the_head_and_the_model_file_has_all(tmp_path):
     rows, folder = play(tmp_path, strategy="fedavg")
     each_way = 4 * HEAD
     sent = rows[2]["server_bytes"] - rows[1]["server_bytes"]
     assert 2 * NODES * each_way < sent < 2 * NODES * (each_way + 5000)
-    whole = {"network.waves", "network.phases", "head.weight", "head.bias"}
-    assert load_file(folder / "model.safetensors").keys() == whole
+    frozen, head = {"network.waves", "network.phases"}, {"head.weight", "head.bias"}
+    assert load_file(folder / "model.safetensors").keys() == frozen | head
+    assert load_file(folder / "frozen.safetensors").keys() == frozen  # once, for all checkpoints
     last = load_checkpoint(checkpoints(folder)[2])
-    assert as_arrays(last.arrays).keys() == whole
+    assert as_arrays(last.arrays).keys() == head
     formulas = read(folder, "traffic")["formulas"]
     assert formulas["fedavg (HFLDD, eq. 3)"] == NODES * HEAD * 3 * 4
 
@@ -90,10 +91,9 @@ def test_a_run_goes_on_only_with_the_network_that_it_began_with(tmp_path):
     rows, _ = play(tmp_path, strategy="fedavg", resume="1")
     assert [row["round"] for row in rows] == [0, 1, 2]
 
-    checkpoint = load_checkpoint(checkpoints(tmp_path / "1")[2])
-    arrays = as_arrays(checkpoint.arrays)
-    other = as_record({**arrays, "network.waves": arrays["network.waves"] + 1})
-    save_checkpoint(tmp_path / "1", replace(checkpoint, arrays=other), 3)
+    file = tmp_path / "1/frozen.safetensors"
+    frozen = load_file(file)
+    save_file({**frozen, "network.waves": frozen["network.waves"] + 1}, file)
     with pytest.raises(SettingsError, match=r"frozen network had another network.waves"):
         play(tmp_path, strategy="fedavg", resume="1", **{"num-rounds": 3})
 

@@ -383,6 +383,9 @@ KNOWN = OPEN.model_copy(update={"bundles": ("0" * 64,)})
     [
         ({"dataset": "shutil:rmtree"}, {}),
         ({"model": "os:system"}, {}),
+        ({"model": "timm:create_model"}, {}),
+        ({"backbone.network": "my_pkg.mod:Net"}, {}),
+        ({"hfldd.network": "torchvision:models"}, {}),
         ({"hfldd.distiller": "my_pkg.mod:distil"}, {}),
         ({"strategy-args": '{"distiller": "my_pkg.mod:distil"}'}, {}),
         ({}, {"config": {"distiller": "my_pkg.mod:distil"}}),
@@ -398,8 +401,11 @@ def test_who_runs_known_bundles_alone_imports_nothing_else(
     assert not refusal(OPEN, run, "train", records)
 
 
-def test_known_bundles_run_with_models_that_are_no_code_and_strategies_of_the_server() -> None:
-    run = {"strategy": "my_pkg.mod:Strategy", "model": "torchvision:resnet18"}
+@pytest.mark.parametrize("network", ["timm:resnet18", "torchvision:resnet18"])
+def test_known_bundles_run_with_networks_of_packages_and_strategies_of_the_server(
+    network: str,
+) -> None:
+    run = {"strategy": "my_pkg.mod:Strategy", "backbone.network": network}
     assert not refusal(KNOWN, run)
 
 

@@ -24,7 +24,7 @@ from .conftest import ROOT
 
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
 PROJECT = tomllib.loads(PYPROJECT)["project"]
-OPTIONAL = ("backbones", "dicom", "parquet", "partitions", "simulation", "tiff")
+OPTIONAL = ("backbones", "dicom", "parquet", "partitions", "simulation", "tiff", "timm")
 INDIRECT = {"tensorboard"}
 """Needed by what we import of PyTorch: torch.utils.tensorboard."""
 
