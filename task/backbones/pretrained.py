@@ -10,7 +10,7 @@ from torch import nn
 from flwr_distill.task.backbones.frozen import Frozen, side_for
 from flwr_distill.task.datasets.types import DataSpec
 from flwr_distill.task.errors import ModelError
-from flwr_distill.task.models.last_layer import last_dense
+from flwr_distill.task.last_layer import last_dense
 from flwr_distill.task.plugin import PluginError, call_plugin, import_object, located
 from flwr_distill.task.settings import BackboneSettings
 

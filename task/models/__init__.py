@@ -1,9 +1,9 @@
 """Models by name."""
 
 from flwr_distill.task.backbones import efficientnet, random_features
+from flwr_distill.task.last_layer import last_dense, last_dense_layer
 from flwr_distill.task.models import papers, papers_fedhead, shufflenet, torchvision_models
 from flwr_distill.task.models.checks import why_not_private, why_private_step_fails
-from flwr_distill.task.models.last_layer import last_dense, last_dense_layer
 from flwr_distill.task.models.registry import (
     ModelError,
     architecture,

@@ -51,6 +51,7 @@ NOT_HERE = {
     r"flwr-distill certs (sign|renew|revoke) ": "see tests/cli/test_certs_command.py",
     r"flwr-distill (doctor|up) .*--device cuda": "needs a GPU: tests/gpu",
     r"flwr-distill up --data": "three real nodes, as docs/tutorial.md has them",
+    r"flwr-distill run -c .*dinov2": "needs its weights: tests/task/test_pretrained.py",
     r"flwr-distill distill digits": "half a minute: tests/cli/test_distill_command.py",
     r"flwr-distill audit ": "minutes: tests/cli/test_audit_command.py",
     r"flwr-distill doctor .*--superlink": "needs another machine: tests/cli/test_doctor_network.py",

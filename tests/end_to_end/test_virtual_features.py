@@ -1,15 +1,13 @@
 """Whole runs in which members and server distil features of a frozen network, not images."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from benchmarks.in_process import run_in_process
 from flwr_distill.distill.virtual_data import VirtualData
-from flwr_distill.protocol.arrays import as_arrays, as_record
-from flwr_distill.server.record.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from flwr_distill.protocol.arrays import as_arrays
+from flwr_distill.server.record.checkpoint import checkpoints, load_checkpoint
 from flwr_distill.task.backbones.random_features import WIDTH
 from flwr_distill.task.errors import SettingsError
 

@@ -91,7 +91,9 @@ OTHERS = {
 FIRST = {"train.dp-noise": 1.0, "hfldd.start": "noise"}
 """Of the run as it began: without these no budget can be set."""
 NETWORK = {"hfldd.distiller": "dm", "hfldd.network": "my_pkg.nets:Encoder"}
+PRETRAINED = {"backbone.network": "timm:resnet18"}
 TOGETHER = {
+    **{f"backbone.{key}": PRETRAINED for key in ("interpolation", "mean", "size", "std")},
     **{"hfldd.network": NETWORK, "hfldd.network-weights": NETWORK},
     "hfldd.votes": {"hfldd.rotate": False, "hfldd.complete-clusters": False},
     "fedlgd.dp-epsilon": {"fedlgd.refine-steps": 0},
