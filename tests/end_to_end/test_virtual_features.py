@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from benchmarks.in_process import run_in_process
 from flwr_distill.distill.virtual_data import VirtualData
