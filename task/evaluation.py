@@ -1,6 +1,6 @@
-"""Passes over many samples in bounded memory; accuracy and loss of a classifier."""
+"""Passes over many samples in bounded memory; accuracy, loss and counts of a classifier."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from flwr_distill.task.compute.memory_format import in_fast_format
 from flwr_distill.task.datasets import Samples
+from flwr_distill.task.scores import BINS, CALIBRATION_BINS, LOG_ODDS, UNIT, Counts, size
 
 BATCH = 64
 """Samples of a forward pass. More need gigabytes for 1,000 images of 64 x 64, and are no faster on
@@ -40,12 +41,64 @@ def predict(
 
     The model maps (n, C, H, W) to logits (n, classes) and stays on ``device`` in evaluation mode.
     """
-    model.to(device).eval()  # not in inference mode: its buffers could not be loaded again
     predicted, loss = [], torch.zeros((), dtype=torch.float64, device=device)
+    for logits, labels in _passes(model, samples, device):
+        predicted.append(logits.argmax(dim=1))
+        loss += functional.cross_entropy(logits, labels, reduction="sum")
+    return torch.cat(predicted).cpu(), float(loss) / len(samples)
+
+
+def count(
+    model: nn.Module, samples: Samples, device: torch.device | str = "cpu"
+) -> tuple[Counts, float]:
+    """Count a model's predictions on samples, n >= 1; also the mean cross-entropy in nats.
+
+    The model is as for `predict`. Counts stay on the device until the end.
+    """
+    total, loss = None, torch.zeros((), dtype=torch.float64, device=device)
+    for logits, labels in _passes(model, samples, device):
+        loss += functional.cross_entropy(logits, labels, reduction="sum")
+        if total is None:
+            classes = logits.shape[1]
+            total = torch.zeros(size(classes), dtype=torch.int64, device=device)
+        add_counts(total, logits, labels)
+    assert total is not None
+    return Counts.from_vector(total.cpu().numpy(), classes), float(loss) / len(samples)
+
+
+def add_counts(total: Tensor, logits: Tensor, labels: Tensor) -> None:
+    """Add the counts of a minibatch to a vector of all counts (`scores.Counts`), in place.
+
+    A logit that is no number has the lowest probability.
+    """
+    (n, classes), device = logits.shape, logits.device
+    log_p = logits.double().log_softmax(1)
+    log_odds = (log_p - (-log_p.expm1()).log()).nan_to_num(-LOG_ODDS, LOG_ODDS, -LOG_ODDS)
+    bins = ((log_odds / LOG_ODDS + 1) * BINS / 2).long().clamp(0, BINS - 1)
+    columns = torch.arange(classes, device=device)
+    is_other = (columns != labels.unsqueeze(1)).long()
+    histogram = classes**2 + is_other * classes * BINS + columns * BINS + bins
+    confidence = log_p.max(1).values.exp().nan_to_num(0)
+    calibration = size(classes) - 3 * CALIBRATION_BINS
+    place = calibration + (confidence * CALIBRATION_BINS).long().clamp(0, CALIBRATION_BINS - 1)
+    predicted, one = logits.argmax(1), torch.ones((), dtype=torch.int64, device=device)
+    for where, what in (
+        (labels * classes + predicted, one.expand(n)),
+        (histogram.flatten(), one.expand(n * classes)),
+        (place, one.expand(n)),
+        (place + CALIBRATION_BINS, (confidence * UNIT).round().long()),
+        (place + 2 * CALIBRATION_BINS, (predicted == labels).long()),
+    ):
+        total.scatter_add_(0, where, what)
+
+
+def _passes(
+    model: nn.Module, samples: Samples, device: torch.device | str
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Logits and labels of minibatches, on the device."""
+    model.to(device).eval()  # not in inference mode: its buffers could not be loaded again
     with in_fast_format(model) as memory_format, torch.inference_mode():
         parts = (torch.split(part, BATCH) for part in (samples.inputs, samples.labels))
         for inputs, labels in zip(*parts, strict=True):
-            logits = model(inputs.to(device).contiguous(memory_format=memory_format))
-            predicted.append(logits.argmax(dim=1))
-            loss += functional.cross_entropy(logits, labels.to(device), reduction="sum")
-        return torch.cat(predicted).cpu(), float(loss) / len(samples)
+            inputs = inputs.to(device).contiguous(memory_format=memory_format)
+            yield model(inputs), labels.to(device)
