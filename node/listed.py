@@ -53,8 +53,9 @@ SETTINGS: Mapping[str, str] = {
         """seed trains fourier scheme classes alpha min-of-a-class clusters samples spread pooled
         reserved max-of-a-class test-share max-samples shape together
 
-        optimizer lr lr-schedule class-weights momentum weight-decay batch-size drop-last proximal-mu kd-lambda
-        kd-kernel feature-layer precision augment dp-clip on server-round clipping_norm
+        optimizer lr lr-schedule class-weights momentum weight-decay batch-size drop-last
+        proximal-mu kd-lambda kd-kernel feature-layer precision augment dp-clip on server-round
+        clipping_norm
 
         num-classes package frozen regularisation
 

@@ -39,6 +39,7 @@ from flwr_distill.server.record.resume import (
 from flwr_distill.server.record.writing import results_in
 from flwr_distill.server.roster import Roster, meet_nodes
 from flwr_distill.server.rounds import Rounds
+from flwr_distill.server.scoring import check_scoring
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.server.strategy import method_of_start, settings_of_start, strategy_of_run
 from flwr_distill.server.task import Task
@@ -76,6 +77,9 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
     check_privacy(start_settings, start_method)
     task = Task.of(settings)
     check_private_model(settings, task.model, task.spec)
+    check_scoring(
+        settings, method, num_classes=task.spec.num_classes, tests=task.evaluate is not None
+    )
     frozen = fingerprint(task.model)
     requirement = requirement_of(method, settings.of_method(method), frozen, task.spec.labels)
     directory = Directory(requirement, settings.most_samples, task.class_names)

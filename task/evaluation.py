@@ -1,5 +1,6 @@
 """Passes over many samples in bounded memory; accuracy, loss and counts of a classifier."""
 
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -73,21 +74,22 @@ def add_counts(total: Tensor, logits: Tensor, labels: Tensor) -> None:
     """
     (n, classes), device = logits.shape, logits.device
     log_p = logits.double().log_softmax(1)
-    log_odds = (log_p - (-log_p.expm1()).log()).nan_to_num(-LOG_ODDS, LOG_ODDS, -LOG_ODDS)
-    bins = ((log_odds / LOG_ODDS + 1) * BINS / 2).long().clamp(0, BINS - 1)
+    log_odds = log_p - (-log_p.expm1()).log() + math.log(max(classes - 1, 1))  # over chance
+    place = log_odds.nan_to_num(-LOG_ODDS, LOG_ODDS, -LOG_ODDS).asinh() / math.asinh(LOG_ODDS)
+    bins = ((place + 1) * BINS / 2).long().clamp(0, BINS - 1)
     columns = torch.arange(classes, device=device)
     is_other = (columns != labels.unsqueeze(1)).long()
     histogram = classes**2 + is_other * classes * BINS + columns * BINS + bins
     confidence = log_p.max(1).values.exp().nan_to_num(0)
-    calibration = size(classes) - 3 * CALIBRATION_BINS
-    place = calibration + (confidence * CALIBRATION_BINS).long().clamp(0, CALIBRATION_BINS - 1)
+    sure = (confidence * CALIBRATION_BINS).long().clamp(0, CALIBRATION_BINS - 1)
+    sure += size(classes) - 3 * CALIBRATION_BINS
     predicted, one = logits.argmax(1), torch.ones((), dtype=torch.int64, device=device)
     for where, what in (
         (labels * classes + predicted, one.expand(n)),
         (histogram.flatten(), one.expand(n * classes)),
-        (place, one.expand(n)),
-        (place + CALIBRATION_BINS, (confidence * UNIT).round().long()),
-        (place + 2 * CALIBRATION_BINS, (predicted == labels).long()),
+        (sure, one.expand(n)),
+        (sure + CALIBRATION_BINS, (confidence * UNIT).round().long()),
+        (sure + 2 * CALIBRATION_BINS, (predicted == labels).long()),
     ):
         total.scatter_add_(0, where, what)
 

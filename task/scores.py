@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 BINS = 64
-"""Bins of a class's probability. They are of equal width in its log-odds: models are mostly sure,
-and bins of equal probability would hold nearly all samples in two."""
-LOG_ODDS = 10.0
-"""Beyond this size of the log-odds lie the first and the last bin."""
+"""Bins of a class's probability. They are of equal width in asinh of its log-odds over those of
+chance: bins of equal probability would hold nearly all samples of a sure model in two of them."""
+LOG_ODDS = 12.0
+"""Beyond this size of these log-odds lie the first and the last bin."""
 CALIBRATION_BINS = 15
 """Bins of the confidence, of equal width, for the calibration error."""
 UNIT = 1000
