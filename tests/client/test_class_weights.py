@@ -112,7 +112,9 @@ def test_stated_weights_go_with_dp_sgd_which_clips_after_them(tmp_path):
         stated = torch.tensor([float(part) for part in weights.split(",")])
         optimizer = torch.optim.SGD(trained.parameters(), lr=1.0)
         private.fit(trained, samples, optimizer, batch_size=100, steps=1, weights=stated)
-        moved = [(a - b).detach() for a, b in zip(trained.parameters(), start.parameters(), strict=True)]
+        moved = [
+            (a - b).detach() for a, b in zip(trained.parameters(), start.parameters(), strict=True)
+        ]
         found[weights] = float(torch.cat([part.flatten() for part in moved]).norm())
     assert found["0,0"] < 1e-6
     assert 0 < found["1,1000"] <= clip * 1.001
