@@ -114,8 +114,9 @@ def _passes(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Logits and labels of minibatches, on the device."""
     model.to(device).eval()  # not in inference mode: its buffers could not be loaded again
-    with in_fast_format(model) as memory_format, torch.inference_mode():
+    with in_fast_format(model) as memory_format:
         parts = (torch.split(part, BATCH) for part in (samples.inputs, samples.labels))
         for inputs, labels in zip(*parts, strict=True):
-            inputs = inputs.to(device).contiguous(memory_format=memory_format)
-            yield model(inputs), labels.to(device)
+            with torch.inference_mode():  # not around the yield: the caller would be in it, too
+                logits = model(inputs.to(device).contiguous(memory_format=memory_format))
+            yield logits, labels.to(device)

@@ -9,6 +9,7 @@ from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 from torch import nn
 from torch.nn import functional
 
+from flwr_distill.task import evaluation
 from flwr_distill.task.datasets import Samples
 from flwr_distill.task.evaluation import add_counts, count
 from flwr_distill.task.scores import (
@@ -195,7 +196,9 @@ def test_a_summary_of_many_classes_has_no_matrix_and_then_no_intervals(
     assert 0 < found["auroc"] < 1
 
 
-def test_a_model_is_counted_in_batches_as_at_once():
+@pytest.mark.parametrize("at_once", [1, 64 * 3, 300, 10**6])
+def test_a_model_is_counted_in_batches_as_at_once(at_once, monkeypatch):
+    monkeypatch.setattr(evaluation, "COUNTED", at_once)
     torch.manual_seed(0)
     inputs, labels = torch.randn(150, 1, 2, 2), torch.randint(0, 3, (150,))
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).eval()
