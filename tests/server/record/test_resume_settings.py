@@ -45,7 +45,7 @@ OTHERS = {
     "train.precision": "tf32",
     "train.augment": "auto",
     "train.feature-layer": "fc",
-    "train.class-weights": "balanced",
+    "train.class-weights": "1,2",
     "best-metric": "auroc",
     "strategy": "fedavg",
     "start": "analytic",
