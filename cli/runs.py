@@ -109,7 +109,7 @@ def export(
         typer.Option("--format", help="Format of the model."),
     ] = "safetensors",
     best: Annotated[
-        bool, typer.Option("--best", help="The round with the highest accuracy, not the last.")
+        bool, typer.Option("--best", help="The best round, by best-metric, not the last.")
     ] = False,
     student: Annotated[
         str,

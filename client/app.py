@@ -28,6 +28,8 @@ from flwr_distill.client.session import (
 )
 from flwr_distill.client.simulation import trained_together, trains_together
 from flwr_distill.links import introduce
+from flwr_distill.protocol.arguments import read_arguments
+from flwr_distill.protocol.counts import COUNTS, REASONS, counts_record, no_counts
 from flwr_distill.protocol.meeting import (
     COLUMNS,
     Continuation,
@@ -41,6 +43,7 @@ from flwr_distill.protocol.messages import (
     ARRAYS,
     CLIPPING_NORM,
     CONFIG,
+    COUNTS_EPSILON,
     EDGE,
     FINGERPRINT,
     INTRODUCTION,
@@ -59,10 +62,11 @@ from flwr_distill.protocol.registry import (
 from flwr_distill.task.compute.precision import products_in
 from flwr_distill.task.datasets import DatasetError
 from flwr_distill.task.errors import SettingsError
-from flwr_distill.task.evaluation import evaluate_model
+from flwr_distill.task.evaluation import count
 from flwr_distill.task.image_files import class_names
 from flwr_distill.task.plugin import PluginError, import_object, located, raised_in
 from flwr_distill.task.readers import data_reader
+from flwr_distill.task.scores import MAX_CLASSES, Counts
 from flwr_distill.task.source import check_columns, open_columns
 
 MIN_ROWS = 10
@@ -215,17 +219,34 @@ def train(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Evaluate the received model on the node's holdout (Flower's plain contract)."""
+    """Evaluate the received model on the node's holdout (Flower's plain contract).
+
+    With ``evaluate.counts`` the reply has counts, too, or why there are none.
+    """
     check_config(message)
     session = Session.of(context)
     holdout = held_out(session)
     holdout = replace(holdout, inputs=as_seen(session, holdout.inputs))
     model = build_model(session, received_arrays(message.content))
-    accuracy, loss = evaluate_model(model, holdout, session.device)
+    counts, loss = count(model, holdout, session.device)
+    accuracy = int(counts.confusion.trace()) / len(holdout)
     metrics = MetricRecord(
         {NUM_EXAMPLES: len(holdout), "eval-accuracy": accuracy, "eval-loss": loss}
     )
-    return Message(RecordDict({METRICS: metrics}), reply_to=message)
+    reply = RecordDict({METRICS: metrics})
+    if session.task.evaluate.counts:
+        reply[COUNTS] = _counts_of(counts, context)
+    return Message(reply, reply_to=message)
+
+
+def _counts_of(counts: Counts, context: Context) -> ConfigRecord:
+    """The record of counts; with differential privacy only where the node puts noise on them."""
+    if _has_privacy(context, None) and not context.node_config.get(COUNTS_EPSILON):
+        log(INFO, "No counts of held-out samples are sent: %s", REASONS["privacy"])
+        return no_counts("privacy")
+    if len(counts.confusion) > MAX_CLASSES:
+        return no_counts("classes")
+    return counts_record(counts)
 
 
 def unread_records(content: RecordDict) -> set[str]:
@@ -271,7 +292,12 @@ def _class_names(context: Context) -> list[str]:
 
 def _has_privacy(context: Context, requirement: Requirement | None) -> bool:
     """Whether a setting of the run, or of its method, asks for differential privacy."""
-    settings = {**context.run_config, **(json.loads(requirement.settings) if requirement else {})}
+    arguments = read_arguments(str(context.run_config.get("strategy-args", "")), "strategy-args")
+    settings = {
+        **context.run_config,
+        **{name.replace("_", "-"): value for name, value in arguments.items()},
+        **(json.loads(requirement.settings) if requirement else {}),
+    }
     return any(
         value
         for key, value in settings.items()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from flwr_distill.client.class_weights import mean_loss
 from flwr_distill.client.session import Session
 from flwr_distill.client.terms import LossTerm, title_of, value_of
 from flwr_distill.protocol.schema import MAX_NUMBER
@@ -147,6 +147,7 @@ class PrivateTraining:
         steps: int,
         changes: tuple[Change, ...] = (),
         terms: Sequence[LossTerm] = (),
+        weights: Tensor | None = None,
     ) -> None:
         """Train the model in place, on the cross-entropy and the loss terms.
 
@@ -158,6 +159,9 @@ class PrivateTraining:
             Upper bound of a step's expected number of samples.
         changes : tuple[str, ...] (default: ())
             Random changes of the images, one draw for each sample of a step.
+        weights : Tensor, optional (default: None)
+            Of classes in the cross-entropy, by label, before gradients are clipped. They must not
+            follow from the samples.
 
         Raises
         ------
@@ -200,7 +204,7 @@ class PrivateTraining:
                     numbers = Augment(changes, self.generator).draw(len(batch), device)
                     inputs = augmented(inputs, changes, numbers)
                 logits = model(inputs)
-                loss = functional.cross_entropy(logits, labels)
+                loss = mean_loss(logits, labels, weights)
                 loss = _plus(loss, terms, "sample", inputs, labels, logits)
                 loss.backward()  # type: ignore[no-untyped-call]
                 _without_infinite(parameters)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel
 
+from flwr_distill.client.class_weights import class_weights, mean_loss
 from flwr_distill.client.dp_sgd import PrivateTraining
 from flwr_distill.client.terms import LossTerm, value_of
 from flwr_distill.protocol.messages import NUM_STEPS, TRAIN_ACCURACY, TRAIN_LOSS
@@ -20,7 +21,7 @@ from flwr_distill.task.compute.precision import forward_in, products_in
 from flwr_distill.task.datasets import Samples
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.evaluation import outputs
-from flwr_distill.task.settings import Change, Precision, TrainSettings
+from flwr_distill.task.settings import BALANCED, Change, Precision, TrainSettings
 
 
 class Trained(NamedTuple):
@@ -89,6 +90,7 @@ def fit(
     terms: Sequence[LossTerm] = (),
     precision: Precision = "float32",
     augment: Augment | None = None,
+    weights: Tensor | None = None,
 ) -> Trained:
     """Train the model in place, one step per minibatch, on the cross-entropy and the loss terms.
 
@@ -102,6 +104,8 @@ def fit(
         Of the forward pass; see :func:`task.compute.precision.forward_in`.
     augment : Augment, optional (default: None)
         Changes the images of each minibatch, also for the loss terms.
+    weights : Tensor, optional (default: None)
+        Of classes in the cross-entropy, by label; the loss returned has them, too.
     """
     model.train()
     device = next(model.parameters()).device
@@ -115,7 +119,7 @@ def fit(
         optimizer.zero_grad(set_to_none=True)
         with forward:
             logits = model(inputs)
-            loss = functional.cross_entropy(logits, labels)
+            loss = mean_loss(logits, labels, weights)
             total.add_(loss.detach())
             right.add_((logits.argmax(1) == hard_labels(labels)).float().mean())
             for term in terms:
@@ -154,7 +158,8 @@ def train_round(
     generator : torch.Generator
         On the CPU; of the order, and of random changes.
     balanced : bool (default: False)
-        Whether classes are drawn evenly; a SettingsError with `privacy`.
+        Whether classes are drawn evenly, which needs no balanced weights; a SettingsError with
+        `privacy`.
     average_last : float (default: 0.0)
         Share of the steps, the last ones, over which the weights are averaged; 0 takes the weights
         of the last step. Not with `privacy`.
@@ -164,6 +169,10 @@ def train_round(
         Trains with differential privacy and its own random draws.
     """
     optimizer = optimizer_of(model.parameters(), settings)
+    even = balanced and settings.class_weights == BALANCED
+    weights = None if even else class_weights(settings.class_weights, samples.labels)
+    if weights is not None:
+        weights = weights.to(next(model.parameters()).device)
     if privacy is not None:
         if balanced:
             raise SettingsError(
@@ -175,7 +184,14 @@ def train_round(
         size = settings.batch_size
         steps = settings.local_epochs * math.ceil(len(samples) / size)
         privacy.fit(
-            model, samples, optimizer, batch_size=size, steps=steps, changes=changes, terms=terms
+            model,
+            samples,
+            optimizer,
+            batch_size=size,
+            steps=steps,
+            changes=changes,
+            terms=terms,
+            weights=weights,
         )
         return Trained(None, None, steps)
     batches = chain.from_iterable(
@@ -189,12 +205,13 @@ def train_round(
         for _ in range(settings.local_epochs)
     )
     augment = Augment(changes, generator) if changes else None
+    how = (terms, settings.precision, augment, weights)
     with products_in(settings.precision):
         if not average_last:
-            return fit(model, samples, batches, optimizer, terms, settings.precision, augment)
+            return fit(model, samples, batches, optimizer, *how)
         mean, known = AveragedModel(model), list(batches)
         watched = _averaging(known, model, mean, round(len(known) * (1 - average_last)))
-        trained = fit(model, samples, watched, optimizer, terms, settings.precision, augment)
+        trained = fit(model, samples, watched, optimizer, *how)
     with torch.no_grad():
         for weight, averaged in zip(model.parameters(), mean.module.parameters(), strict=True):
             weight.copy_(averaged)

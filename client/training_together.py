@@ -19,7 +19,7 @@ from flwr_distill.protocol.meeting import one_line
 from flwr_distill.task.augmentation import Augment, augmented
 from flwr_distill.task.compute.precision import forward_in, products_in
 from flwr_distill.task.datasets import Samples
-from flwr_distill.task.settings import Change, TrainSettings
+from flwr_distill.task.settings import NO_WEIGHTS, Change, TrainSettings
 
 Weights = dict[str, Tensor]
 
@@ -38,6 +38,8 @@ def why_one_by_one(model: nn.Module, samples: Samples, settings: TrainSettings) 
     """
     if settings.dp_noise:
         return "differential privacy clips and adds noise for each node alone"
+    if settings.class_weights != NO_WEIGHTS:
+        return "the run weighs classes, for each node by its own samples"
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
     if any(True for _ in model.buffers()) or trained != model.state_dict().keys():
         return "the model has more than weights to train, such as the statistics of BatchNorm"

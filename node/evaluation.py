@@ -10,11 +10,23 @@ import math
 import secrets
 from typing import cast
 
-from flwr.app import MetricRecord, RecordDict
+import numpy as np
+from flwr.app import ConfigRecord, MessageType, MetricRecord, RecordDict
+from numpy.typing import NDArray
 
 from flwr_distill.node.policy import Policy
 from flwr_distill.node.requests import MessageRequest, Refusal
+from flwr_distill.protocol.counts import (
+    COUNTS,
+    WITHHELD,
+    Reason,
+    counts_record,
+    no_counts,
+    read_counts,
+    why_withheld,
+)
 from flwr_distill.protocol.messages import METRICS, NUM_EXAMPLES
+from flwr_distill.task.scores import Counts
 
 DECIMALS = 2
 """Of a rate that leaves: fewer bits than its noise has, for an app to hide others in."""
@@ -60,14 +72,92 @@ def cost_of(policy: Policy, request: MessageRequest) -> float:
 
 
 def blur(policy: Policy, request: MessageRequest, reply: RecordDict) -> None:
-    """Put noise on the rates of an evaluation, in place, and drop its other metrics."""
+    """Put noise on the rates and counts of an evaluation, in place; drop its other metrics."""
     epsilon, phase = policy.evaluation_epsilon, request.phase
+    _blur_counts(policy, reply)
     if epsilon is None or not request.evaluates or phase is None:
         return
     metrics = cast(dict[str, float], reply.metric_records[METRICS])
     samples = int(metrics[NUM_EXAMPLES])
     rates = {name: noisy_rate(metrics[name], samples, epsilon) for name in phase.rates}
     reply[METRICS] = MetricRecord({NUM_EXAMPLES: samples, **rates})
+
+
+def _blur_counts(policy: Policy, reply: RecordDict) -> None:
+    record = reply.config_records.get(COUNTS, no_counts("policy"))
+    if policy.counts_epsilon is None or WITHHELD in record:
+        return
+    counts = read_counts(record, reply.metric_records[METRICS][NUM_EXAMPLES])
+    noisy = Counts.of_confusion(noisy_confusion(counts.confusion, policy.counts_epsilon))
+    reply[COUNTS] = counts_record(noisy, confusion_alone=True)
+
+
+def judge_counts(
+    policy: Policy, request: MessageRequest, reply: RecordDict, *, left: float
+) -> float:
+    """Put a reason in place of counts that may not leave; give the epsilon that they cost.
+
+    `left` is what the account has room for. All leave or none: small cells are mostly errors, and
+    a matrix without them would make the model look better than it is. Whether there is a record
+    follows from the run alone, and with `counts-epsilon` malformed counts cost as much as others:
+    an app could answer by these.
+    """
+    if request.message_type != MessageType.EVALUATE:
+        return 0.0
+    record = reply.config_records.get(COUNTS)
+    if record is not None:
+        del reply[COUNTS]
+    if not request.asks_for_counts:
+        return 0.0
+    epsilon = policy.counts_epsilon
+    reason: Reason | None = None
+    if policy.counts == "never":
+        reason = "policy"
+    elif epsilon is not None and epsilon > left:
+        reason = "budget"
+    elif epsilon is None and request.is_private:
+        reason = "privacy"
+    if reason is not None:
+        reply[COUNTS] = no_counts(reason)
+        return 0.0
+    samples = reply.metric_records.get(METRICS, MetricRecord()).get(NUM_EXAMPLES)
+    reply[COUNTS] = _usable(policy, record or ConfigRecord(), samples)
+    return epsilon or 0.0
+
+
+def _usable(policy: Policy, record: ConfigRecord, samples: object) -> ConfigRecord:
+    exact = policy.counts_epsilon is None
+    if exact and (reason := why_withheld(record)):
+        return no_counts(reason)
+    try:
+        counts = read_counts(record, samples)
+    except ValueError:
+        return no_counts("malformed")
+    sizes = counts.confusion.sum(1)
+    if exact and min(sizes[sizes > 0]) < policy.fewest_held_out_of_a_class:
+        return no_counts("few")
+    return record
+
+
+def noisy_confusion(confusion: NDArray[np.int64], epsilon: float) -> NDArray[np.int64]:
+    """A confusion matrix with noise in each cell, of as many samples, without negative numbers.
+
+    The number of samples is known, so of two data sets one sample differs: it moves a count from
+    one cell to another, by 2 in all. So each cell gets geometric noise of ``epsilon / 2``
+    (`noisy_rate`). What follows costs nothing: the nearest matrix (least squares) without negative
+    cells that has the sum, and rounding by largest remainders.
+    """
+    total = int(confusion.sum())
+    noise = [_geometric(epsilon / 2) - _geometric(epsilon / 2) for _ in range(confusion.size)]
+    noisy = confusion.ravel() + np.array(noise, float)
+    falling = -np.sort(-noisy)
+    levels = (np.cumsum(falling) - total) / np.arange(1, noisy.size + 1)
+    level = levels[np.nonzero(falling > levels)[0][-1]]
+    near = np.maximum(noisy - level, 0)
+    whole: NDArray[np.int64] = np.floor(near).astype(np.int64)
+    rest = np.argsort(whole - near, kind="stable")[: total - int(whole.sum())]
+    whole[rest] += 1
+    return whole.reshape(confusion.shape)
 
 
 def noisy_rate(rate: float, samples: int, epsilon: float) -> float:

@@ -23,7 +23,13 @@ from flwr_distill.links.credentials import Credentials
 from flwr_distill.node.account import LifetimeAccount
 from flwr_distill.node.budgets import Images, VirtualImages, WordBudget
 from flwr_distill.node.bundle import BundleError, check_hash, folder_of_bundles, unpack
-from flwr_distill.node.evaluation import blur, cost_of, drop_details, judge_evaluation
+from flwr_distill.node.evaluation import (
+    blur,
+    cost_of,
+    drop_details,
+    judge_counts,
+    judge_evaluation,
+)
 from flwr_distill.node.events import Answer, Bundle, Header
 from flwr_distill.node.outbox import FOLDER, Outbox, OutboxError
 from flwr_distill.node.own_data import OwnData
@@ -272,7 +278,10 @@ class Guard:
         claim = claimed_epsilon(content)
         run = self._first_run(header)
         policy = self._policy_for(header)
-        cost = cost_of(policy, request)
+        cost, most = cost_of(policy, request), policy.most_epsilon
+        spent = self._account.after(pending.data, run, claim) + cost
+        left = math.inf if most is None else most - spent
+        cost += judge_counts(policy, request, content, left=left)
         # First: what exceeds the account is refused for that alone, whatever is in the reply.
         refusal = judge_spending(
             self._policy,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from flwr_distill.node.listed import BOUNDS, METRIC_BOUNDS, METRICS, SETTINGS
+from flwr_distill.protocol.counts import COUNTS
 from flwr_distill.protocol.method import Phase
 from flwr_distill.protocol.registry import COMMON, built_in_methods, phases_of, summed_in
 from flwr_distill.protocol.schema import Request
@@ -39,7 +40,7 @@ def page() -> str:
             _table(("message", "strategies", "may hold", "what leaves", "bounds"), _messages()),
             "## Records of messages\n",
             _table(("record", "keys"), sorted(_blocks())),
-            "## Numbers in a reply's metrics\n",
+            "## Numbers in a reply's metrics and counts\n",
             _table(("bound", "what that is", "metrics"), _by_bound(METRICS, METRIC_BOUNDS)),
         ]
     )
@@ -105,6 +106,7 @@ def _bounds(phase: Phase, *, summed: bool) -> Iterable[str]:
     if phase.message_type.startswith("evaluate"):
         yield "evaluation-epsilon"
         yield from ("most-evaluations", "fewest-held-out", "holdout") if phase.rates else ()
+        yield from (COUNTS,) if any(COUNTS in reply.configs for reply in phase.replies) else ()
     elif phase.leaves and phase not in COMMON:
         yield "least-noise"
         yield "most-epsilon"

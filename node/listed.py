@@ -37,7 +37,7 @@ SETTINGS: Mapping[str, str] = {
         SERVER,
         """num-rounds min-nodes fraction-train phase-timeout quorum patience-failed server-device
         runs-dir resume keep-checkpoints hooks edge defence most-samples aggregator aggregator-args
-        norm-threshold secure-sums-norm fraction-evaluate
+        norm-threshold secure-sums-norm fraction-evaluate best-metric
 
         aggregation most-say main-cluster cluster-size similarity rescaling eps eps-growth max-eps
         closure transitive num-malicious-nodes num-nodes-to-select
@@ -53,8 +53,9 @@ SETTINGS: Mapping[str, str] = {
         """seed trains fourier size mean std interpolation rank scheme classes alpha min-of-a-class
         clusters samples spread pooled reserved max-of-a-class test-share max-samples shape together
 
-        optimizer lr lr-schedule momentum weight-decay batch-size drop-last proximal-mu kd-lambda
-        kd-kernel feature-layer precision augment dp-clip on server-round clipping_norm
+        optimizer lr lr-schedule class-weights momentum weight-decay batch-size drop-last
+        proximal-mu kd-lambda kd-kernel feature-layer precision augment dp-clip on server-round
+        clipping_norm
 
         num-classes package frozen regularisation
 
@@ -85,6 +86,7 @@ SETTINGS: Mapping[str, str] = {
     **_rows("most-delta", "dp-delta"),
     **_rows("most-epochs", "local-epochs distill-epochs"),
     **_rows("single-updates", "secure-sums"),
+    **_rows("counts", "evaluate.counts"),
     **_rows("direct-links", "links link address"),
 }
 """What bounds each setting of a run and each key of a message, by its name or its dotted name."""
@@ -92,12 +94,15 @@ SETTINGS: Mapping[str, str] = {
 EXACT = "exact"
 COUNTED = "counted"
 EVALUATED = "evaluation-epsilon"
+COUNTS = "counts"
 METRIC_BOUNDS: Mapping[str, str] = {
     COUNTED: "counts, what privacy has cost, and what follows from a model that leaves anyway",
     EXACT: "exact numbers of samples: with `least-noise` above 0 they do not leave, but for what "
     "follows from virtual data under differential privacy",
     EVALUATED: "with `evaluation-epsilon`: accuracy is rounded, has noise, and is booked; others "
     "do not leave",
+    COUNTS: "counts of held-out samples: with `counts: allowed` alone; with `counts-epsilon` only "
+    "`confusion`, with noise, and booked; `withheld` is a word on why there are none",
 }
 
 METRICS: Mapping[str, str] = {
@@ -114,8 +119,9 @@ METRICS: Mapping[str, str] = {
         distill-epochs""",
     ),
     **_rows(EVALUATED, "eval-accuracy eval-loss shared-accuracy"),
+    **_rows(COUNTS, "confusion own others calibration withheld"),
 }
-"""What bounds each metric of a reply, by its name."""
+"""What bounds each metric of a reply, and each key of the record ``counts``, by its name."""
 
 
 def bound_of(where: str, name: str) -> str | None:

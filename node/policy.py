@@ -75,6 +75,10 @@ _NEEDS: dict[str, list[tuple[str, Callable[[Any], bool], str]]] = {
         (*_DECLARED, "replies: declared, else accuracy can leave in another record"),
         ("holdout", bool, "holdout, else a run chooses the samples (set it to 0.1)"),
     ],
+    "counts_epsilon": [
+        (*_DECLARED, "replies: declared, else counts can leave in another record"),
+        ("holdout", bool, "holdout, else a run chooses the samples (set it to 0.1)"),
+    ],
     "single_updates": [(*_DECLARED, "replies: declared: the node must see what it sends")],
     "most_bytes_a_day": [(*_NO_LINKS, "direct-links: false: the node must see all bytes")],
     "sandbox": [(*_NO_LINKS, "direct-links: false, because a sandboxed app has no network")],
@@ -145,6 +149,15 @@ class Policy(Block):
     that the node adds, and nothing else does. Needs ``replies: declared`` and `holdout`."""
     most_evaluations: Annotated[Count | None, _OrAny] = None
     """Evaluations on the node's data set over all runs, ever."""
+    counts_epsilon: Annotated[Annotated[float, Field(gt=0)] | None, _OrAny] = None
+    """Epsilon that counts of an evaluation cost each held-out sample: the confusion matrix alone
+    leaves, with noise that the node adds. Needs ``replies: declared`` and `holdout`."""
+    fewest_held_out_of_a_class: Count = 10
+    """Held-out samples that each class must have, if it has any, for counts to leave. Not with
+    `counts_epsilon`, whose noise is there instead."""
+    counts: Literal["never", "allowed"] = "never"
+    """Whether counts of held-out samples by class and prediction may leave (``evaluate.counts``).
+    Where the policy promises differential privacy, they need `counts_epsilon`."""
     direct_links: bool = True
     """Whether the app may send to other nodes itself, past the node. Otherwise parcels go through
     the server, and the node opens each before it leaves."""
@@ -173,6 +186,16 @@ class Policy(Block):
                     raise ValueError(f"needs {what}")
         return value
 
+    @field_validator("counts")
+    @classmethod
+    def _have_noise(cls, counts: str, info: ValidationInfo) -> str:
+        promised = info.data.get("least_noise") or info.data.get("evaluation_epsilon")
+        if counts == "allowed" and promised and info.data.get("counts_epsilon") is None:
+            raise ValueError(
+                "needs counts-epsilon, as the policy promises differential privacy (set it to 1.0)"
+            )
+        return counts
+
     @field_validator("hours")
     @classmethod
     def _are_two_times(cls, hours: str | None) -> str | None:
@@ -199,7 +222,14 @@ class Policy(Block):
 
 
 STANDARD = Policy()
-OPEN = Policy(paths="any", raw_data="allowed", starts=None, real_per_virtual=1)
+OPEN = Policy(
+    paths="any",
+    raw_data="allowed",
+    starts=None,
+    real_per_virtual=1,
+    fewest_held_out_of_a_class=1,
+    counts="allowed",
+)
 HOSPITAL = Policy(
     strategies=["agreement", "fedavg", "fedlgd", "fedprox", "hfldd"],
     replies="declared",
@@ -288,6 +318,7 @@ def described(policy: Policy) -> list[str]:
         if p.most_epochs is None
         else f"Trains for {p.most_epochs} epochs a message at most.",
         _evaluation_in_words(p),
+        _counts_in_words(p),
         "Lets the app send to other nodes directly, unseen."
         if p.direct_links
         else "Sends to other nodes through the server only, and looks into each parcel first.",
@@ -334,6 +365,20 @@ def _evaluation_in_words(p: Policy) -> str:
     )
     often = "" if p.most_evaluations is None else f", {p.most_evaluations:,} times at most, ever"
     return f"Evaluates on {which}; {what}{often}."
+
+
+def _counts_in_words(p: Policy) -> str:
+    if p.counts == "never":
+        return "Never sends counts of held-out samples."
+    if p.counts_epsilon is not None:
+        return (
+            "Sends a confusion matrix of held-out samples with noise, at an epsilon of "
+            f"{p.counts_epsilon:g} each time."
+        )
+    return (
+        "Sends counts of held-out samples, if a run asks and each class there has "
+        f"{p.fewest_held_out_of_a_class:,} or more."
+    )
 
 
 def not_enforced(policy: Policy) -> list[str]:

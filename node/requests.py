@@ -178,6 +178,17 @@ class MessageRequest:
         return self.message_type.partition(".")[0] == "evaluate"
 
     @property
+    def asks_for_counts(self) -> bool:
+        """Whether the run has nodes send counts of their held-out samples."""
+        return table_of(self.run_config, "evaluate").get("counts") is True
+
+    @property
+    def is_private(self) -> bool:
+        """Whether any setting of the run or of its method asks for differential privacy."""
+        names = ("dp-noise", "dp-epsilon")
+        return any(s.value for s in (*self.all_settings, *self.settings) if s.name in names)
+
+    @property
     def resumes(self) -> int | None:
         """The run that this one resumes, if the message says so."""
         key = _RESUMES.get(self.message_type, "")

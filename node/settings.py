@@ -16,6 +16,7 @@ from flwr_distill.links.records import NodeName
 from flwr_distill.node.policy import STANDARD, Policy, read_policy
 from flwr_distill.protocol.messages import (
     CLASSES,
+    COUNTS_EPSILON,
     EDGE,
     FILE,
     HOLDOUT,
@@ -240,6 +241,7 @@ class NodeSettings(BaseModel):
             REAL_PER_VIRTUAL: policy.real_per_virtual if self.data is not None else None,
             CLASSES: None if policy.classes is None else ",".join(policy.classes),
             HOLDOUT: policy.holdout,
+            COUNTS_EPSILON: policy.counts_epsilon,
             # Then a run's own does not count.
             DATA_ROOT: os.environ.get("FLWR_DISTILL_DATA_ROOT", "data") if listed else None,
             **{f"{FILE}@{name}": path for name, path in self.files.items()},

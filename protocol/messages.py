@@ -74,6 +74,9 @@ HOLDOUT_SECRET = "holdout-secret"
 """Keys of the node config: share of its samples that a node holds out whatever runs say, and the
 secret that draws them, as hexadecimal text."""
 
+COUNTS_EPSILON = "counts-epsilon"
+"""Key of the node config: the epsilon at which the node, not the app, puts noise on counts."""
+
 FILE = "file."
 """Beginning of keys of the node config, ``file.@NAME``: paths that runs name as ``@NAME``."""
 

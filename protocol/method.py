@@ -13,7 +13,7 @@ from flwr.app import RecordDict
 from flwr_distill.links.records import VIRTUAL_DATA
 from flwr_distill.protocol.arrays import Arrays
 from flwr_distill.protocol.schema import (
-    EVALUATE,
+    EVALUATE_AND_COUNT,
     EVALUATE_REQUEST,
     TRAIN,
     TRAIN_REQUEST,
@@ -225,9 +225,10 @@ TRAIN_PHASE = Phase(
 EVALUATE_PHASE = Phase(
     "evaluate",
     "nodes evaluate",
-    (EVALUATE,),
+    (EVALUATE_AND_COUNT,),
     request=EVALUATE_REQUEST,
-    leaves="accuracy and loss on held-out samples, and their number",
+    leaves="accuracy and loss on held-out samples, and their number; with `evaluate.counts` counts "
+    "of these",
     rates=("eval-accuracy",),
     averaged="own",
 )

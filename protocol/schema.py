@@ -9,6 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from pydantic import Field
 
 from flwr_distill.protocol.arrays import Arrays, finite_arrays, model_arrays
+from flwr_distill.protocol.counts import COUNTS, CountsReport
 from flwr_distill.protocol.messages import ARRAYS, CONFIG, METRICS
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.settings import (
@@ -249,4 +250,6 @@ EVALUATE_REQUEST = Request({CONFIG: EvaluateRequest}, (ARRAYS,))
 TRAIN = Reply(metrics=TrainMetrics, arrays={"arrays": like_the_model})
 """Reply to Flower's plain ``train``."""
 EVALUATE = Reply(metrics=EvaluateMetrics)
+"""Reply to an evaluation, with metrics alone."""
+EVALUATE_AND_COUNT = replace(EVALUATE, configs={COUNTS: CountsReport}, optional=(COUNTS,))
 """Reply to Flower's plain ``evaluate``."""

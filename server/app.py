@@ -16,6 +16,7 @@ from flwr_distill.server.columns import check_scale, run_scale
 from flwr_distill.server.edge import Commands, EdgeRounds, check_below, commands_from_above
 from flwr_distill.server.grid.failures import Failures
 from flwr_distill.server.grid.grid import RunGrid
+from flwr_distill.server.grid.node_counts import NodeCounts
 from flwr_distill.server.grid.screening import Screening
 from flwr_distill.server.grid.secure_sums import SecureSums
 from flwr_distill.server.grid.transport import Transport
@@ -38,6 +39,7 @@ from flwr_distill.server.record.resume import (
 from flwr_distill.server.record.writing import results_in
 from flwr_distill.server.roster import Roster, meet_nodes
 from flwr_distill.server.rounds import Rounds
+from flwr_distill.server.scoring import check_scoring
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.server.strategy import method_of_start, settings_of_start, strategy_of_run
 from flwr_distill.server.task import Task
@@ -75,6 +77,9 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
     check_privacy(start_settings, start_method)
     task = Task.of(settings)
     check_private_model(settings, task.model, task.spec)
+    check_scoring(
+        settings, method, num_classes=task.spec.num_classes, tests=task.evaluate is not None
+    )
     frozen = fingerprint(task.model)
     requirement = requirement_of(method, settings.of_method(method), frozen, task.spec.labels)
     directory = Directory(requirement, settings.most_samples, task.class_names)
@@ -107,6 +112,9 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
                     run_id=context.run_id,
                     run_config=context.run_config,
                 )
+            counts = NodeCounts(
+                task.spec.num_classes, wanted=settings.evaluate.counts, seed=settings.seed
+            )
             failures = Failures(journal)
             transport = Transport(
                 grid, settings.phase_timeout, failures, directory.names, start_model
@@ -119,6 +127,7 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
                 seed=settings.seed,
                 quorum=settings.quorum,
                 hooks=hooks,
+                counts=counts,
             )
             first = checkpoint.nodes.values() if checkpoint else ()
             directory.resumes = str(checkpoint.run_id) if checkpoint else ""
@@ -138,7 +147,14 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
                     "The model's accuracy will be unknown: the server has no test samples, and "
                     "fraction-evaluate is 0 (set it to 1.0, and nodes test on held-out ones)",
                 )
-            history = History(run_grid.ledger, journal, checkpoint.record if checkpoint else None)
+            history = History(
+                run_grid.ledger,
+                journal,
+                checkpoint.record if checkpoint else None,
+                counts=counts,
+                best_by=settings.best_metric,
+                seed=settings.seed,
+            )
             with hooks_of_run(
                 folder, settings, history, directory.class_name, other_hooks.values()
             ) as own_hooks:

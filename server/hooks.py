@@ -31,6 +31,15 @@ class RoundRow:
     seconds: float
     class_accuracy: list[float | None] | None = None  # None for a class without samples
     node_accuracy: float | None = None  # unweighted mean over nodes; None if nodes did not evaluate
+    balanced_accuracy: float | None = None  # this and what follows: see `task.scores`
+    macro_f1: float | None = None
+    auroc: float | None = None
+    ece: float | None = None
+    intervals: dict[str, list[float]] | None = None  # 95 %, of these and accuracy, by name
+    confusion: list[list[int]] | None = None  # by true and predicted class; None for many classes
+    node_scores: dict[str, Any] | None = None
+    """The same of all nodes together that sent counts of held-out samples, and how many ``nodes``
+    and ``samples`` these are; None without any."""
     set_aside: int = 0  # replies, plus parcels and models that heads and leaders rejected
 
 

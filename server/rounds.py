@@ -251,7 +251,8 @@ class Rounds:
 
     def train_config(self, server_round: int | None = None) -> ConfigRecord:
         """Local training settings, sent with every train message; by default of no round yet."""
-        own = {"holdout", "on", "lr_schedule"}  # nodes read them in the run config, or nobody
+        # Nodes read these in the run config, or nobody does.
+        own = {"holdout", "on", "lr_schedule", "class_weights"}
         config = ConfigRecord(self.settings.train.model_dump(by_alias=True, exclude=own))
         if server_round is not None:
             config["lr"] = self.learning_rate(server_round)

@@ -57,6 +57,12 @@ class RunSettings(TaskSettings):
     fraction_evaluate: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the nodes that evaluate each round on their held-out samples (``train.holdout``);
     where nodes keep models of their own, 0 has all evaluate: there is no other accuracy."""
+    best_metric: Literal["accuracy", "balanced-accuracy", "macro-f1", "auroc", "loss", "ece"] = (
+        "accuracy"
+    )
+    """Metric by which a round is the best one: its checkpoint is kept, report and card name it, and
+    ``flwr-distill runs export --best`` takes it. Smaller ``loss`` and ``ece`` (calibration error)
+    are better. Of the server's test samples; without any, of nodes' (``evaluate.counts``)."""
     phase_timeout: Annotated[float, Field(gt=0)] = 600.0
     """Seconds after which a phase ends without the nodes that have not replied."""
     quorum: Annotated[float, Field(ge=0, le=1)] = 0.0

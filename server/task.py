@@ -20,9 +20,10 @@ from flwr_distill.task.compute.device import choose_device, describe_device
 from flwr_distill.task.datasets import Dataset, DataSpec, Samples, fingerprint_of
 from flwr_distill.task.datasets.registry import data_root
 from flwr_distill.task.errors import SettingsError
-from flwr_distill.task.evaluation import outputs, predict
+from flwr_distill.task.evaluation import count, outputs
 from flwr_distill.task.file_state import FilesChangedError
 from flwr_distill.task.models import ModelError, last_dense, model_of
+from flwr_distill.task.scores import MAX_CLASSES, class_accuracy, scores
 from flwr_distill.task.source import check_partition_settings, data_spec, server_data, source_files
 
 
@@ -31,11 +32,10 @@ def server_evaluation(
 ) -> Callable[[int, ArrayRecord], MetricRecord]:
     """A function that evaluates a round's model; it overwrites the weights of `model`.
 
-    It returns ``accuracy`` in [0, 1], ``loss`` (mean cross-entropy, nats) and ``class-accuracy``, a
-    list with NaN for classes without samples.
+    It returns ``loss`` (mean cross-entropy, nats) and the metrics of `task.scores.scores`, with
+    hyphens. Lists are ``class-accuracy``, with NaN for classes without samples, and, unless there
+    are too many classes, ``counts``: the vector of `task.scores.Counts`.
     """
-    labels = test.labels.cpu()
-    class_sizes = labels.bincount()
     samples = test
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
@@ -43,16 +43,13 @@ def server_evaluation(
         model.load_state_dict(as_tensors(as_arrays(arrays)))
         if samples is test and isinstance(model, Frozen) and not model.trained:
             samples = _as_vectors(model, test, device)  # once: they do not change
-        predicted, loss = predict(model, samples, device)
-        correct = predicted == labels
-        hits = labels[correct].bincount(minlength=len(class_sizes))
-        return MetricRecord(
-            {
-                "accuracy": int(correct.sum()) / len(correct),
-                "loss": loss,
-                "class-accuracy": (hits.double() / class_sizes).tolist(),
-            }
-        )
+        counts, loss = count(model, samples, device)
+        metrics = MetricRecord({"loss": loss})
+        metrics.update({k.replace("_", "-"): value for k, value in scores(counts).items()})
+        metrics["class-accuracy"] = class_accuracy(counts.confusion).tolist()
+        if len(counts.confusion) <= MAX_CLASSES:
+            metrics["counts"] = counts.to_vector().tolist()
+        return metrics
 
     return evaluate
 

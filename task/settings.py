@@ -4,22 +4,15 @@ A Flower run config is a flat mapping of dotted keys (``train.lr``). :class:`Tas
 keys that nodes need and ignores others; the server's settings extend it and reject unknown keys.
 """
 
-import difflib
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
+from flwr_distill.task.block import Block as Block
 from flwr_distill.task.columns import Columns
-from flwr_distill.task.errors import MAX_SHOWN, SettingsError
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.labels import MAX_NAMES, names_problem
 from flwr_distill.task.text_files import composed
 
@@ -33,39 +26,8 @@ ImageOptimizer = Literal["adam", "sgd"]
 CHANGES: tuple[Change, ...] = get_args(Change)
 """Of training images; what each does: `task.augmentation.augmented`."""
 
-MAX_PROBLEMS = 100
-"""Bad keys that an error names; a hostile node may send thousands."""
-
-
-def _hyphenated(name: str) -> str:
-    return name.replace("_", "-")
-
-
-class Block(BaseModel):
-    """A table of the run config: frozen, strict about types, rejects unknown keys.
-
-    The string below a field is its description, which settings pages and ``flwr-distill settings``
-    show.
-    """
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(
-        frozen=True,
-        strict=True,
-        extra="forbid",
-        alias_generator=_hyphenated,
-        populate_by_name=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-    )
-
-    @classmethod
-    def checked(cls, values: Mapping[str, Any], source: str) -> Self:
-        """Validate values by hyphenated key; SettingsError names `source` and the bad keys."""
-        try:
-            return cls.model_validate(dict(values), by_alias=True, by_name=False)
-        except ValidationError as error:
-            known, details = _dotted_keys(cls), error.errors()[:MAX_PROBLEMS]
-            raise _joined([e for item in details for e in _errors(item, known)], source) from None
+NO_WEIGHTS, BALANCED = "none", "balanced"
+MAX_CLASS_WEIGHT = 1000
 
 
 class PartitionSettings(Block):
@@ -254,6 +216,11 @@ class TrainSettings(Block):
     """Kernel of that regulariser: ``gaussian`` in the distances of features (the paper, which does
     not say how wide), or ``centred`` on their mean, as wide as their deviation (its published
     code)."""
+    class_weights: str = NO_WEIGHTS
+    """Weights of classes in the cross-entropy of local training: ``none``, ``balanced`` (by the
+    inverse of how many of the samples are of each class, with mean 1 over them, as in
+    scikit-learn), or a number for each class in the order of their labels, as in ``1,2.5``.
+    Methods whose nodes train on another loss do not read it."""
     feature_layer: str = ""
     """Name of the model's last dense layer, whose input is the features; found if empty."""
     precision: Precision = "float32"
@@ -286,6 +253,24 @@ class TrainSettings(Block):
             )
         return augment
 
+    @field_validator("class_weights")
+    @classmethod
+    def _are_weights(cls, weights: str) -> str:
+        if weights not in (NO_WEIGHTS, BALANCED):
+            stated_weights(weights)
+        return weights
+
+    @field_validator("dp_noise")
+    @classmethod
+    def _hides_class_sizes(cls, noise: float, info: ValidationInfo) -> float:
+        if noise and info.data.get("class_weights") == BALANCED:
+            raise ValueError(
+                "does not hide how many samples a class has, and "
+                'train.class-weights = "balanced" puts that into each step '
+                "(state the weights as numbers, or set this to 0)"
+            )
+        return noise
+
     @field_validator("dp_noise")
     @classmethod
     def _in_full_precision(cls, noise: float, info: ValidationInfo) -> float:
@@ -315,6 +300,31 @@ class TrainSettings(Block):
                 "(set train.dp-noise to 1.0, or this to 0)"
             )
         return epsilon
+
+
+class EvaluateSettings(Block):
+    """Evaluation on nodes' held-out samples (``evaluate.*``)."""
+
+    counts: bool = False
+    """Whether nodes send counts of these by class and prediction, for balanced accuracy, macro F1,
+    AUROC, calibration and a confusion matrix. A node's policy decides if they leave. For plain
+    evaluations and at most 100 classes."""
+
+
+def stated_weights(text: str) -> list[float]:
+    """The numbers of ``train.class-weights``; ValueError if it is something else."""
+    try:
+        weights = [float(part) for part in text.split(",")]
+    except ValueError:
+        weights = []
+    if not weights or not all(0 <= weight <= MAX_CLASS_WEIGHT for weight in weights):
+        raise ValueError(
+            'must be "none", "balanced", or numbers from 0 to 1,000 with commas between them, '
+            'as in "1,2.5"'
+        )
+    if not any(weights):
+        raise ValueError('must have a number above 0, as in "1,2.5"')
+    return weights
 
 
 class VirtualSettings(Block):
@@ -440,6 +450,7 @@ class TaskSettings(Block):
     backbone: BackboneSettings = BackboneSettings()
     partition: PartitionSettings = PartitionSettings()
     private: PrivateSettings = PrivateSettings()
+    evaluate: EvaluateSettings = EvaluateSettings()
     train: TrainSettings = TrainSettings()
     virtual: VirtualSettings = VirtualSettings()
     simulation: SimulationSettings = SimulationSettings()
@@ -470,55 +481,3 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
                 )
         table[last] = value
     return nested
-
-
-def _dotted_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
-    keys = []
-    for name, field in model.model_fields.items():
-        key = prefix + (field.alias or name)
-        table = field.annotation
-        if isinstance(table, type) and issubclass(table, BaseModel):
-            keys += _dotted_keys(table, f"{key}.")
-        else:
-            keys.append(key)
-    return keys
-
-
-def _keys_below(key: str, value: Any) -> list[str]:
-    """The dotted keys of a table; the key itself if it is none."""
-    if not isinstance(value, Mapping):
-        return [key]
-    return [below for name, inner in value.items() for below in _keys_below(f"{key}.{name}", inner)]
-
-
-def _unknown(key: str, known: list[str]) -> SettingsError:
-    """Name the key that ends or begins like an unknown one, else the nearest."""
-    near = [name for name in known if name.endswith(f".{key}")]
-    near += [name for name in known if name.startswith(key)]
-    near += difflib.get_close_matches(key, known, n=1)
-    remedy = f"did you mean {near[0]}?" if near else "see flwr-distill settings"
-    table, dot, _ = key.partition(".")
-    if dot and not any(name.startswith(f"{table}.") for name in known):
-        remedy += f"; no method with settings {table}.* is installed here"
-    return SettingsError("is not a known key", where=key, remedy=remedy)
-
-
-def _errors(details: Any, known: list[str]) -> list[SettingsError]:
-    """Errors of one of pydantic's: several if a whole table is unknown."""
-    key = _hyphenated(".".join(str(part) for part in details["loc"]))
-    if details["type"] == "extra_forbidden":
-        return [_unknown(key, known) for key in _keys_below(key, details["input"])]
-    if details["type"] == "missing":
-        return [SettingsError("is missing", where=key)]
-    problem = details["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    value = details["input"]
-    if isinstance(value, str | bytes | list):
-        value = value[:MAX_SHOWN]
-    return [SettingsError(problem, where=key, value=value)]
-
-
-def _joined(errors: list[SettingsError], source: str) -> SettingsError:
-    if len(errors) > 1:
-        return SettingsError("; ".join(str(error) for error in errors), source=source)
-    errors[0].source = source
-    return errors[0]

@@ -5,11 +5,12 @@ import re
 
 from flwr_distill.base.text import counted
 from flwr_distill.server.export.description import Description
+from flwr_distill.server.page.beyond_accuracy import BY_NODE, with_interval
 from flwr_distill.server.page.method import disclosed, private_by_method
-from flwr_distill.server.page.numbers import accuracy_of, best
+from flwr_distill.server.page.numbers import ACCURACY, accuracy_of, best, best_metric, score_of
 from flwr_distill.server.page.privacy import of_whole_nodes, spent
 from flwr_distill.server.page.run_files import RunFiles
-from flwr_distill.server.page.words import percent
+from flwr_distill.server.page.words import METRIC_WORDS, percent, shown
 from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.datasets.types import PRIVATE
 from flwr_distill.task.labels import positions
@@ -110,12 +111,14 @@ def _command(description: Description, file: str) -> list[str]:
 
 def _accuracy(run: RunFiles) -> list[str]:
     last, peak = run.rows[-1], best(run.rows)
+    others = [*_chosen(run), *_others(run)]
     if not peak:
         return ["- Not measured: the server had no test samples, and nodes evaluated no model."]
     if last["accuracy"] is None:
         return [
             f"- {percent(accuracy_of(last))} on samples that nodes held out, mean over nodes "
-            f"(highest in the run: {percent(accuracy_of(peak))}, after round {peak['round']})."
+            f"(highest in the run: {percent(accuracy_of(peak))}, after round {peak['round']}).",
+            *others,
         ]
     lines = [
         f"- {percent(last['accuracy'])} on the server's test samples, loss {last['loss']:.3f} "
@@ -129,6 +132,31 @@ def _accuracy(run: RunFiles) -> list[str]:
     ]
     if known:
         lines.append(f"- By class: {', '.join(known)}.")
+    return [*lines, *others]
+
+
+def _chosen(run: RunFiles) -> list[str]:
+    """The best round by another metric than accuracy."""
+    metric = best_metric(run)
+    if metric == ACCURACY or not (peak := best(run.rows, metric)):
+        return []
+    score = shown(metric, score_of(peak, metric))
+    return [f"- Best by {METRIC_WORDS[metric]}: round {peak['round']}, {score}."]
+
+
+def _others(run: RunFiles) -> list[str]:
+    """Metrics besides accuracy, with 95 % intervals, and the confusion matrix."""
+    last, lines = run.rows[-1], []
+    nodes = last.get("node_scores") or {}
+    of_nodes = f"{nodes.get('samples')} samples that {nodes.get('nodes')} nodes held out"
+    for row, what in ((last, "the server's test samples"), (nodes, of_nodes)):
+        if row.get("balanced_accuracy") is None:
+            continue
+        metrics = (f"{METRIC_WORDS[m]} {with_interval(row, m)}" for m in BY_NODE)
+        lines.append(f"- On {what}, with 95 % intervals: {', '.join(metrics)}.")
+        if matrix := row.get("confusion"):
+            rows = (f"{_plain(run.class_name(i))}: {counts}" for i, counts in enumerate(matrix))
+            lines.append(f"- Predictions there by true class, in its order: {'; '.join(rows)}.")
     return lines
 
 

@@ -16,7 +16,7 @@ from flwr_distill.protocol.arrays import as_arrays, as_tensors
 from flwr_distill.protocol.meeting import one_line
 from flwr_distill.server.export.description import KEY, Description
 from flwr_distill.server.page.method import method_of_run
-from flwr_distill.server.page.numbers import best
+from flwr_distill.server.page.numbers import best, best_metric
 from flwr_distill.server.page.run_files import RunFiles
 from flwr_distill.server.record.checkpoint import checkpoints, load_checkpoint
 from flwr_distill.server.record.frozen import load_frozen
@@ -51,7 +51,7 @@ def run_to_export(run: RunFiles, best_round: bool = False) -> RunFiles:
     rounds = set(checkpoints(run.folder))
     if (run.folder / MODEL).exists() and run.rows:
         rounds.add(run.rows[-1]["round"])
-    peak = best(run.rows)
+    peak = best(run.rows, best_metric(run))
     wanted = peak["round"] if best_round and peak else max(rounds, default=None)
     if wanted not in rounds or "spec" not in run.about:
         raise ExportError(

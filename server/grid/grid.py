@@ -10,6 +10,7 @@ from flwr_distill.protocol.method import Phase
 from flwr_distill.protocol.registry import phases_of
 from flwr_distill.protocol.replies import Stage
 from flwr_distill.server.grid.ledger import Ledger
+from flwr_distill.server.grid.node_counts import NodeCounts
 from flwr_distill.server.grid.nodes import Nodes
 from flwr_distill.server.grid.pipeline import Pipeline
 from flwr_distill.server.grid.screening import Screening
@@ -24,7 +25,8 @@ class RunGrid(Grid):
     Nodes and replies come in the order of ``nodes.order``, so sums over replies do not depend on
     which node was faster. Without `screening` all replies are accepted; `phases` are by default
     those of all methods. In phases with a quorum, a share `quorum` of the nodes must send a usable
-    reply in time. `hooks` (default: the journal) see the end of each phase.
+    reply in time. `hooks` (default: the journal) see the end of each phase. `counts` takes counts
+    of held-out samples out of replies.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class RunGrid(Grid):
         seed: int = 0,
         quorum: float = 0.0,
         hooks: Hook | None = None,
+        counts: NodeCounts | None = None,
     ) -> None:
         self.transport = transport
         self.nodes = Nodes(transport.grid, transport.deadline)
@@ -49,6 +52,7 @@ class RunGrid(Grid):
             seed=seed,
             quorum=quorum,
             hooks=hooks or transport.failures.journal or Hook(),
+            counts=counts or NodeCounts(0, wanted=False),
         )
 
     @property

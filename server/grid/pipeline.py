@@ -14,6 +14,7 @@ from flwr_distill.protocol.meeting import one_line
 from flwr_distill.protocol.method import Phase
 from flwr_distill.protocol.replies import SET_ASIDE, UNREADABLE, Stage, set_aside
 from flwr_distill.server.grid.failures import Failures, reason_of, reasons_text
+from flwr_distill.server.grid.node_counts import NodeCounts
 from flwr_distill.server.grid.nodes import Nodes
 from flwr_distill.server.grid.screening import Screening
 from flwr_distill.server.grid.transport import Received, Transport
@@ -45,6 +46,7 @@ class Pipeline:
     seed: int
     quorum: float  # share of nodes that must send a usable reply in time
     hooks: Hook
+    counts: NodeCounts
 
     def __post_init__(self) -> None:
         self.begin_round(0)
@@ -72,6 +74,7 @@ class Pipeline:
         received = self.receive(messages, timeout, check)
         self.book_phase(received.phase, received.seconds, len(messages), received.replies)
         replies = self.settled(received)
+        self._take_counts(received.phase, replies)
         self.note_answers(received.phase, replies)
         self.check_quorum(received, replies, len(messages))
         return replies
@@ -126,6 +129,13 @@ class Pipeline:
         journal = self.failures.journal
         server_round = journal.round if journal else self.round
         self.hooks.on_phase(PhaseEnd(server_round, phase, seconds, num_asked, nodes))
+
+    def _take_counts(self, phase: str, replies: list[Message]) -> None:
+        """Take counts out of replies, before a strategy sees these; report the nodes' scores."""
+        journal = self.failures.journal
+        scored = self.counts.take(journal.round if journal else self.round, phase, replies)
+        if journal and scored:
+            journal.book_scores(phase, scored)
 
     def check_quorum(self, received: Received, replies: list[Message], num_nodes: int) -> None:
         """Raise QuorumError if too few of so many nodes sent a usable reply, where it matters."""

@@ -153,6 +153,30 @@ def dot_plot(counts: Mapping[str, Sequence[int]], class_name: Callable[[int], st
     return _table_drawing(parts, list(counts), cell, num_classes * CLASS_ROW, "node")
 
 
+def confusion_map(matrix: Sequence[Sequence[int]], class_name: Callable[[int], str]) -> Markup:
+    """Draw a confusion matrix: a row for each true class, a column for each predicted one.
+
+    A cell is the darker, the larger its share of its row; it shows its count where there is room.
+    """
+    names = [class_name(label) for label in range(len(matrix))]
+    cell = _cell(len(matrix))
+    parts = []
+    for true, counts in enumerate(matrix):
+        y, total = round(true * cell, 1), sum(counts)
+        parts.append(_text(LABEL - 5, round(y + cell / 2 + 3.5, 1), _label(names[true])))
+        for predicted, count in enumerate(counts):
+            x = round(LABEL + predicted * cell, 1)
+            share = count / total if total else 0.0
+            text = f"{count} of {total} of class {names[true]}, predicted as {names[predicted]}"
+            place = {"x": x, "y": y, "width": cell - 1, "height": cell - 1, "class": "main"}
+            opacity = {"fill-opacity": round(0.04 + 0.76 * share, 2)}
+            parts.append(_element("rect", _element("title", text), **place, **opacity))
+            if count and cell > NODE + NODE:
+                middle = round(x + cell / 2, 1), round(y + cell / 2 + 3.5, 1)
+                parts.append(_text(*middle, str(count), "count", "middle"))
+    return _table_drawing(parts, names, cell, round(cell * len(matrix), 1), "predicted")
+
+
 def topology_picture(topology: Mapping[str, Any]) -> Figure:
     """Draw the heads of each round, from ``topology.json``; those that have left last, in grey."""
     rounds, clusters = topology["heads"], cluster_by_node(topology)

@@ -74,6 +74,7 @@ summary { cursor: pointer; margin: 8px 0; }
 .curve.faint polyline { stroke-width: 1; opacity: .65; }
 .curve.faint:hover polyline { stroke-width: 2.5; opacity: 1; }
 .dot { fill: var(--main); }
+.count { font-size: 9.5px; fill: var(--ink); pointer-events: none; }
 rect { fill: var(--c); } rect.faded { opacity: .16; }
 .node circle { fill: var(--panel); stroke: var(--c); stroke-width: 2; }
 .node.head circle { fill: color-mix(in srgb, var(--c) 35%, var(--panel)); stroke-width: 3.5; }

@@ -1,16 +1,16 @@
 """Learning curves: overall, by class and by node."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from flwr_distill.base.text import counted
 from flwr_distill.server.page.drawings import Point, Series, colour_beside_main, finite
 from flwr_distill.server.page.layout import chart
-from flwr_distill.server.page.numbers import best
+from flwr_distill.server.page.numbers import ACCURACY, best, best_metric, score_of
 from flwr_distill.server.page.run_files import RunFiles
-from flwr_distill.server.page.words import percent
+from flwr_distill.server.page.words import METRIC_WORDS, percent, shown
 from flwr_distill.strategies.common.sections import Figure, Section
 
 PERCENT = 100
@@ -18,7 +18,7 @@ PERCENT = 100
 
 def learning(run: RunFiles) -> Section | None:
     """Learning curves; None without any evaluation or number from a node."""
-    figures = _overall(run.scored)
+    figures = _overall(run)
     by_class: dict[str, list[Point]] = defaultdict(list)
     for row in run.scored:
         for label, accuracy in enumerate(row.get("class_accuracy") or []):
@@ -35,8 +35,9 @@ def learning(run: RunFiles) -> Section | None:
     return Section("Learning", figures=figures) if figures else None
 
 
-def _overall(rows: list[dict[str, Any]]) -> list[Figure]:
+def _overall(run: RunFiles) -> list[Figure]:
     """Accuracy and loss on the server's test samples."""
+    rows, metric = run.scored, best_metric(run)
     if not (peak := best(rows)):
         return []
     first, last = rows[0], rows[-1]
@@ -44,7 +45,7 @@ def _overall(rows: list[dict[str, Any]]) -> list[Figure]:
         "Accuracy",
         f"From {percent(first['accuracy'])} to {percent(last['accuracy'])} on the server's test "
         f"samples; highest, {percent(peak['accuracy'])}, after round {peak['round']}. Round 0 is "
-        "the model before training.",
+        "the model before training." + _best_otherwise(rows, metric),
         [Series("accuracy", [(row["round"], PERCENT * row["accuracy"]) for row in rows])],
         "accuracy, %",
         y_max=PERCENT,
@@ -59,6 +60,14 @@ def _overall(rows: list[dict[str, Any]]) -> list[Figure]:
         "loss",
     )
     return [accuracy, loss]
+
+
+def _best_otherwise(rows: Sequence[Mapping[str, Any]], metric: str) -> str:
+    """The best round by another metric than accuracy; empty if there is none."""
+    if metric == ACCURACY or not (peak := best(rows, metric)):
+        return ""
+    score = shown(metric, score_of(peak, metric))
+    return f" By {METRIC_WORDS[metric]} (best-metric) round {peak['round']} is best: {score}."
 
 
 def _by_node(run: RunFiles, key: str, unit: float) -> dict[str, list[Point]]:

@@ -1,13 +1,22 @@
 """A run's result in a few numbers, and its best rounds."""
 
+import math
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 from typing import Any
 
 from flwr_distill.server.page.run_files import RunFiles
-from flwr_distill.server.page.words import data_size, percent, seconds, stated
+from flwr_distill.server.page.words import (
+    LOWER_IS_BETTER,
+    METRIC_WORDS,
+    data_size,
+    percent,
+    seconds,
+    shown,
+    stated,
+)
 
 TARGET = 0.8  # accuracy
+ACCURACY = "accuracy"
 
 Row = Mapping[str, Any]
 
@@ -18,34 +27,53 @@ def accuracy_of(row: Row) -> float | None:
     return row.get("node_accuracy") if accuracy is None else accuracy
 
 
-def best(rows: Sequence[Row]) -> Row | None:
-    """Row with the highest accuracy, the earliest if tied; None without any."""
-    return max(_scored(rows), key=itemgetter(0), default=(0.0, None))[1]
+def score_of(row: Row, metric: str) -> float | None:
+    """A metric of ``best-metric`` on the server's test samples, else of nodes; None if unknown."""
+    if metric == ACCURACY:
+        return accuracy_of(row)
+    key = metric.replace("-", "_")
+    value = row.get(key)
+    if value is None:
+        value = (row.get("node_scores") or {}).get(key)
+    return value if value is not None and math.isfinite(value) else None
+
+
+def best(rows: Sequence[Row], metric: str = ACCURACY) -> Row | None:
+    """Row that is best by a metric of ``best-metric``, the earliest if tied; None without any."""
+    sign = -1 if metric in LOWER_IS_BETTER else 1
+    return max(_scored(rows, metric), key=lambda pair: sign * pair[0], default=(0.0, None))[1]
+
+
+def best_metric(run: RunFiles) -> str:
+    """Name of the metric by which a run's best round is chosen; earlier versions had accuracy."""
+    return str(run.settings.get("best-metric", ACCURACY))
 
 
 def reached(rows: Sequence[Row], accuracy: float) -> Row | None:
     """First row with at least `accuracy`."""
-    return next((row for known, row in _scored(rows) if known >= accuracy), None)
+    return next((row for known, row in _scored(rows, ACCURACY) if known >= accuracy), None)
 
 
-def _scored(rows: Sequence[Row]) -> list[tuple[float, Row]]:
-    return [(accuracy, row) for row in rows if (accuracy := accuracy_of(row)) is not None]
+def _scored(rows: Sequence[Row], metric: str) -> list[tuple[float, Row]]:
+    return [(score, row) for row in rows if (score := score_of(row, metric)) is not None]
 
 
 def numbers(run: RunFiles) -> list[tuple[str, str]]:
     """Name and value of each number; empty before the end of round 0."""
     if not run.rows:
         return []
-    last, peak, target = run.rows[-1], best(run.rows), reached(run.rows, TARGET)
+    last, target, metric = run.rows[-1], reached(run.rows, TARGET), best_metric(run)
+    peak = best(run.rows, metric)
     nodes = run.about.get("nodes", {})
     samples = sum(node["samples"] or 0 for node in nodes.values())
     accuracy = []
+    if best(run.rows):
+        accuracy.append(("accuracy", stated(last)))
     if peak:
-        accuracy = [
-            ("accuracy", stated(last)),
-            ("best accuracy", f"{percent(accuracy_of(peak))}, round {peak['round']}"),
-            ("rounds to 80 %", str(target["round"]) if target else "not reached"),
-        ]
+        score = shown(metric, score_of(peak, metric))
+        accuracy.append((f"best {METRIC_WORDS[metric]}", f"{score}, round {peak['round']}"))
+    if best(run.rows):
+        accuracy.append(("rounds to 80 %", str(target["round"]) if target else "not reached"))
     if last["accuracy"] is not None:
         accuracy.append(("loss", f"{last['loss']:.3f}"))
         if last.get("node_accuracy") is not None:

@@ -3,6 +3,24 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+METRIC_WORDS = {
+    "accuracy": "accuracy",
+    "balanced-accuracy": "balanced accuracy",
+    "macro-f1": "macro F1",
+    "auroc": "AUROC",
+    "ece": "calibration error",
+    "loss": "loss",
+}
+"""Names of metrics of ``best-metric``."""
+LOWER_IS_BETTER = ("loss", "ece")
+
+
+def shown(metric: str, value: float | None) -> str:
+    """A value of a metric: loss and calibration error as numbers, others in percent."""
+    if value is not None and metric in LOWER_IS_BETTER:
+        return f"{value:.3f}"
+    return percent(value)
+
 
 def percent(share: float | None) -> str:
     """0.9417 -> ``94.2 %``."""

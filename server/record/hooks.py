@@ -6,16 +6,20 @@ from dataclasses import asdict
 from logging import INFO
 from pathlib import Path
 
+import numpy as np
 from flwr.app import ArrayRecord
 from flwr.common import log
 from torch.utils.tensorboard import SummaryWriter
 
-from flwr_distill.server.hooks import Hook, RoundEnd, RunEnd, RunStart
+from flwr_distill.server.hooks import Hook, RoundEnd, RoundRow, RunEnd, RunStart
 from flwr_distill.server.page.run_page import write_report
 from flwr_distill.server.record.checkpoint import Checkpoints
 from flwr_distill.server.record.history import History
 from flwr_distill.server.record.recorder import Recorder
 from flwr_distill.server.settings import RunSettings
+
+PIXELS = 16
+"""Of a cell's side in the images of confusion matrices."""
 
 
 class Report(Hook):
@@ -47,12 +51,30 @@ class TensorBoard(Hook):
     def on_round_end(self, end: RoundEnd) -> None:
         """Write a row."""
         scalars = asdict(end.row)
+        self._draw_confusion(end.row)
+        intervals, nodes = scalars.pop("intervals") or {}, scalars.pop("node_scores") or {}
+        for group, numbers in (("interval", intervals), ("nodes_interval", nodes.get("intervals"))):
+            for name, (low, high) in (numbers or {}).items():
+                scalars |= {f"{group}/{name}_low": low, f"{group}/{name}_high": high}
+        scalars |= {f"nodes/{k}": v for k, v in nodes.items() if isinstance(v, int | float)}
+        del scalars["confusion"]
         for label, accuracy in enumerate(scalars.pop("class_accuracy") or []):
             scalars[f"class_accuracy/{self._class_name(label)}"] = accuracy
         for name, value in scalars.items():
             if value is not None and name != "round":
                 self._events.add_scalar(name, value, end.row.round)
         self._events.flush()
+
+    def _draw_confusion(self, row: RoundRow) -> None:
+        """Write the confusion matrices as grey images, dark where many of a class are."""
+        for tag, matrix in (
+            ("confusion", row.confusion),
+            ("nodes/confusion", (row.node_scores or {}).get("confusion")),
+        ):
+            if matrix:
+                shares = np.array(matrix) / np.maximum(np.sum(matrix, 1, keepdims=True), 1)
+                pixels = np.kron(1 - shares, np.ones((PIXELS, PIXELS)))
+                self._events.add_image(tag, pixels, row.round, dataformats="HW")
 
     def on_failure(self, error: Exception, model: ArrayRecord | None) -> None:
         """Close the file."""

@@ -65,6 +65,10 @@ class Journal(Hook, logging.Handler):
         seconds = round(phase.seconds, 3)
         self._write(phase=phase.name, seconds=seconds, asked=phase.asked, nodes=nodes)
 
+    def book_scores(self, phase: str, nodes: Mapping[int, Mapping[str, float]]) -> None:
+        """Record scores of nodes from their counts."""
+        self._write(scored=phase, nodes={str(node): dict(own) for node, own in nodes.items()})
+
     def on_round_end(self, end: RoundEnd) -> None:
         """Begin the next round."""
         self.round = end.row.round + 1

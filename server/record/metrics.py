@@ -20,6 +20,10 @@ _GAUGES = {
     "round": "Finished rounds.",
     "accuracy": "Accuracy on the server's test samples, 0 to 1.",
     "loss": "Mean cross-entropy there, in nats.",
+    "balanced_accuracy": "Mean over classes of the accuracy there.",
+    "macro_f1": "Mean over classes of F1 there.",
+    "auroc": "Mean over classes of the area under the ROC curve, one against rest, there.",
+    "ece": "Expected calibration error there.",
     "node_accuracy": "Mean over nodes of the accuracy on their held-out samples.",
 }
 

@@ -11,6 +11,7 @@ from flwr_distill.node.list_page import PAGE, page
 from flwr_distill.node.listed import (
     BOUNDS,
     CODE,
+    COUNTS,
     EXACT,
     METRIC_BOUNDS,
     METRICS,
@@ -87,6 +88,8 @@ def test_each_message_has_a_request_and_each_of_its_keys_a_row_as_a_node_reads_i
 def test_each_number_that_leaves_has_a_row(phase: Phase) -> None:
     for reply in phase.replies:
         assert keys_of(reply.metrics) <= METRICS.keys()
+        if COUNTS in reply.configs:
+            assert keys_of(reply.configs[COUNTS]) <= METRICS.keys()
         if reply.arrays:
             assert phase.leaves
     assert set(METRICS.values()) == METRIC_BOUNDS.keys()
@@ -99,6 +102,12 @@ def test_no_row_is_of_nothing() -> None:
         assert phase.request
         known |= {key for block in phase.request.configs.values() for key in keys_of(block)}
         numbers |= {key for reply in phase.replies for key in keys_of(reply.metrics)}
+        numbers |= {
+            key
+            for reply in phase.replies
+            if COUNTS in reply.configs
+            for key in keys_of(reply.configs[COUNTS])
+        }
     assert not SETTINGS.keys() - known
     assert not METRICS.keys() - numbers
 

@@ -45,6 +45,8 @@ OTHERS = {
     "train.precision": "tf32",
     "train.augment": "auto",
     "train.feature-layer": "fc",
+    "train.class-weights": "1,2",
+    "best-metric": "auroc",
     "strategy": "fedavg",
     "start": "analytic",
     "backbone.fourier": 32,
