@@ -7,10 +7,10 @@ from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
 from flwr_distill.server.page.run_files import RunFiles
+from flwr_distill.task.backbone_settings import BackboneSettings
 from flwr_distill.task.backbones.pretrained import is_own_network
 from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.models import architecture, create_model, is_code
-from flwr_distill.task.settings import BackboneSettings
 
 KEY = "flwr-distill"
 """Name of the description among the metadata of each format."""

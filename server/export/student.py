@@ -11,11 +11,11 @@ from flwr_distill.distill.ensemble import distil_ensemble
 from flwr_distill.server.export.description import Description
 from flwr_distill.server.export.model import FILES, ExportError, Format, weights_of, write_model
 from flwr_distill.server.page.run_files import RunFiles
+from flwr_distill.task.backbone_settings import BackboneSettings
 from flwr_distill.task.backbones import whole_state
 from flwr_distill.task.datasets import auxiliary_images
 from flwr_distill.task.evaluation import outputs
 from flwr_distill.task.models import create_model
-from flwr_distill.task.settings import BackboneSettings
 
 SHARPNESS = 2.0
 """Deviation of the logits to learn from: those of least squares are flat."""

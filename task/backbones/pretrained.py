@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from flwr_distill.task.backbone_settings import BackboneSettings
 from flwr_distill.task.backbones.frozen import Frozen, side_for
 from flwr_distill.task.datasets.types import DataSpec
 from flwr_distill.task.errors import ModelError
 from flwr_distill.task.last_layer import last_dense
 from flwr_distill.task.plugin import PluginError, call_plugin, import_object, located
-from flwr_distill.task.settings import BackboneSettings
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from flwr_distill.task.backbone_settings import BackboneSettings
 from flwr_distill.task.backbones.frozen import Frozen
 from flwr_distill.task.backbones.pretrained import pretrained
 from flwr_distill.task.datasets.types import DataSpec
@@ -20,7 +21,7 @@ from flwr_distill.task.plugin import (
     path_of,
     plugged_in,
 )
-from flwr_distill.task.settings import BackboneSettings, TaskSettings
+from flwr_distill.task.settings import TaskSettings
 
 ModelFactory = Callable[[DataSpec], nn.Module]
 Fits = Callable[[DataSpec], bool]
