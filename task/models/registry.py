@@ -136,11 +136,22 @@ def model_of(task: TaskSettings, spec: DataSpec, seed: int | None = None) -> nn.
         )
     if own.weights:
         model.load_network(Path(own.weights))
+    if own.side:
+        _resize(model, own.side, spec)
     if own.fourier:
         with _seeded(seed):
             model.widen(own.fourier)
     model.thaw(own.trains)
     return model
+
+
+def _resize(model: Frozen, side: int, spec: DataSpec) -> None:
+    try:
+        model.resize(side)
+        _check(model, spec)
+    except ModelError as error:
+        remedy = "drop it, or use efficientnet-lite0"
+        raise ModelError(error.problem, where="backbone.side", value=side, remedy=remedy) from error
 
 
 @contextmanager

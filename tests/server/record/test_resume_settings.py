@@ -48,6 +48,7 @@ OTHERS = {
     "strategy": "fedavg",
     "start": "analytic",
     "backbone.fourier": 32,
+    "backbone.side": 64,
     "backbone.trains": "all",
     "backbone.weights": "weights.safetensors",
     "strategy-args": '{"beta": 0.2}',
