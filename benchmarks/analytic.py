@@ -14,8 +14,8 @@ The same with 128 pixels, the network's size for small images, on up to 6,000 im
 analysis, a projection, and noise for differential privacy with 10 nodes of all classes.
 
 With ``--held-out`` a fifth of the training images takes the place of the test images, for choosing
-settings; with ``--set KEY=VALUE ...`` the runs have other ones; with ``--seeds 0 1 2`` there is a run
-of each, and no other heads.
+settings; with ``--set KEY=VALUE ...`` the runs have other ones; with ``--seeds 0 1 2`` there is a
+run of each, and no other heads.
 
 ``python -m benchmarks.analytic --domains --data-root DIR [--held-out] [--set ...] [--seeds ...]``
 

@@ -50,8 +50,8 @@ SETTINGS: Mapping[str, str] = {
     ),
     **_rows(
         RANGE,
-        """seed trains side fourier scheme classes alpha min-of-a-class clusters samples spread pooled
-        reserved max-of-a-class test-share max-samples shape together
+        """seed trains side fourier scheme classes alpha min-of-a-class clusters samples spread
+        pooled reserved max-of-a-class test-share max-samples shape together
 
         optimizer lr lr-schedule momentum weight-decay batch-size drop-last proximal-mu kd-lambda
         kd-kernel feature-layer precision augment dp-clip on server-round clipping_norm

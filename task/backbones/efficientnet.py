@@ -81,7 +81,7 @@ def at_size(spec: DataSpec, size: int) -> nn.Module:
 def efficientnet_lite0_grid(spec: DataSpec) -> nn.Module:
     """Half of EfficientNet-Lite0 on images of 128 pixels a side: features on a grid of 4 by 4.
 
-    They keep where strokes are, which the whole network averages away: for digits and other drawings.
+    They keep where strokes are, which the whole network averages away: for digits and drawings.
     """
     network = _Grid(MIN_SIDE)
     tail = f"blocks.{GRID_BLOCKS - 1}"
