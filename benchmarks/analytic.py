@@ -13,6 +13,15 @@ The same with 128 pixels, the network's size for small images, on up to 6,000 im
 ``DIR/fashion_mnist_aux``; and from the same features heads of other settings: discriminant
 analysis, a projection, and noise for differential privacy with 10 nodes of all classes.
 
+With ``--held-out`` a fifth of the training images takes the place of the test images, for choosing
+settings; with ``--set KEY=VALUE ...`` the runs have other ones; with ``--seeds 0 1 2`` there is a
+run of each, and no other heads.
+
+``python -m benchmarks.analytic --domains --data-root DIR [--held-out] [--set ...] [--seeds ...]``
+
+A node each of MNIST, USPS and MNIST-M, up to 3,000 images as 3x32x32: accuracy by domain after one
+round of sums, and after 20 rounds of FedAvg that train the head of the same frozen network.
+
 ``python -m benchmarks.analytic --started --data-root DIR [--json FILE]``
 
 Accuracy after 20 rounds of FedAvg, HFLDD and FedLGD on digits, with random features as the frozen
@@ -28,9 +37,9 @@ import json
 import shutil
 import statistics
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from itertools import product
 from operator import add
 from pathlib import Path
@@ -44,7 +53,7 @@ from rich.console import Console
 from safetensors.numpy import load_file
 from torch import nn
 
-from benchmarks.in_process import run_in_process
+from benchmarks.in_process import FIRST_NODE, run_in_process
 from flwr_distill.client.features import kept_features
 from flwr_distill.client.session import Session
 from flwr_distill.distill.analytic import (
@@ -75,6 +84,9 @@ PRIVATE_PROJECTIONS = (128, 256, 512)
 MULTIPLIERS = {4.0: 1.16, 1.0: 4.05}
 """Noise multiplier of one release by epsilon, at delta = 1e-5 by Opacus's RDP accountant."""
 SEEDS = 3
+DOMAINS = ("mnist", "usps", "mnist_m")
+HELD_OUT = 5
+"""One in so many training images is held out of the training of runs that choose settings."""
 SMALL_NETWORK = "benchmarks.analytic:small_network"
 STARTED = {
     "num-rounds": 20,
@@ -118,6 +130,11 @@ def mnist_m(root: Path, download: bool) -> Dataset:
     return first_of(load_dataset("mnist-m", root), FEW_TRAIN, FEW_TEST)
 
 
+def usps(root: Path, download: bool) -> Dataset:
+    """3,000 images of USPS."""
+    return first_of(load_dataset("usps", root), FEW_TRAIN, FEW_TEST)
+
+
 def fashion(root: Path, download: bool) -> Dataset:
     """The part of Fashion-MNIST's test set at hand, in two."""
     spec = DataSpec("fashion-mnist", (1, 28, 28), 10, (0.2860,), (0.3530,))
@@ -125,6 +142,21 @@ def fashion(root: Path, download: bool) -> Dataset:
     fifths = np.arange(len(samples)) % 5
     train, test = np.flatnonzero(fifths), np.flatnonzero(fifths == 0)
     return Dataset(spec, samples.subset(train), samples.subset(test))
+
+
+def _held_out(dataset: Callable[[Path, bool], Dataset], root: Path, download: bool) -> Dataset:
+    """A part of the training images in place of the test images."""
+    data = dataset(root, download)
+    place = np.random.default_rng(0).permutation(len(data.train)) % HELD_OUT
+    train, test = (data.train.subset(np.flatnonzero(rows)) for rows in (place, place == 0))
+    return Dataset(data.spec, train, test)
+
+
+cifar10_held_out = partial(_held_out, cifar10)
+mnist_held_out = partial(_held_out, mnist)
+mnist_m_held_out = partial(_held_out, mnist_m)
+usps_held_out = partial(_held_out, usps)
+fashion_held_out = partial(_held_out, fashion)
 
 
 def small_network(spec: DataSpec) -> nn.Module:
@@ -275,17 +307,67 @@ def started(data_root: Path, file: Path | None, console: Console) -> None:
                 file.write_text(json.dumps(results, indent=2) + "\n")
 
 
-def rows(names: Iterable[str], data_root: Path, console: Console) -> dict[str, Any]:
-    """Numbers of each data set, and of other heads on CIFAR-10."""
+def rows(
+    names: Iterable[str],
+    data_root: Path,
+    changes: dict[str, Any],
+    seeds: list[int],
+    console: Console,
+) -> dict[str, Any]:
+    """Numbers of each data set, by seed; without `seeds` of seed 0, and of other heads on CIFAR-10.
+
+    `changes` are settings that differ from `config_of`.
+    """
     results: dict[str, Any] = {}
-    for name in names:
-        numbers, features = measured(config_of(name, data_root, "efficientnet-lite0"))
-        results[name] = numbers
-        console.print(f"{name}: {numbers}")
-        for setting, scores in other_heads(features) if name == "cifar10" else ():
+    for name, seed in product(names, seeds or [0]):
+        config = config_of(name, data_root, "efficientnet-lite0") | changes | {"seed": seed}
+        numbers, features = measured(config)
+        results[f"{name}, seed {seed}"] = numbers
+        console.print(f"{name}, seed {seed}: {numbers}")
+        for setting, scores in other_heads(features) if name == "cifar10" and not seeds else ():
             results[f"{name}, {setting}"] = scores
             console.print(f"{name}, {setting}: {statistics.mean(scores):.3f} {scores}")
     return results
+
+
+def domains(
+    names: list[str], data_root: Path, changes: dict[str, Any], seeds: list[int], console: Console
+) -> dict[str, Any]:
+    """Accuracy by domain and their mean, of one round of sums and of FedAvg, by seed."""
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        # One folder for all runs, so that features are computed once.
+        nodes: list[dict[str, bool | int | float | str]] = [
+            {"dataset": f"benchmarks.analytic:{name}", "state-dir": folder} for name in names
+        ]
+        for (strategy, rounds), seed in product((("analytic", 1), ("fedavg", 20)), seeds or [0]):
+            config = config_of("", data_root, "efficientnet-lite0") | {
+                "dataset": "private",
+                "private.shape": "3x32x32",
+                "fraction-evaluate": 1.0,
+                "strategy": strategy,
+                "num-rounds": rounds,
+                "seed": seed,
+            }
+            del config["partition.classes"], config["server-device"]
+            with tempfile.TemporaryDirectory() as runs:
+                run_in_process(config | changes, nodes, Path(runs))
+                lines = (Path(runs) / "1" / "journal.jsonl").read_text().splitlines()
+            phases = [entry for line in lines if (entry := json.loads(line)).get("phase")]
+            last = [phase for phase in phases if phase["phase"] == "evaluate"][-1]["nodes"]
+            scores = [last[str(FIRST_NODE + place)]["eval-accuracy"] for place in range(len(names))]
+            results[f"{strategy}, seed {seed}"] = scores
+            console.print(f"{strategy}, seed {seed}: {statistics.mean(scores):.4f} {scores}")
+    return results
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """Key and value of ``KEY=VALUE``; a value that is no number or the like is a text."""
+    key, _, value = text.partition("=")
+    try:
+        return key, json.loads(value)
+    except json.JSONDecodeError:
+        return key, value
 
 
 def main() -> None:
@@ -294,6 +376,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="four numbers, on CIFAR-10")
     parser.add_argument("--started", action="store_true", help="strategies that start from it")
     parser.add_argument("--data-root", type=Path, required=True)
+    parser.add_argument("--domains", action="store_true", help="three domains, beside FedAvg")
+    parser.add_argument("--held-out", action="store_true", help="test on training images")
+    parser.add_argument("--set", nargs="+", type=_setting, default=[], metavar="KEY=VALUE")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[])
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     arguments = parser.parse_args()
@@ -305,7 +391,10 @@ def main() -> None:
         started(arguments.data_root, arguments.json, console)
         return
     else:
-        results = rows(arguments.rows, arguments.data_root, console)
+        measure, chosen = (domains, DOMAINS) if arguments.domains else (rows, arguments.rows)
+        names = [f"{name}_held_out" if arguments.held_out else name for name in chosen]
+        changes = dict(arguments.set)
+        results = measure(names, arguments.data_root, changes, arguments.seeds, console)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(results, indent=2) + "\n")
 

@@ -18,6 +18,7 @@ from flwr_distill.client.session import Session, Source
 from flwr_distill.client.terms import extractor
 from flwr_distill.storage.store import NodeStore
 from flwr_distill.task.backbones import Frozen, fingerprint, seen_spec
+from flwr_distill.task.compute.memory_format import in_fast_format
 from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.evaluation import BATCH
@@ -118,15 +119,15 @@ def _cached(
     return features
 
 
-@torch.inference_mode()
 def _features(model: nn.Module, inputs: Tensor, device: torch.device) -> Tensor:
     """Features of samples, float16 on the CPU; the log has the progress."""
     extract, logged = extractor(model.to(device)), time.monotonic()
     features: list[Tensor] = []
-    for start in range(0, len(inputs), BATCH):
-        batch = inputs[start : start + BATCH].to(device)
-        features.append(extract(batch).flatten(1).half().cpu())
-        if time.monotonic() > logged + LOG_INTERVAL:
-            logged = time.monotonic()
-            log(INFO, "Features of %d of %d samples", start + len(batch), len(inputs))
+    with in_fast_format(model) as memory_format, torch.inference_mode():
+        for start in range(0, len(inputs), BATCH):
+            batch = inputs[start : start + BATCH].to(device).contiguous(memory_format=memory_format)
+            features.append(extract(batch).flatten(1).half().cpu())
+            if time.monotonic() > logged + LOG_INTERVAL:
+                logged = time.monotonic()
+                log(INFO, "Features of %d of %d samples", start + len(batch), len(inputs))
     return torch.cat(features)

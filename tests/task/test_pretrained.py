@@ -190,7 +190,6 @@ def test_timm_that_is_not_installed_is_named_with_the_remedy(monkeypatch):
     [
         ({"network": "resnet18"}, "backbone.network"),
         ({"network": "timm:hf-hub:a/b"}, "backbone.network"),
-        ({"size": 64}, "backbone.size"),
         ({"mean": "0.5"}, "backbone.mean"),
         ({"network": TIMM, "mean": "0.5,0.5"}, "backbone.mean"),
         ({"network": TIMM, "mean": "0.5,half,0.5"}, "backbone.mean"),
