@@ -111,11 +111,11 @@ FIXED = sorted(BEGAN_WITH.keys() - MAY_CHANGE.keys() - {"resume", "runs-dir"})
 def another(key):
     """A value that the setting may have, and had not."""
     value = BEGAN_WITH[key]
+    if key in OTHERS:
+        return OTHERS[key]
     if isinstance(value, bool):
         return not value
-    if isinstance(value, int):
-        return value + 1
-    return OTHERS[key] if key in OTHERS else value / 2 or 0.25
+    return value + 1 if isinstance(value, int) else value / 2 or 0.25
 
 
 def settings_with(**changed):
