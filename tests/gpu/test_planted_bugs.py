@@ -54,14 +54,14 @@ def test_state_made_on_the_first_gpu_instead_of_the_models(gpus, federation, pla
 
 
 def test_a_model_moved_in_inference_mode_and_loaded_again(gpus, federation, plant):
-    predict = flwr_distill.server.task.predict
+    count = flwr_distill.server.task.count
 
     @torch.inference_mode()
     def moving(model, samples, device="cpu"):
         model.to(device)
-        return predict(model, samples, device)
+        return count(model, samples, device)
 
-    plant(flwr_distill.server.task, "predict", moving)
+    plant(flwr_distill.server.task, "count", moving)
     with fails_with("Inplace update to inference tensor"):
         federation(GPU, strategy="fedavg", model="resnet8", train__batch_size=64)
 
