@@ -84,6 +84,8 @@ def read_counts(record: ConfigRecord, samples: object, classes: int | None = Non
     # Sums of so many counts, of 10^14 each at most, stay below 2^63.
     counts = Counts.from_vector(np.array([*report.confusion, *rest], np.int64), classes)
     counts.check()
+    if not counts.samples:
+        raise ValueError("they are of no samples")
     if counts.samples != samples:
         raise ValueError(f"they are of {counts.samples} samples, and the reply of {samples!r:.40}")
     return counts

@@ -102,7 +102,7 @@ class PackedCheckpoint:
         """Write the file atomically; remove all but the last `keep` and the one of round `best`."""
         header = {
             "format": FORMAT,
-            "sha256": _digest(self.content, self.arrays),
+            "sha256": digest(self.content, self.arrays),
             "content": self.content,
         }
         target = folder / FOLDER / f"{PREFIX}{self.round:06d}.safetensors"
@@ -145,7 +145,7 @@ def load_checkpoint(file: Path) -> Checkpoint:
                 f"it is of format {header['format']}, this version reads format {FORMAT}",
                 "resume with the version that wrote it",
             )
-        if _digest(header["content"], arrays) != header["sha256"]:
+        if digest(header["content"], arrays) != header["sha256"]:
             raise error_of("it was changed: its checksum differs")
         return Checkpoint(**unpack(json.loads(header["content"]), arrays))
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
@@ -158,8 +158,9 @@ def checkpoints(folder: Path) -> dict[int, Path]:
     return {int(file.stem.removeprefix(PREFIX)): file for file in files}
 
 
-def _digest(content: str, arrays: Mapping[str, NDArray[Any]]) -> str:
-    digest = hashlib.sha256(content.encode())
+def digest(content: str, arrays: Mapping[str, NDArray[Any]]) -> str:
+    """SHA-256 of a text and of arrays by name."""
+    found = hashlib.sha256(content.encode())
     for name in sorted(arrays):
-        digest.update(arrays[name].reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
+        found.update(arrays[name].reshape(-1).view(np.uint8).data)
+    return found.hexdigest()

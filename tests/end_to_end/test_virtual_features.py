@@ -2,14 +2,21 @@
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+import torch
+from safetensors.numpy import load_file
 
 from benchmarks.in_process import run_in_process
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.protocol.arrays import as_arrays
-from flwr_distill.server.record.checkpoint import checkpoints, load_checkpoint
+from flwr_distill.server.record.checkpoint import (
+    CheckpointError,
+    checkpoints,
+    load_checkpoint,
+)
+from flwr_distill.server.record.frozen import load_frozen, save_frozen
 from flwr_distill.task.backbones.random_features import WIDTH
 from flwr_distill.task.errors import SettingsError
+from tests.errors import at
 
 from .runs import read
 
@@ -89,11 +96,21 @@ def test_a_run_goes_on_only_with_the_network_that_it_began_with(tmp_path):
     rows, _ = play(tmp_path, strategy="fedavg", resume="1")
     assert [row["round"] for row in rows] == [0, 1, 2]
 
-    file = tmp_path / "1/frozen.safetensors"
-    frozen = load_file(file)
-    save_file({**frozen, "network.waves": frozen["network.waves"] + 1}, file)
+    whole = load_frozen(tmp_path / "1")
+    save_frozen(tmp_path / "1", {**whole, "network.waves": whole["network.waves"] + 1})
     with pytest.raises(SettingsError, match=r"frozen network had another network.waves"):
         play(tmp_path, strategy="fedavg", resume="1", **{"num-rounds": 3})
+
+
+def test_a_frozen_part_that_was_changed_or_cut_is_named(tmp_path):
+    save_frozen(tmp_path, {"weight": torch.ones(3)})
+    assert torch.equal(load_frozen(tmp_path)["weight"], torch.ones(3))
+    file = tmp_path / "frozen.safetensors"
+    content = file.read_bytes()
+    for spoiled in (content[:-1], content[:-1] + b"\0", b""):
+        file.write_bytes(spoiled)
+        with pytest.raises(CheckpointError, check=at(file)):
+            load_frozen(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,18 @@ def test_what_a_changed_app_puts_in_place_of_counts_tells_nothing_for_nothing() 
         assert dict(reply[COUNTS]) == {"withheld": "policy"}
 
 
+@pytest.mark.parametrize("policy", [NOISY, OPEN])
+def test_counts_of_no_samples_are_malformed(policy: Policy) -> None:
+    """The guard would otherwise fail on them, and no reply would leave."""
+    request = MessageRequest.read(
+        RecordDict(), message_type="evaluate", bundle="", run_config={"evaluate.counts": True}
+    )
+    reply = RecordDict({"metrics": MetricRecord({"num-examples": 0, "eval-accuracy": 0.0})})
+    reply[COUNTS] = ConfigRecord({"confusion": [0, 0, 0, 0]})
+    judge_counts(policy, request, reply, left=10.0)
+    assert dict(reply[COUNTS]) == {"withheld": "malformed"}
+
+
 def test_noise_hides_one_sample_and_the_number_of_samples_stays() -> None:
     epsilon, draws = 1.0, 20_000
     one, other = np.array([[4, 1], [0, 3]]), np.array([[3, 2], [0, 3]])

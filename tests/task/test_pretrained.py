@@ -230,9 +230,9 @@ def test_low_rank_updates_of_other_architectures_send_little_and_come_from_the_s
     images = torch.randn(2, *COLOUR.shape)
     torch.testing.assert_close(first.features(images), plain.features(images))
     own = whole_state(first)
-    anew = built(seed=3, network=network, trains="lora", rank=2)
-    anew.load_state_dict(own)  # a file that stands alone
-    assert torch.equal(anew.eval()(images), first.eval()(images))
+    rebuilt = built(seed=3, network=network, trains="lora", rank=2)
+    rebuilt.load_state_dict(own)  # a file that stands alone
+    assert torch.equal(rebuilt.eval()(images), first.eval()(images))
 
 
 def test_the_models_name_is_no_longer_that_of_a_network():
