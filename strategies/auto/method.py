@@ -19,9 +19,9 @@ CANDIDATES = {method.name: method for method in (FEDAVG, *FEDFA, *HFLDD, *ANALYT
 class AutoSettings(Block):
     """Settings of auto (``auto.*``)."""
 
-    budget: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
-    """Share of the rounds, such as 0.2, that strategies may train which are then not taken. With 0
-    none is tried, and the labels alone decide."""
+    budget: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
+    """Share of the rounds that may be lost to compare strategies by a round each. With 0 none is
+    tried, and the labels alone decide."""
 
 
 def _panels() -> dict[str, None]:
@@ -39,7 +39,7 @@ METHODS = (
     Method(
         name="auto",
         strategy="flwr_distill.strategies.auto.strategy:Auto",
-        summary="Takes what suits the nodes' labels or a frozen model; can have strategies race.",
+        summary="Compares strategies that suit the nodes' labels as it goes, on held-out samples.",
         settings=AutoSettings,
         phases=tuple(phase for method in CANDIDATES.values() for phase in method.phases),
         unprotected=_unprotected,

@@ -1,78 +1,116 @@
-"""Successive halving: candidates train a few rounds each, and the worst of them leave."""
+"""Contests: a few times in a run each candidate trains a round, from the best model so far."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-MOST_CANDIDATES = 3
-
-
-def rungs(num_candidates: int, budget: int) -> list[int]:
-    """Rounds that each candidate has trained for when one leaves, rung by rung.
-
-    After the last rung the best one is left. Those that leave train `budget` rounds at most, all
-    together. Of three candidates the two that stay train twice as long again, if that is possible.
-    """
-    if num_candidates < MOST_CANDIDATES:
-        return [budget] if num_candidates > 1 else []
-    first = max(1, budget // 4)
-    second = budget - 2 * first
-    return [first, first + second] if second else [first]
+FAR = 3
+"""Standard errors that two accuracies hardly ever differ by chance."""
+MOST_CONTESTS = 10
+"""More would hardly find anything new, and a report has a row for each."""
 
 
 @dataclass
 class Race:
     """Who trains next, who is left, and how each did.
 
-    `Race.of` begins one: of `names`, the likeliest first, as many race as `budget` rounds allow.
+    In a contest all that are left train one round from the same model. The best of them leads, and
+    trains alone until the next contest. The others' rounds are lost, but a method that is good late
+    gets the model of one that was good early. Who leads already stays, unless another is ahead by
+    more than a standard error. Who is far behind in two contests leaves.
     """
 
     left: list[str]
-    """Candidates that are left, the best first."""
-    ends: list[int]
-    """See `rungs`; those to come."""
+    """Candidates that are left, the leader first."""
+    starts: list[int]
+    """Rounds that the leading model has trained for when contests begin; those to come."""
+    kept: int = 0
+    """Rounds that the leading model has trained for."""
     rounds: dict[str, int] = field(default_factory=dict)
-    """Rounds so far, by candidate."""
-    accuracies: dict[str, float] = field(default_factory=dict)
-    """On what nodes hold out, after each one's last round that nodes evaluated."""
+    """Rounds that each candidate has trained, in all."""
+    results: dict[str, float | None] = field(default_factory=dict)
+    """Accuracies on what nodes hold out, of those that have trained in the contest under way."""
+    samples: float = 0
+    """Samples that nodes hold out, as the latest evaluation counts them."""
+    far: Set[str] = frozenset()
+    """Who was far behind in the last contest."""
+    contests: list[Mapping[str, float | None]] = field(default_factory=list)
+    """The results of those that are over, the leader's first."""
 
     @classmethod
-    def of(cls, names: Sequence[str], budget: int) -> Self:
-        """Begin a race in which those that leave train `budget` rounds at most."""
-        left = list(names[: min(1 + budget, MOST_CANDIDATES)])
-        return cls(left, rungs(len(left), budget), dict.fromkeys(left, 0))
+    def of(cls, names: Sequence[str], budget: int, num_rounds: int) -> Self:
+        """Begin a race of `num_rounds` rounds, of which `budget` are lost at most.
+
+        The likeliest of `names` is first; without a budget it trains alone. Contests are spread
+        evenly over the run, the first at its start.
+        """
+        number = min(budget // max(1, len(names) - 1), MOST_CONTESTS)
+        left = list(names if number else names[:1])
+        useful = num_rounds - number * (len(left) - 1)
+        starts = [place * useful // number for place in range(number)]
+        return cls(left, starts, rounds=dict.fromkeys(left, 0))
 
     @property
-    def winner(self) -> str | None:
-        """The one that is left; None while several are."""
-        return self.left[0] if len(self.left) == 1 else None
+    def contest(self) -> bool:
+        """Whether a contest is under way or about to begin."""
+        return len(self.left) > 1 and bool(self.starts) and self.kept >= self.starts[0]
+
+    @property
+    def leader(self) -> str:
+        """Whose model is the best."""
+        return self.left[0]
 
     @property
     def next(self) -> str:
         """Who trains the next round."""
-        if self.winner:
-            return self.winner
-        return next(name for name in self.left if self.rounds[name] < self.ends[0])
+        if not self.contest:
+            return self.leader
+        return next(name for name in self.left if name not in self.results)
 
-    def record(self, name: str, accuracy: float | None) -> None:
-        """Record a candidate's round, with its model's accuracy if known; the worst may leave."""
+    def record(self, name: str, accuracy: float | None, samples: float = 0) -> None:
+        """Record a candidate's round, and its model's accuracy on so many samples if it is known.
+
+        May end a contest.
+        """
         self.rounds[name] += 1
-        if accuracy is not None:
-            self.accuracies[name] = accuracy
-        self._end_rung()
+        if self.contest:
+            self.results[name], self.samples = accuracy, samples
+            self._end_contest()
+        else:
+            self.kept += 1
 
     def retire(self, name: str) -> None:
         """Take out a candidate that cannot train here."""
         self.left.remove(name)
-        self._end_rung()
+        self.results.pop(name, None)
+        self._end_contest()
 
-    def _end_rung(self) -> None:
-        if len(self.left) < 2 or any(self.rounds[name] < self.ends[0] for name in self.left):
+    def _end_contest(self) -> None:
+        """Rank those that are left once all have trained; without accuracies they stay in order."""
+        if not self.results or self.results.keys() != set(self.left):
             return
-        self.ends.pop(0)
-        self.left.sort(key=lambda name: -self.accuracies.get(name, 0.0))
-        del self.left[-1 if self.ends else 1 :]
+        leader, error = self.leader, self._standard_error
+        stays = error if self.contests else 0.0
+        self.left.sort(key=lambda name: -(self.results[name] or 0.0) - stays * (name == leader))
+        best = self.results[self.leader] or 0.0
+        far = {
+            name
+            for name, accuracy in self.results.items()
+            if accuracy is not None and accuracy < best - FAR * error
+        }
+        self.contests.append({name: self.results[name] for name in self.left})
+        self.left = [name for name in self.left if name not in far & self.far]
+        self.far, self.results = far, {}
+        self.kept += 1
+        del self.starts[0]
+
+    @property
+    def _standard_error(self) -> float:
+        """Of the difference of two accuracies like the leader's."""
+        accuracy = self.results[self.leader] or 0.0
+        return math.sqrt(2 * accuracy * (1 - accuracy) / self.samples) if self.samples else 0.0
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint: the arguments of the constructor."""
-        return dict(vars(self))
+        return {**vars(self), "far": sorted(self.far)}

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 ALIKE = 0.2
 """Skew up to which the nodes' labels are as good as alike."""
-MOST = 0.5
+MOST = 0.75
 """Share of the classes: nodes with more may take long steps, with momentum."""
 
 
@@ -54,4 +54,4 @@ def candidates(skew: float | None, held: float | None) -> Candidates:
     """
     if skew is None or skew <= ALIKE or held_suffices(held):
         return Candidates(("fedfa", "fedavg"), skew, held)
-    return Candidates(("hfldd", "fedavg", "fedfa"), skew, held)
+    return Candidates(("hfldd", "fedavg"), skew, held)

@@ -1,4 +1,4 @@
-"""Auto: takes the strategy that suits the nodes' labels, or that wins a race of a few rounds."""
+"""Auto: trains with the strategy that does best on what nodes hold out, and asks again."""
 
 import copy
 import json
@@ -43,13 +43,13 @@ SAMPLES = 200
 
 
 class Auto(Strategy):
-    """Takes the strategy that suits how much the nodes' labels differ, or the winner of a race.
+    """Trains with the strategy that does best on samples that nodes hold out, and asks again.
 
     How much labels differ, or a frozen network, says which strategies may suit, the likeliest first
-    (:func:`strategies.auto.rule.candidates`); FedAvg is always among them. With a `budget` up to
-    three race: each round one of them trains, from its own model, and nodes evaluate that on the
-    samples that they hold out. By successive halving the worst ones leave
-    (:class:`strategies.auto.race.Race`), and the run continues with the best one's model.
+    (:func:`strategies.auto.rule.candidates`); FedAvg is always among them. A few times in a run
+    each of them trains one round from the best model so far, and nodes evaluate that on the
+    samples that they hold out (:class:`strategies.auto.race.Race`). The run continues with the best
+    one's model. Without a `budget` the likeliest trains alone.
 
     Where classes do not decide, nodes send HFLDD's soft labels before the first round: a few steps
     on their data move the initial model, on samples that everybody has
@@ -64,8 +64,9 @@ class Auto(Strategy):
     create : callable
         Makes a strategy of the run, given its name.
     budget : int (default: 0)
-        Rounds that the candidates that leave train at most, all together; with 0 nothing is tried,
-        and the likeliest candidate is taken.
+        Rounds that may be lost in contests, all together; with 0 the likeliest candidate trains.
+    num_rounds : int (default: 0)
+        Rounds of the run, over which the contests are spread.
     seed : int (default: 0)
         Seed of the choice of nodes that send soft labels, and that evaluate.
     """
@@ -78,6 +79,7 @@ class Auto(Strategy):
         auxiliary: Callable[[str, int], Tensor],
         create: Callable[[str], Strategy],
         budget: int = 0,
+        num_rounds: int = 0,
         seed: int = 0,
         device: torch.device | str = "cpu",
         phase_timeout: float = 600.0,
@@ -89,14 +91,18 @@ class Auto(Strategy):
         self.strategies: dict[str, Strategy] = {}
         """Of candidates that are left, by name."""
         self._running = ""
+        self._best: ArrayRecord | None = None
+        """Model to continue from; None where it is that of the last round."""
         self._models: dict[str, ArrayRecord] = {}
         self._bytes: dict[str, int] = {}
         self._counted = 0
+        self._grid: Grid | None = None
         self._model = model
         self._num_classes = num_classes
         self._auxiliary = auxiliary
         self._create = create
         self._budget = budget
+        self._num_rounds = num_rounds
         self._seed = seed
         self._device = device
         self._directory = directory or Directory()
@@ -122,6 +128,7 @@ class Auto(Strategy):
             auxiliary=lambda name, size: run.auxiliary(name, size, "hfldd.auxiliary")(),
             create=run.create,
             budget=budget,
+            num_rounds=run.num_rounds,
             seed=run.seed,
             device=run.device,
             phase_timeout=run.phase_timeout,
@@ -133,58 +140,62 @@ class Auto(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Have the next candidate configure the round; before the first one, choose them."""
+        self._grid = grid
         if self.candidates is None:
             self._line_up(arrays, grid)
-            self._models = dict.fromkeys(self.race.left, arrays)
-        if self._models:
-            self._count_bytes(grid)
-            if self.race.winner:
-                log(INFO, "Auto: %s", self._reason())
+        self._count_bytes()
         while True:
             name = self._running = self.race.next
-            own = self._models.get(name, arrays)
+            model = arrays if self._best is None else self._best
+            if self.race.contest:
+                self._best = model
             try:
                 config_of = ConfigRecord(dict(config))
-                return self.strategies[name].configure_train(server_round, own, config_of, grid)
+                return self.strategies[name].configure_train(server_round, model, config_of, grid)
             except NothingUsableError as error:
-                if self.race.winner:
+                if len(self.race.left) == 1:
                     raise
                 log(WARNING, "Auto: %s cannot train here: %s", name, error)
                 self.race.retire(name)
-                self._forget_losers()
+                self._settle()
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """As the candidate that trains this round."""
         arrays, metrics = self._strategy.aggregate_train(server_round, replies)
-        if self.race.winner and arrays is not None:
-            self._models = {}  # from now on the run's model is its own
-        elif arrays is not None:
+        if arrays is not None and self.race.contest:
             self._models[self._running] = arrays
+        elif arrays is not None:
+            self._best = None
         return arrays, metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """In the race have nodes evaluate the round's model; then as the winner."""
-        if self.race.winner:
+        """In a contest have nodes evaluate the candidate's model; else as who leads."""
+        if not self.race.contest:
             return self._strategy.configure_evaluate(server_round, arrays, config, grid)
         config = ConfigRecord({**config, SERVER_ROUND: server_round})
-        content = RecordDict({ARRAYS: self._models[self._running], CONFIG: config})
+        model = self._models.get(self._running, self._best or arrays)
+        content = RecordDict({ARRAYS: model, CONFIG: config})
         return [Message(content, node, MessageType.EVALUATE) for node in self._some_nodes(grid)]
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """In the race note the accuracy, which may make candidates leave; then as the winner."""
-        if self.race.winner:
-            return self._strategy.aggregate_evaluate(server_round, replies)
-        accuracy = held_out_accuracy(usable(replies))
+        """In a contest note the accuracy, which may end it; else as who leads."""
+        if not self.race.contest:
+            metrics = self._strategy.aggregate_evaluate(server_round, replies)
+            self.race.record(self._running, None)
+            self._count_bytes()
+            return metrics
+        accuracy, samples = held_out_accuracy(usable(replies))
         if accuracy is None:
             log(WARNING, "Auto: no node has evaluated round %d, by %s", server_round, self._running)
-        self.race.record(self._running, accuracy)
-        self._forget_losers()
+        self._count_bytes()
+        self.race.record(self._running, accuracy, samples)
+        self._settle()
         return None if accuracy is None else MetricRecord({EVAL_ACCURACY: accuracy})
 
     def summary(self) -> None:
@@ -197,11 +208,10 @@ class Auto(Strategy):
         return getattr(self.strategies.get(self._running), "topology", None)
 
     def artifacts(self) -> dict[str, bytes]:
-        """Files of the run's result: the choice, and those of the strategy that was taken."""
+        """Files of the run's result: the choice, and those of the strategy that leads."""
         if self.candidates is None:
             return {}
-        taken = self.race.left[0]
-        files: dict[str, bytes] = getattr(self.strategies[taken], "artifacts", dict)()
+        files: dict[str, bytes] = getattr(self.strategies[self.race.leader], "artifacts", dict)()
         return {CHOICE: json.dumps(self._choice(), indent=2).encode(), **files}
 
     def state_dict(self) -> dict[str, Any]:
@@ -220,6 +230,7 @@ class Auto(Strategy):
             "bytes": dict(self._bytes),
             "counted": self._counted,
             "models": dict(self._models),
+            **({} if self._best is None else {"best": self._best}),
             "states": states,
         }
 
@@ -227,14 +238,15 @@ class Auto(Strategy):
         """Restore the state; ValueError if it is of another strategy or version."""
         check_tag(state, self)
         self.candidates, self.race, self.strategies = None, Race([], []), {}
+        self._running, self._best, self._models, self._bytes, self._counted = "", None, {}, {}, 0
         if "candidates" not in state:
             return
         seen = state["candidates"]
         self.candidates = Candidates(**{**seen, "names": tuple(seen["names"])})
-        self.race = Race(**state["race"])
+        self.race = Race(**{**state["race"], "far": {*state["race"]["far"]}})
         self._running = state["running"]
         self._bytes, self._counted = dict(state["bytes"]), state["counted"]
-        self._models = dict(state["models"])
+        self._models, self._best = dict(state["models"]), state.get("best")
         for name, of_strategy in state["states"].items():
             self.strategies[name] = self._create(name)
             getattr(self.strategies[name], "load_state_dict", lambda of: None)(of_strategy)
@@ -259,7 +271,8 @@ class Auto(Strategy):
         self._start(candidates(self._skew(asking, nodes, arrays, grid), held), hfldd=asking)
 
     def _start(self, chosen: Candidates, **made: Strategy) -> None:
-        self.candidates, self.race = chosen, Race.of(chosen.names, self._budget)
+        self.candidates = chosen
+        self.race = Race.of(chosen.names, self._budget, self._num_rounds)
         self._bytes = dict.fromkeys(self.race.left, 0)
         self.strategies = {name: made.get(name) or self._create(name) for name in self.race.left}
         log(INFO, "Auto: %s: %s", chosen.reason, " against ".join(self.race.left))
@@ -270,42 +283,33 @@ class Auto(Strategy):
         nodes = sorted(grid.get_node_ids())
         return Random(self._seed).sample(nodes, MAX_ASKED) if len(nodes) > MAX_ASKED else nodes
 
-    def _count_bytes(self, grid: Grid) -> None:
+    def _count_bytes(self) -> None:
         """Book what has passed the server since the last call; a plain grid counts nothing."""
-        total = getattr(getattr(grid, "ledger", None), "server_bytes", 0)
+        total = getattr(getattr(self._grid, "ledger", None), "server_bytes", 0)
         if self._running:
             self._bytes[self._running] += total - self._counted
         self._counted = total
 
-    def _forget_losers(self) -> None:
+    def _settle(self) -> None:
+        """After a contest continue with the leader's model, and forget who has left."""
         for name in self.strategies.keys() - set(self.race.left):
-            del self.strategies[name], self._models[name]
-
-    def _reason(self) -> str:
-        """What was seen and tried, and what follows."""
-        assert self.candidates is not None
-        results = [
-            f"{name} has {accuracy:.1%} of what nodes hold out after "
-            f"{counted(self.race.rounds[name], 'round')} and {self._bytes[name] / 1e6:.1f} MB"
-            for name, accuracy in self.race.accuracies.items()
-        ]
-        return f"{'; '.join([self.candidates.reason, *results])}: {self.race.left[0]}"
+            del self.strategies[name]
+        if self._models and not self.race.results:
+            self._best = self._models.get(self.race.leader, self._best)
+            self._models = {}
+            log(INFO, "Auto: %s", _ranking(self.race.contests[-1]))
 
     def _choice(self) -> dict[str, Any]:
         """Content of ``choice.json``."""
         assert self.candidates is not None
         return {
-            "strategy": self.race.left[0],
+            "strategy": self.race.leader,
             "skew": self.candidates.skew,
             "held": self.candidates.held,
-            "reason": self._reason(),
+            "reason": self.candidates.reason,
+            "contests": self.race.contests,
             "tried": [
-                {
-                    "strategy": name,
-                    "rounds": rounds,
-                    "accuracy": self.race.accuracies.get(name),
-                    "server_bytes": self._bytes[name],
-                }
+                {"strategy": name, "rounds": rounds, "server_bytes": self._bytes[name]}
                 for name, rounds in self.race.rounds.items()
             ],
         }
@@ -342,20 +346,27 @@ class Auto(Strategy):
         )
 
 
-def held_out_accuracy(replies: Iterable[Message]) -> float | None:
-    """Share of the samples that nodes hold out that a model gets right; None without any."""
+def held_out_accuracy(replies: Iterable[Message]) -> tuple[float | None, float]:
+    """Share of the samples that nodes hold out that a model gets right, and their number."""
     results = [(number(reply, NUM_EXAMPLES), number(reply, EVAL_ACCURACY)) for reply in replies]
     total = sum(num_examples for num_examples, _ in results)
-    return sum(n * accuracy for n, accuracy in results) / total if total else None
+    return sum(n * accuracy for n, accuracy in results) / total if total else None, total
+
+
+def _ranking(contest: Mapping[str, float | None]) -> str:
+    """What came of a contest, for the log."""
+    of_all = [
+        f"{name} {'was not evaluated' if accuracy is None else f'has {accuracy:.1%}'}"
+        for name, accuracy in contest.items()
+    ]
+    return f"of what nodes hold out, {', '.join(of_all)}: {next(iter(contest))}"
 
 
 def formulas(strategy: Auto, num_nodes: int, num_weights: int, num_rounds: int) -> dict[str, int]:
-    """Bits of a run by the formulas of what was taken, as if it had trained in all rounds."""
-    taken = strategy.race.winner
-    path = CANDIDATES[taken].formulas if taken else ""
-    if not taken or not path:
-        return {}
-    bits_of: Any = import_object(path)
-    own = strategy.strategies[taken]
-    bits: dict[str, int] = bits_of(own, num_nodes, num_weights, num_rounds)
+    """Bits by the formulas of all that trained, for the rounds that each did."""
+    bits: dict[str, int] = {}
+    for name, own in strategy.strategies.items():
+        if path := CANDIDATES[name].formulas:
+            bits_of: Any = import_object(path)
+            bits |= bits_of(own, num_nodes, num_weights, strategy.race.rounds[name])
     return bits

@@ -261,6 +261,10 @@ class HFLDDSettings(LabelKnowledge, Distillation):
     average_last: Annotated[float, Field(ge=0, le=1)] = 0.25
     """Share of its steps, the last ones, over which a head that trains alone averages its weights;
     0 sends the last weights, as in the paper. Not with ``train.dp-noise``."""
+    average_rounds: bool = True
+    """Whether the global model is the mean of all rounds' models, the t-th of weight t, where one
+    head trains a round; heads still start from the last round's. If not, it is the last round's, as
+    in the paper."""
     complete_clusters: Annotated[bool, Field(validate_default=True)] = True
     """Whether there are only as many clusters as nearly all groups have nodes for; if not, as many
     as the largest group has nodes, as in the paper, the last of which miss classes."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from flwr_distill.base.text import counted, listed
 from flwr_distill.links.records import LinkMode
-from flwr_distill.protocol.arrays import Arrays, as_arrays, sent_arrays
+from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record, sent_arrays
 from flwr_distill.protocol.meeting import one_line
 from flwr_distill.protocol.messages import CONFIG, METRICS, SERVER_ROUND
 from flwr_distill.protocol.replies import NothingUsableError, number, set_aside, usable
@@ -38,6 +38,7 @@ from flwr_distill.strategies.hfldd.method import (
     LabelRequest,
     soft_labels_of,
 )
+from flwr_distill.strategies.hfldd.round_mean import RoundMean
 from flwr_distill.strategies.hfldd.traffic import hfldd_bits
 from flwr_distill.strategies.hfldd.voting import hold_vote
 from flwr_distill.task.errors import SettingsError
@@ -112,8 +113,10 @@ class HFLDD(RobustFedAvg):
         self.labels: dict[int, NDArray[Any]] = {}
         """Soft labels (|D_g|, classes) of nodes that are in no cluster yet, by node."""
         self._noise: dict[int, float] = {}
+        self._alone = False
         self._directory = directory or Directory()
         self._clusters = Clusters(seed)
+        self._mean = RoundMean()
         self._exchange = Exchange(
             self._clusters, self._directory, self.settings, links, phase_timeout, image_shape
         )
@@ -184,7 +187,11 @@ class HFLDD(RobustFedAvg):
             away = len(self._clusters) - len(heads)
             log(WARNING, "HFLDD: nobody of %s is connected", counted(away, "cluster"))
         self._clusters.failed = set(heads)
-        average_last = self.settings.average_last if len(heads) == 1 else 0.0
+        self._alone = len(heads) == 1
+        if self._alone and self.settings.average_rounds:
+            self.start_of_round = self._mean.start(self.start_of_round)
+            arrays = as_record(self.start_of_round)
+        average_last = self.settings.average_last if self._alone else 0.0
         how = {BALANCED: self.settings.balanced, AVERAGE_LAST: average_last}
         config = ConfigRecord({**config, SERVER_ROUND: server_round, **how})
         clusters = self._clusters.by_head()
@@ -225,7 +232,8 @@ class HFLDD(RobustFedAvg):
                 self._server_round,
                 self.phase_timeout,
             )
-        return super().combine(updates)
+        model = super().combine(updates)
+        return self._mean.add(model) if self._alone and self.settings.average_rounds else model
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint, besides the global model."""
@@ -233,6 +241,7 @@ class HFLDD(RobustFedAvg):
             **super().state_dict(),
             **self._clusters.state_dict(),
             **self._exchange.state_dict(),
+            **self._mean.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -240,6 +249,7 @@ class HFLDD(RobustFedAvg):
         super().load_state_dict(state)
         self._clusters.load_state_dict(state)
         self._exchange.load_state_dict(state)
+        self._mean.load_state_dict(state)
 
     def expected_bits(self, num_weights: int, num_rounds: int) -> int:
         """Traffic of a run by the paper's eq. 18; 0 before clusters are formed."""

@@ -8,15 +8,18 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.special import softmax
 
+from flwr_distill.protocol.arrays import as_arrays
 from flwr_distill.protocol.messages import ARRAYS
 from flwr_distill.protocol.method import CHOICE
 from flwr_distill.protocol.replies import NothingUsableError
 from flwr_distill.server.record.packing import pack, unpack
 from flwr_distill.strategies.auto import Auto, panel, strategy
 from flwr_distill.strategies.auto.method import AutoSettings
-from flwr_distill.strategies.auto.race import Race, rungs
+from flwr_distill.strategies.auto.race import MOST_CONTESTS, Race
 from flwr_distill.strategies.auto.rule import candidates
 from flwr_distill.strategies.auto.skew import label_skew, one_class_labels
 from flwr_distill.strategies.hfldd import HFLDD
@@ -179,7 +182,7 @@ def test_hfldd_forms_its_clusters_by_the_labels_that_auto_asked_for(auto, client
     monkeypatch.setattr(strategy, "MAX_ASKED", 3)
     grid = client_grid(4, {**CONFIG, **SKEWED})
     configured(auto.strategy, grid)
-    assert auto.made == [auto.strategy.race.winner] == ["hfldd"]
+    assert auto.made == auto.strategy.race.left == ["hfldd"]
     assert asked(grid) == sorted(grid.nodes)
     assert not auto.strategy.strategies["hfldd"].labels
 
@@ -261,50 +264,85 @@ def test_labels_that_differ_ask_for_virtual_data_and_others_for_an_average(skew,
     assert ("hfldd" in names) == (strategy == "hfldd")  # virtual data are not sent for nothing
 
 
-@pytest.mark.parametrize("budget", range(1, 41))
-@pytest.mark.parametrize("num_candidates", [2, 3])
-def test_those_that_leave_a_race_train_as_long_as_the_budget_at_most(budget, num_candidates):
-    race = Race.of("abc"[:num_candidates], budget)
-    trained = []
-    while race.winner is None:
-        trained.append(race.next)
-        race.record(race.next, {"a": 0.1, "b": 0.2, "c": 0.3}[race.next])
-    losers = [name for name in trained if name != race.winner]
-    assert race.winner == ("c" if num_candidates == 3 and budget > 1 else "b")
-    assert len(losers) <= budget < len(losers) + 2
-    assert len(trained) <= 2 * budget
-    assert race.next == race.winner
+def raced(race, num_rounds, accuracy_of, samples=1000):
+    """Names of who trains each round of a race."""
+    names = []
+    for _ in range(num_rounds):
+        names.append(race.next)
+        race.record(names[-1], accuracy_of(names[-1]), samples)
+    return names
 
 
-def test_two_of_three_stay_for_twice_as_long():
-    assert rungs(3, 4) == [1, 3]
-    assert rungs(3, 8) == [2, 6]
-    assert rungs(3, 2) == [1]
-    assert rungs(2, 4) == [4]
+@given(st.integers(2, 3), st.integers(1, 60), st.integers(0, 30), st.data())
+def test_the_rounds_that_are_lost_are_at_most_the_budget_and_no_contest_is_left_open(
+    num_candidates, num_rounds, budget, data
+):
+    budget = min(budget, num_rounds // 2)
+    race = Race.of("abc"[:num_candidates], budget, num_rounds)
+    raced(race, num_rounds, lambda name: data.draw(st.floats(0, 1)))
+    assert num_rounds - race.kept <= budget
+    assert not race.results
+    assert not race.starts
+    assert len(race.contests) <= MOST_CONTESTS
+    assert bool(race.contests) == (budget >= num_candidates - 1)
 
 
-def test_one_that_cannot_train_leaves_the_race_and_the_others_go_on():
-    race = Race.of("abc", 4)
-    race.record("a", 0.5)
-    race.record("b", 0.4)
+def test_contests_are_spread_evenly_over_the_run():
+    names = raced(Race.of("ab", 4, 20), 20, {"a": 0.9, "b": 0.1}.get)
+    assert [place for place, name in enumerate(names) if name == "b"] == [1, 6, 11, 16]
+
+
+def test_without_a_budget_the_likeliest_trains_alone():
+    assert raced(Race.of("ab", 0, 20), 20, {"a": 0.1, "b": 0.9}.get) == ["a"] * 20
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "samples", "leads"),
+    [
+        ((0.50, 0.51), (0.50, 0.51), 1000, "b"),  # nobody leads before the first contest
+        ((0.50, 0.49), (0.50, 0.52), 1000, "a"),  # within a standard error, sqrt(2/4/1000) = .022
+        ((0.50, 0.49), (0.50, 0.53), 1000, "b"),
+        ((0.50, 0.49), (0.50, 0.53), 100, "a"),
+    ],
+)
+def test_who_leads_stays_unless_another_is_ahead_by_more_than_chance(first, later, samples, leads):
+    race = Race.of("ab", 2, 10)
+    raced(race, 2, dict(zip("ab", first, strict=True)).get, samples)
+    raced(race, 8, dict(zip("ab", later, strict=True)).get, samples)
+    assert race.leader == leads
+
+
+def test_one_that_cannot_train_leaves_the_race_and_the_others_continue():
+    race = Race.of("abc", 4, 20)
+    race.record("a", 0.4)
+    race.record("b", 0.5)
     race.retire("c")
-    assert race.winner == "a"
+    assert race.left == ["b", "a"]
+    race.retire("b")
+    assert raced(race, 3, {"a": 0.1}.get) == ["a"] * 3
 
 
 class Racing:
-    """Rounds of an Auto over three stand-ins, whose models nodes find as good as `accuracies`."""
+    """Rounds of an Auto over two candidates, whose models nodes find as good as `accuracies`."""
 
-    def __init__(self, client_grid, accuracies, budget=4):
+    def __init__(self, client_grid, accuracies):
         self.grid = client_grid(4, {**CONFIG, **SKEWED})
         self.accuracies = accuracies
-        self.strategy = self.make(budget)
+        self.strategy = self.make()
 
     @staticmethod
-    def make(budget=4):
+    def make():
         def create(name):
             return make(name) if name == "hfldd" else Noted()
 
-        return Auto(model=MODEL, num_classes=10, auxiliary=auxiliary, create=create, budget=budget)
+        return Auto(
+            model=MODEL,
+            num_classes=10,
+            auxiliary=auxiliary,
+            create=create,
+            budget=2,
+            num_rounds=9,
+        )
 
     def play(self, server_round, loop=None):
         """A round as the server's loop has it; the name of who trained, and its model."""
@@ -327,52 +365,71 @@ class Racing:
 
 @pytest.fixture
 def racing(client_grid):
-    return Racing(client_grid, {"hfldd": 0.2, "fedavg": 0.6, "fedfa": 0.4})
+    return Racing(client_grid, {"hfldd": 0.2, "fedavg": 0.6})
 
 
-def test_the_best_on_held_out_samples_goes_on_from_its_own_model(racing):
-    model, rounds, own = None, [], {}
+ORDER = ["hfldd", "fedavg", "fedavg", "fedavg", "fedavg", "hfldd", "fedavg", "fedavg", "fedavg"]
+"""Who trains: the contests are in rounds 1 and 2, and 5 and 6."""
+
+
+def test_all_start_from_the_best_model_and_the_run_continues_with_the_winners(racing):
+    model, names, models = None, [], {}
     for server_round in range(1, 10):
         name, model, evaluated = racing.play(server_round, model)
-        rounds.append(name)
-        if name == "fedavg":
-            own[server_round] = model
-        assert evaluated == (0 if server_round > 7 else 4)
-    once = ["hfldd", "fedavg", "fedfa"]
-    assert rounds == [*once, "fedavg", "fedavg", "fedfa", "fedfa", "fedavg", "fedavg"]
+        names.append(name)
+        models[server_round] = model
+        assert evaluated == (4 if server_round in (1, 2, 5, 6) else 0)
+    assert sorted(names[4:6]) == ["fedavg", "hfldd"]
+    assert [*names[:4], *names[6:]] == [*ORDER[:4], *ORDER[6:]]
     given = racing.strategy.strategies["fedavg"].given
-    assert given[1] is own[2]
-    assert given[3] is own[5]  # and not the last loser's, which the loop has
+    trained = [r for r in range(1, 10) if names[r - 1] == "fedavg"]
+    started = dict(zip(trained, given, strict=True))
+    assert started[3] is models[2]
+    in_contest = names.index("fedavg", 4) + 1
+    assert started[in_contest] is models[4]
+    assert started[7] is models[in_contest]  # and not the loser's, which the loop may have
     found = json.loads(racing.strategy.artifacts()[CHOICE])
     assert found["strategy"] == "fedavg"
-    assert [(t["strategy"], t["rounds"], t["accuracy"]) for t in found["tried"]] == [
-        ("hfldd", 1, 0.2),
-        ("fedavg", 3, 0.6),
-        ("fedfa", 3, 0.4),
-    ]
+    assert found["contests"] == [{"fedavg": 0.6, "hfldd": 0.2}] * 2
+    assert [(t["strategy"], t["rounds"]) for t in found["tried"]] == [("hfldd", 2), ("fedavg", 7)]
 
 
-def test_a_run_that_stops_in_the_race_resumes_there(racing):
+@pytest.mark.parametrize("stop", [1, 2, 3, 5])
+def test_a_run_that_stops_resumes_in_or_between_contests(racing, stop):
     model = None
-    for server_round in (1, 2, 3, 4):
+    for server_round in range(1, stop + 1):
         _, model, _ = racing.play(server_round, model)
-    state = racing.strategy.state_dict()
     arrays = {}
-    state = unpack(json.loads(json.dumps(pack(state, arrays))), arrays)
-    names = [racing.play(server_round, model)[0] for server_round in (5, 6, 7, 8)]
+    state = unpack(json.loads(json.dumps(pack(racing.strategy.state_dict(), arrays))), arrays)
+    names = [racing.play(server_round, model)[0] for server_round in range(stop + 1, 10)]
     racing.strategy = racing.make()
     racing.strategy.load_state_dict(state)
-    assert [racing.play(server_round, model)[0] for server_round in (5, 6, 7, 8)] == names
-    assert names == ["fedavg", "fedfa", "fedfa", "fedavg"]
+    given = racing.strategy.strategies["fedavg"].given if stop > 1 else []
+    assert [racing.play(server_round, model)[0] for server_round in range(stop + 1, 10)] == names
+    assert "fedavg" in names
+    assert stop != 2 or as_arrays(given[0]).keys() == as_arrays(model).keys()
 
 
-def test_where_no_node_evaluates_the_likeliest_is_taken_and_the_log_says_so(racing, caplog):
+def test_after_a_lost_contest_a_round_that_fails_does_not_pass_on_the_losers_model(racing):
+    racing.accuracies = {"hfldd": 0.9, "fedavg": 0.1}
+    _, won, _ = racing.play(1)
+    _, lost, _ = racing.play(2, won)
+    auto, grid = racing.strategy, racing.grid
+    for server_round in (3, 4):
+        messages = list(auto.configure_train(server_round, lost, ConfigRecord(), grid))
+        sent = as_arrays(messages[0].content.array_records[ARRAYS])
+        for name, array in as_arrays(won).items():
+            np.testing.assert_array_equal(sent[name], array)
+        auto.aggregate_train(server_round, [Message(Error(0, "no"), reply_to=messages[0])])
+
+
+def test_where_no_node_evaluates_the_likeliest_leads_and_the_log_says_so(racing, caplog):
     racing.evaluated = lambda message, accuracy: Message(Error(0, "no"), reply_to=message)
-    names = [racing.play(server_round)[0] for server_round in range(1, 9)]
+    names = [racing.play(server_round)[0] for server_round in range(1, 10)]
     assert names[-1] == "hfldd"
     assert "no node has evaluated round 1, by hfldd" in caplog.text
     found = json.loads(racing.strategy.artifacts()[CHOICE])
-    assert {each["accuracy"] for each in found["tried"]} == {None}  # and not 0
+    assert found["contests"][0] == {"hfldd": None, "fedavg": None}  # and not 0
 
 
 def test_without_soft_labels_of_its_own_hfldd_leaves_and_the_run_goes_on(racing, monkeypatch):
@@ -380,11 +437,7 @@ def test_without_soft_labels_of_its_own_hfldd_leaves_and_the_run_goes_on(racing,
         raise NothingUsableError("no soft labels")
 
     monkeypatch.setattr(HFLDD, "configure_train", fails)
-    assert [racing.play(server_round)[0] for server_round in (1, 2, 3)] == [
-        "fedavg",
-        "fedfa",
-        "fedavg",
-    ]
+    assert [racing.play(server_round)[0] for server_round in (1, 2, 3)] == ["fedavg"] * 3
 
 
 def test_a_race_without_held_out_samples_is_refused():
@@ -402,22 +455,22 @@ def test_the_report_says_what_was_seen_and_taken(auto, client_grid):
     assert panel.choice(SimpleNamespace(artifact=lambda name: b"")) is None
 
 
-def test_the_report_has_a_row_for_each_that_raced(racing):
-    for server_round in range(1, 9):
+def test_the_report_shows_who_trained_and_each_contest(racing):
+    for server_round in range(1, 8):
         racing.play(server_round)
     section = panel.choice(SimpleNamespace(artifact=racing.strategy.artifacts().get))
-    assert [row[:3] for row in section.tables[0].rows] == [
-        ["hfldd", "1", "20.0%"],
-        ["fedavg", "3", "60.0%"],
-        ["fedfa", "3", "40.0%"],
-    ]
+    trained, contests = section.tables
+    assert [row[:2] for row in trained.rows] == [["hfldd", "2"], ["fedavg", "5"]]
+    assert contests.columns == ("#contest", "#hfldd", "#fedavg", "leads")
+    assert contests.rows == [[number, "20.0%", "60.0%", "fedavg"] for number in "12"]
 
 
-def test_formulas_are_those_of_what_was_taken(auto):
-    assert strategy.formulas(auto.strategy, 3, 100, 2) == {}
+def test_formulas_are_of_the_rounds_that_each_one_trained(auto):
+    assert strategy.formulas(auto.strategy, 3, 100, 9) == {}
     topology = SimpleNamespace(clusters=[0])
-    heads = SimpleNamespace(topology=topology, expected_bits=lambda weights, rounds: 42)
-    for name, expected in (("fedfa", None), ("hfldd", 42)):
-        auto.strategy.race = Race([name], [])
-        auto.strategy.strategies = {name: heads}
-        assert strategy.formulas(auto.strategy, 3, 100, 2).get("hfldd (HFLDD, eq. 18)") == expected
+    heads = SimpleNamespace(
+        topology=topology, expected_bits=lambda weights, rounds: weights * rounds
+    )
+    auto.strategy.race = Race(["fedavg", "hfldd"], [], rounds={"fedavg": 7, "hfldd": 2})
+    auto.strategy.strategies = {"fedavg": Noted(), "hfldd": heads}
+    assert strategy.formulas(auto.strategy, 3, 100, 9)["hfldd (HFLDD, eq. 18)"] == 200

@@ -68,6 +68,7 @@ OFF: Settings = {
     "fedlgd.dp-epsilon": 0.0,
     "fedlgd.formation": 1,
     "hfldd.average-last": 0.0,
+    "hfldd.average-rounds": False,
     "hfldd.balanced": False,
     "hfldd.complete-clusters": False,
     "hfldd.dp-epsilon": 0.0,
