@@ -1,7 +1,7 @@
 """Contests: a few times in a run each candidate trains a round, from the best model so far."""
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -18,7 +18,7 @@ class Race:
     In a contest all that are left train one round from the same model. The best of them leads, and
     trains alone until the next contest. The others' rounds are lost, but a method that is good late
     gets the model of one that was good early. Who leads already stays, unless another is ahead by
-    more than a standard error. Who is far behind in two contests leaves.
+    more than a standard error. Who is far behind in a contest but the first leaves.
     """
 
     left: list[str]
@@ -33,8 +33,6 @@ class Race:
     """Accuracies on what nodes hold out, of those that have trained in the contest under way."""
     samples: float = 0
     """Samples that nodes hold out, as the latest evaluation counts them."""
-    far: Set[str] = frozenset()
-    """Who was far behind in the last contest."""
     contests: list[Mapping[str, float | None]] = field(default_factory=list)
     """The results of those that are over, the leader's first."""
 
@@ -91,26 +89,24 @@ class Race:
         if not self.results or self.results.keys() != set(self.left):
             return
         leader, error = self.leader, self._standard_error
-        stays = error if self.contests else 0.0
-        self.left.sort(key=lambda name: -(self.results[name] or 0.0) - stays * (name == leader))
-        best = self.results[self.leader] or 0.0
-        far = {
-            name
-            for name, accuracy in self.results.items()
-            if accuracy is not None and accuracy < best - FAR * error
-        }
+        stays, far = (error, FAR * error) if self.contests else (0.0, 1.0)
+        self.left.sort(key=lambda name: -self._accuracy(name) - stays * (name == leader))
         self.contests.append({name: self.results[name] for name in self.left})
-        self.left = [name for name in self.left if name not in far & self.far]
-        self.far, self.results = far, {}
+        least = self._accuracy(self.leader) - far
+        self.left = [name for name in self.left if self._accuracy(name) >= least]
         self.kept += 1
+        self.results = {}
         del self.starts[0]
+
+    def _accuracy(self, name: str) -> float:
+        return self.results[name] or 0.0
 
     @property
     def _standard_error(self) -> float:
         """Of the difference of two accuracies like the leader's."""
-        accuracy = self.results[self.leader] or 0.0
+        accuracy = self._accuracy(self.leader)
         return math.sqrt(2 * accuracy * (1 - accuracy) / self.samples) if self.samples else 0.0
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint: the arguments of the constructor."""
-        return {**vars(self), "far": sorted(self.far)}
+        return dict(vars(self))

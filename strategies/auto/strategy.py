@@ -243,7 +243,7 @@ class Auto(Strategy):
             return
         seen = state["candidates"]
         self.candidates = Candidates(**{**seen, "names": tuple(seen["names"])})
-        self.race = Race(**{**state["race"], "far": {*state["race"]["far"]}})
+        self.race = Race(**state["race"])
         self._running = state["running"]
         self._bytes, self._counted = dict(state["bytes"]), state["counted"]
         self._models, self._best = dict(state["models"]), state.get("best")
