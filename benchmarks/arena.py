@@ -17,7 +17,7 @@ those of this evaluation.
 
 ``--out`` keeps a line for each finished run in ``runs.jsonl``; what is there is not run again, so
 an interrupted arena continues. It also gets the tables (``arena.html``, ``arena.md``) and the heat
-map (``arena.png``). ``--quick`` is seed 0, ten rounds, five skews and six strategies.
+map (``arena.png``). ``--quick`` is seed 0, ten rounds, five skews and seven strategies.
 """
 
 import argparse
@@ -95,7 +95,7 @@ SKEWS: Mapping[str, Settings] = {
         "fraction-train": 0.5,
     },
 }
-QUICK_STRATEGIES = ("fedavg", "scaffold", "fedhead", "cadis", "hfldd", "fedlgd")
+QUICK_STRATEGIES = ("fedavg", "scaffold", "fedhead", "cadis", "hfldd", "fedlgd", "auto")
 QUICK_SKEWS = ("IID", "Dirichlet 0.1", "two classes", "one class", "cluster BC")
 DATA: Mapping[str, Settings] = {
     "digits": {"dataset": "digits"},

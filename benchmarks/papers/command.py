@@ -50,7 +50,7 @@ from benchmarks.in_process import Settings
 from benchmarks.papers.bootstrap import half_interval
 from benchmarks.papers.facts import MEASURED
 from benchmarks.papers.plots import draw
-from benchmarks.papers.runs import METRICS, Result, rounds_to, run_row
+from benchmarks.papers.runs import METRICS, ROOT, Result, below, rounds_to, run_row
 from benchmarks.papers.tables import CLIENT, MEAN, TARGET, Row, Table, read_tables
 from flwr_distill.protocol.registry import all_methods, find_method
 from flwr_distill.task.datasets.registry import dataset_files
@@ -72,7 +72,8 @@ def missing_for(row: Row, data_root: str) -> tuple[str, ...]:
     if row.missing:
         return row.missing
     named = {str(node.get("dataset", "")) for node in row.nodes} | {str(row.ours["dataset"])}
-    absent = [name for name in sorted(named - {PRIVATE, ""}) if not _is_there(name, data_root)]
+    folder = below(row.ours, data_root)[ROOT]
+    absent = [name for name in sorted(named - {PRIVATE, ""}) if not _is_there(name, folder)]
     return (f"no files of {', '.join(absent)} in --data-root",) if absent else ()
 
 
@@ -84,7 +85,7 @@ def _is_there(dataset: str, data_root: str) -> bool:
 
 def _num_samples(settings: Settings, data_root: str) -> tuple[int, int]:
     """Samples to train and to test on, by the run's split of its data set."""
-    data = server_data(TaskSettings.from_run_config({**settings, "data-root": data_root}))
+    data = server_data(TaskSettings.from_run_config(below(settings, data_root)))
     return (len(data.train), len(data.test)) if data else (0, 0)
 
 

@@ -14,15 +14,17 @@ from typing import Any
 
 from flwr.app import Message, RecordDict
 
-from benchmarks.in_process import only_errors, run_in_process
+from benchmarks.in_process import Settings, only_errors, run_in_process
 from benchmarks.papers.tables import Row
 from flwr_distill.server.record.checkpoint import checkpoints
 from flwr_distill.simulation.grid import Node
 from flwr_distill.simulation.run import simulate
+from flwr_distill.task.plugin import import_object
 
 ALL = "all"
 """Key of the seconds of a whole run, with the server's."""
 FEDAVG = "fedavg"
+ROOT, INDEX_FILE = "data-root", "partition.index-file"
 WITH_MODELS = ("train", "train.aggregate_sector", "train.distill_sector")
 """Phases in which the server exchanges models with nodes, also where nodes are linked directly."""
 
@@ -55,8 +57,12 @@ def run_row(
         return answer
 
     resume = "latest" if checkpoints(folder / "1") else ""
-    config = {**row.seeded(seed), "data-root": data_root, "resume": resume}
+    config = {**below(row.seeded(seed), data_root), "resume": resume}
     folder.mkdir(parents=True, exist_ok=True)
+    if ":" in (dealt := str(config.get(INDEX_FILE, ""))):
+        indices: Any = import_object(dealt)
+        config[INDEX_FILE] = str(folder / "indices.json")
+        (folder / "indices.json").write_text(json.dumps(indices(Path(data_root))))
     try:
         with booked(spent, ALL), only_errors():
             if workers == 1:
@@ -67,6 +73,14 @@ def run_row(
         rmtree(folder / "nodes", ignore_errors=True)
     finally:
         (folder / "seconds.json").write_text(json.dumps(spent))
+
+
+def below(settings: Settings, data_root: str) -> dict[str, Any]:
+    """Settings with the paths of their data, which tables give below `data_root`."""
+    folder = "/".join(filter(None, (data_root, str(settings.get(ROOT, "")))))
+    index_file = str(settings.get(INDEX_FILE, ""))
+    found = index_file if ":" in index_file or not index_file else f"{folder}/{index_file}"
+    return {**settings, ROOT: folder, INDEX_FILE: found}
 
 
 @contextmanager

@@ -85,27 +85,24 @@ class Race:
         self._end_contest()
 
     def _end_contest(self) -> None:
-        """Rank those that are left once all have trained; without accuracies they stay in order."""
+        """Rank those that are left once all have trained.
+
+        Who was not evaluated counts as the best, which neither takes the lead nor leaves.
+        """
         if not self.results or self.results.keys() != set(self.left):
             return
-        leader, error = self.leader, self._standard_error
-        stays, far = (error, FAR * error) if self.contests else (0.0, 1.0)
-        self.left.sort(key=lambda name: -self._accuracy(name) - stays * (name == leader))
+        best = max((value for value in self.results.values() if value is not None), default=0.0)
+        accuracies = {name: best if v is None else v for name, v in self.results.items()}
+        error = math.sqrt(2 * best * (1 - best) / self.samples) if self.samples else 0.0
+        lead, far = (error, FAR * error) if self.contests else (0.0, 1.0)
+        ahead = {self.leader: lead}
+        self.left.sort(key=lambda name: -accuracies[name] - ahead.get(name, 0.0))
         self.contests.append({name: self.results[name] for name in self.left})
-        least = self._accuracy(self.leader) - far
-        self.left = [name for name in self.left if self._accuracy(name) >= least]
+        least = accuracies[self.leader] - far
+        self.left = [name for name in self.left if accuracies[name] >= least]
         self.kept += 1
         self.results = {}
         del self.starts[0]
-
-    def _accuracy(self, name: str) -> float:
-        return self.results[name] or 0.0
-
-    @property
-    def _standard_error(self) -> float:
-        """Of the difference of two accuracies like the leader's."""
-        accuracy = self._accuracy(self.leader)
-        return math.sqrt(2 * accuracy * (1 - accuracy) / self.samples) if self.samples else 0.0
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint: the arguments of the constructor."""

@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from logging import INFO, WARNING
 from random import Random
@@ -97,6 +97,7 @@ class Auto(Strategy):
         self._bytes: dict[str, int] = {}
         self._counted = 0
         self._grid: Grid | None = None
+        self._evaluating: Sequence[int] = ()
         self._model = model
         self._num_classes = num_classes
         self._auxiliary = auxiliary
@@ -179,7 +180,8 @@ class Auto(Strategy):
         config = ConfigRecord({**config, SERVER_ROUND: server_round})
         model = self._models.get(self._running, self._best or arrays)
         content = RecordDict({ARRAYS: model, CONFIG: config})
-        return [Message(content, node, MessageType.EVALUATE) for node in self._some_nodes(grid)]
+        self._evaluating = self._some_nodes(grid)
+        return [Message(content, node, MessageType.EVALUATE) for node in self._evaluating]
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -190,7 +192,8 @@ class Auto(Strategy):
             self.race.record(self._running, None)
             self._count_bytes()
             return metrics
-        accuracy, samples = held_out_accuracy(usable(replies))
+        most = self._directory.samples(self._evaluating)
+        accuracy, samples = held_out_accuracy(usable(replies), most)
         if accuracy is None:
             log(WARNING, "Auto: no node has evaluated round %d, by %s", server_round, self._running)
         self._count_bytes()
@@ -346,11 +349,20 @@ class Auto(Strategy):
         )
 
 
-def held_out_accuracy(replies: Iterable[Message]) -> tuple[float | None, float]:
-    """Share of the samples that nodes hold out that a model gets right, and their number."""
-    results = [(number(reply, NUM_EXAMPLES), number(reply, EVAL_ACCURACY)) for reply in replies]
-    total = sum(num_examples for num_examples, _ in results)
-    return sum(n * accuracy for n, accuracy in results) / total if total else None, total
+def held_out_accuracy(
+    replies: Iterable[Message], most: Mapping[int, int]
+) -> tuple[float | None, float]:
+    """Share of the samples that nodes hold out that a model gets right, and their number.
+
+    A node counts for no more samples than it has by `most`.
+    """
+    total = right = 0.0
+    for reply in replies:
+        samples = number(reply, NUM_EXAMPLES)
+        samples = min(samples, most.get(reply.metadata.src_node_id, samples))
+        total += samples
+        right += samples * number(reply, EVAL_ACCURACY)
+    return right / total if total else None, total
 
 
 def _ranking(contest: Mapping[str, float | None]) -> str:

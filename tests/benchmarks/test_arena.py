@@ -123,7 +123,7 @@ def test_the_heat_map_marks_the_best_of_each_column_and_leaves_out_what_did_not_
     assert by_title["seeds"].rows == [["a", "1", "1"], ["b", "1", "1"]]
 
 
-def test_quick_has_five_skews_and_six_strategies(monkeypatch, tmp_path):
+def test_quick_has_five_skews_and_seven_strategies(monkeypatch, tmp_path):
     monkeypatch.setattr(
         arena, "play_all", lambda runs, *rest: {run: result(0.1, 0.2, 0.3) for run in runs}
     )

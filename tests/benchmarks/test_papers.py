@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 from pydantic import ValidationError
@@ -11,7 +12,7 @@ from benchmarks.in_process import FIRST_NODE
 from benchmarks.papers import command as papers
 from benchmarks.papers.facts import Cell, read_facts
 from benchmarks.papers.plots import running_means
-from benchmarks.papers.runs import METRICS, Result, rounds_to
+from benchmarks.papers.runs import METRICS, Result, rounds_to, run_row
 from benchmarks.papers.tables import Row, Table, read_tables
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.task.datasets.corruptions import _CORRUPTIONS, PREFIX
@@ -79,6 +80,31 @@ def test_every_row_has_settings_that_a_run_takes(table):
 def test_the_small_setting_keeps_rows_apart_that_differ(table):
     full, small = ([r for r in table.rows(small=s) if not r.missing] for s in (False, True))
     assert len({json.dumps(r.full) for r in full}) == len({json.dumps(r.ours) for r in small})
+
+
+@pytest.mark.parametrize("name", ["real-blood-cells", "real-heart-disease"])
+def test_each_site_is_a_node_and_pooling_has_one(name):
+    nodes = {row.place["method"]: len(row.nodes) for row in TABLES[name].rows(small=False)}
+    assert {method for method, number in nodes.items() if number == 1} == {"pooled"}
+    assert {*nodes.values()} == {1, 4}
+
+
+def test_a_rows_paths_are_below_the_data_root_and_indices_can_be_made(monkeypatch, tmp_path):
+    monkeypatch.setattr("benchmarks.papers.blood_cells.sites", lambda root: {"0": [len(str(root))]})
+    given = {}
+    monkeypatch.setattr(
+        "benchmarks.papers.runs.run_in_process", lambda config, *rest: given.update(config)
+    )
+    row = Row(Cell.model_construct(place={}, numbers={}), (), {}, {"seed": 0}, [{}])
+    for own, expected in (
+        ({"data-root": "hospitals", "partition.index-file": "sites.json"}, "root/hospitals"),
+        ({"partition.index-file": "benchmarks.papers.blood_cells:sites"}, "root"),
+        ({}, "root"),
+    ):
+        run_row(replace(row, ours={"seed": 0, **own}), 0, tmp_path, "root", lambda: None, 1)
+        assert given["data-root"] == expected
+    assert not given["partition.index-file"]
+    assert json.loads((tmp_path / "indices.json").read_text()) == {"0": [len("root")]}
 
 
 def test_each_corruption_is_the_domain_of_a_node():

@@ -430,6 +430,17 @@ def test_after_a_lost_contest_a_round_that_fails_does_not_pass_on_the_losers_mod
         auto.aggregate_train(server_round, [Message(Error(0, "no"), reply_to=messages[0])])
 
 
+def test_a_node_counts_for_no_more_held_out_samples_than_it_has(racing):
+    grid = racing.grid
+    replies = [
+        racing.evaluated(Message(RecordDict(), node, "evaluate"), accuracy)
+        for node, accuracy in zip(sorted(grid.nodes)[:2], (1.0, 0.0), strict=True)
+    ]
+    replies[0].content["metrics"]["num-examples"] = 10**9
+    liar = replies[0].metadata.src_node_id
+    assert strategy.held_out_accuracy(replies, {liar: 30}) == (0.75, 40)
+
+
 def test_where_no_node_evaluates_the_likeliest_leads_and_the_log_says_so(racing, caplog):
     racing.evaluated = lambda message, accuracy: Message(Error(0, "no"), reply_to=message)
     names = [racing.play(server_round)[0] for server_round in range(1, 10)]

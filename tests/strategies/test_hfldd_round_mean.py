@@ -1,4 +1,4 @@
-"""Where one head trains a round, the global model is a mean of rounds that training does not see."""
+"""Where one head trains a round, the global model is a mean of rounds, and training ignores it."""
 
 import numpy as np
 import pytest

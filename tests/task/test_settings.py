@@ -117,6 +117,7 @@ def test_hfldd_presets_hold_the_papers_numbers(data, pool):
     assert (own.distiller, own.distilled_size, own.distill_steps) == ("kip", 400, 3000)
     assert (own.kip_lr, own.kip_batch_size, own.kip_lambda, own.bits) == (0.004, 10, 1e-6, 8)
     assert (settings.train.lr, settings.train.batch_size) == (0.01, 32)
-    added = (own.rotate, own.complete_clusters, own.balanced, own.average_last)
-    assert not any(added)
+    added = (own.rotate, own.complete_clusters, own.balanced)
+    averages = (own.average_last, own.average_rounds)
+    assert not any((*added, *averages))
     assert settings.norm_threshold == settings.most_samples == settings.train.holdout == 0

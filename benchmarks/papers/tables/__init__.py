@@ -53,6 +53,9 @@ mean::
 With ``parts = 3`` each of these data sets is dealt to three nodes. ``[clients.DIGITS]`` above the
 tables names such nodes for ``clients = "DIGITS"``.
 
+``data-root`` is below the command's, and ``partition.index-file`` below that. A ``module:function``
+in its place gets the data root and gives what the file would have.
+
 ``accuracy`` in a cell that is reached or not (CADIS, table II) is the target to which rounds are
 counted, and needs no axis. A figure, and a table without ``facts``, have a row for each combination
 of their axes' values; numbers that the text states stand beside them.
@@ -375,7 +378,9 @@ class Row:
 
 @cache
 def read_preset(name: str) -> Settings:
-    """Settings of a preset, with dotted keys."""
+    """Settings of a preset, with dotted keys; of no preset none."""
+    if not name:
+        return {}
     return flatten_dict(tomllib.loads((PRESETS / f"{name}.toml").read_text()))
 
 
