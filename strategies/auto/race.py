@@ -41,7 +41,8 @@ class Race:
         """Begin a race of `num_rounds` rounds, of which `budget` are lost at most.
 
         The likeliest of `names` is first; without a budget it trains alone. Contests are spread
-        evenly over the run, the first at its start.
+        evenly over the run, the first at its start. With a budget below half of the rounds the
+        leader trains the last one.
         """
         number = min(budget // max(1, len(names) - 1), MOST_CONTESTS)
         left = list(names if number else names[:1])

@@ -40,7 +40,7 @@ def pretrained(own: BackboneSettings, spec: DataSpec) -> Frozen:
     if spec.kind != "image":
         raise _refused(own, f"takes images, and the inputs are of kind {spec.kind}", "leave it out")
     family, _, name = own.network.partition(":")
-    build = _FAMILIES.get(family)
+    build = PACKAGES.get(family)
     network, known = build(own, name) if build else (_own_network(own), None)
     size, mean, std = own.size or None, own.numbers("mean"), own.numbers("std")
     if known:
@@ -108,7 +108,7 @@ def _own_network(own: BackboneSettings) -> nn.Module:
     return network
 
 
-_FAMILIES: dict[str, Callable[[BackboneSettings, str], tuple[nn.Module, Metadata]]] = {
+PACKAGES: dict[str, Callable[[BackboneSettings, str], tuple[nn.Module, Metadata]]] = {
     "torchvision": _torchvision,
     "timm": _timm,
 }
@@ -116,7 +116,7 @@ _FAMILIES: dict[str, Callable[[BackboneSettings, str], tuple[nn.Module, Metadata
 
 def is_own_network(network: str) -> bool:
     """Whether ``backbone.network`` names code to import, and no network of a package's list."""
-    return bool(network) and network.partition(":")[0] not in _FAMILIES
+    return bool(network) and network.partition(":")[0] not in PACKAGES
 
 
 def _check_side(own: BackboneSettings, side: int) -> None:

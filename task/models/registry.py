@@ -9,7 +9,7 @@ from torch import nn
 
 from flwr_distill.task.backbone_settings import BackboneSettings
 from flwr_distill.task.backbones.frozen import STRIDE, Frozen
-from flwr_distill.task.backbones.pretrained import pretrained
+from flwr_distill.task.backbones.pretrained import PACKAGES, pretrained
 from flwr_distill.task.datasets.types import DataSpec
 from flwr_distill.task.errors import ModelError as ModelError  # passed on
 from flwr_distill.task.models.checks import check_model, initialise_lazy_layers
@@ -74,6 +74,8 @@ def create_model(
         if name != "auto":
             raise _refused(name, "stands beside backbone.network", 'leave it at "auto"')
         model = _create(name, lambda spec: pretrained(backbone, spec), spec, seed)
+    elif name.partition(":")[0] in PACKAGES:
+        raise _refused(name, "is a package's network", f'set backbone.network to "{name}" instead')
     else:
         name = architecture(name, spec)
         model = _create(name, _find_factory(name, spec), spec, seed)

@@ -166,6 +166,13 @@ def test_a_network_that_cannot_be_built_is_an_error_that_names_the_setting(setti
         built(**settings)
 
 
+@pytest.mark.parametrize("name", ["timm:resnet18", "torchvision:resnet18"])
+def test_a_packages_network_as_a_model_is_an_error_that_names_the_right_setting(name):
+    with pytest.raises(ModelError, check=at("model", value=name)) as caught:
+        create_model(name, GREY)
+    assert f'backbone.network to "{name}"' in caught.value.remedy
+
+
 def test_only_networks_of_the_package_are_built_and_none_is_downloaded(monkeypatch):
     """timm takes names of files and of networks on a server, too."""
 
