@@ -17,8 +17,8 @@ class Race:
 
     In a contest all that are left train one round from the same model. The best of them leads, and
     trains alone until the next contest. The others' rounds are lost, but a method that is good late
-    gets the model of one that was good early. Who leads already stays, unless another is ahead by
-    more than a standard error. Who is far behind in a contest but the first leaves.
+    gets the model of one that was good early. The likeliest is best unless another is ahead by more
+    than a standard error. Who is far behind in a contest but the first leaves.
     """
 
     left: list[str]
@@ -28,7 +28,7 @@ class Race:
     kept: int = 0
     """Rounds that the leading model has trained for."""
     rounds: dict[str, int] = field(default_factory=dict)
-    """Rounds that each candidate has trained, in all."""
+    """Rounds that each candidate has trained, in all, the likeliest first."""
     results: dict[str, float | None] = field(default_factory=dict)
     """Accuracies on what nodes hold out, of those that have trained in the contest under way."""
     samples: float = 0
@@ -95,12 +95,12 @@ class Race:
         best = max((value for value in self.results.values() if value is not None), default=0.0)
         accuracies = {name: best if v is None else v for name, v in self.results.items()}
         error = math.sqrt(2 * best * (1 - best) / self.samples) if self.samples else 0.0
-        lead, far = (error, FAR * error) if self.contests else (0.0, 1.0)
-        ahead = {self.leader: lead}
-        self.left.sort(key=lambda name: -accuracies[name] - ahead.get(name, 0.0))
+        lead = {next(iter(self.rounds)): error}
+        self.left.sort(key=lambda name: -accuracies[name] - lead.get(name, 0.0))
         self.contests.append({name: self.results[name] for name in self.left})
-        least = accuracies[self.leader] - far
-        self.left = [name for name in self.left if accuracies[name] >= least]
+        if len(self.contests) > 1:
+            least = accuracies[self.leader] - FAR * error
+            self.left = [name for name in self.left if accuracies[name] >= least]
         self.kept += 1
         self.results = {}
         del self.starts[0]

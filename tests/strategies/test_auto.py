@@ -299,13 +299,15 @@ def test_without_a_budget_the_likeliest_trains_alone():
 @pytest.mark.parametrize(
     ("first", "later", "samples", "leads"),
     [
-        ((0.50, 0.51), (0.50, 0.51), 1000, "b"),  # nobody leads before the first contest
-        ((0.50, 0.49), (0.50, 0.52), 1000, "a"),  # within a standard error, sqrt(2/4/1000) = .022
+        ((0.50, 0.52), (0.50, 0.52), 1000, "a"),  # within a standard error, sqrt(2/4/1000) = .022
         ((0.50, 0.49), (0.50, 0.53), 1000, "b"),
         ((0.50, 0.49), (0.50, 0.53), 100, "a"),
+        ((0.50, 0.53), (0.50, 0.51), 1000, "a"),  # and takes the lead again
     ],
 )
-def test_who_leads_stays_unless_another_is_ahead_by_more_than_chance(first, later, samples, leads):
+def test_the_likeliest_leads_unless_another_is_ahead_by_more_than_chance(
+    first, later, samples, leads
+):
     race = Race.of("ab", 2, 10)
     raced(race, 2, dict(zip("ab", first, strict=True)).get, samples)
     raced(race, 8, dict(zip("ab", later, strict=True)).get, samples)
