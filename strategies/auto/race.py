@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-FAR = 3
-"""Standard errors that two accuracies hardly ever differ by chance."""
+LEAD, FAR = 2, 3
+"""Standard errors of a difference: by so many two accuracies rarely, and hardly ever, differ by
+chance."""
 MOST_CONTESTS = 10
 """More would hardly find anything new, and a report has a row for each."""
 
@@ -18,7 +19,7 @@ class Race:
     In a contest all that are left train one round from the same model. The best of them leads, and
     trains alone until the next contest. The others' rounds are lost, but a method that is good late
     gets the model of one that was good early. The likeliest is best unless another is ahead by more
-    than a standard error. Who is far behind in a contest but the first leaves.
+    than chance. Who is far behind in a contest but the first leaves.
     """
 
     left: list[str]
@@ -94,8 +95,8 @@ class Race:
             return
         best = max((value for value in self.results.values() if value is not None), default=0.0)
         accuracies = {name: best if v is None else v for name, v in self.results.items()}
-        error = math.sqrt(2 * best * (1 - best) / self.samples) if self.samples else 0.0
-        lead = {next(iter(self.rounds)): error}
+        error = _standard_error(best, self.samples)
+        lead = {next(iter(self.rounds)): LEAD * error}
         self.left.sort(key=lambda name: -accuracies[name] - lead.get(name, 0.0))
         self.contests.append({name: self.results[name] for name in self.left})
         if len(self.contests) > 1:
@@ -108,3 +109,9 @@ class Race:
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint: the arguments of the constructor."""
         return dict(vars(self))
+
+
+def _standard_error(accuracy: float, samples: float) -> float:
+    """Of the difference of two accuracies on so many samples; above 0 for one of 1, too."""
+    likely = (accuracy * samples + 1) / (samples + 2)  # Laplace's rule of succession
+    return math.sqrt(2 * likely * (1 - likely) / max(samples, 1))

@@ -299,10 +299,11 @@ def test_without_a_budget_the_likeliest_trains_alone():
 @pytest.mark.parametrize(
     ("first", "later", "samples", "leads"),
     [
-        ((0.50, 0.52), (0.50, 0.52), 1000, "a"),  # within a standard error, sqrt(2/4/1000) = .022
-        ((0.50, 0.49), (0.50, 0.53), 1000, "b"),
-        ((0.50, 0.49), (0.50, 0.53), 100, "a"),
-        ((0.50, 0.53), (0.50, 0.51), 1000, "a"),  # and takes the lead again
+        ((0.50, 0.54), (0.50, 0.54), 1000, "a"),  # a standard error is sqrt(2/4/1000) = .022
+        ((0.50, 0.49), (0.50, 0.55), 1000, "b"),
+        ((0.50, 0.49), (0.50, 0.55), 100, "a"),
+        ((0.50, 0.55), (0.50, 0.51), 1000, "a"),  # and takes the lead again
+        ((0.95, 0.90), (0.95, 1.00), 20, "a"),
     ],
 )
 def test_the_likeliest_leads_unless_another_is_ahead_by_more_than_chance(
