@@ -324,8 +324,8 @@ def test_who_is_far_behind_in_a_contest_but_the_first_leaves_and_costs_no_more_r
 
 def test_one_that_cannot_train_leaves_the_race_and_the_others_continue():
     race = Race.of("abc", 4, 20)
-    race.record("a", 0.4)
-    race.record("b", 0.5)
+    race.record("a", 0.4, 1000)
+    race.record("b", 0.5, 1000)
     race.retire("c")
     assert race.left == ["b", "a"]
     race.retire("b")
