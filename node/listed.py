@@ -46,7 +46,7 @@ SETTINGS: Mapping[str, str] = {
         beta-2 server-learning-rate server-momentum q server-lr server-epochs server-batch-size
         sectors fixed-leader least-classes audit reference reference-size
         global-per-class global-steps every selections match groups votes refresh-every
-        refresh-steps rotate complete-clusters budget""",
+        refresh-steps rotate complete-clusters average-rounds budget""",
     ),
     **_rows(
         RANGE,

@@ -133,7 +133,7 @@ def test_quick_has_five_skews_and_seven_strategies(monkeypatch, tmp_path):
     )
     arena.main()
     written = json.loads(file.read_text())["cells"]
-    assert len(written) == 30
+    assert len(written) == 35
     assert {"strategy", "skew", "accuracy", "bytes"} <= written[0].keys()
     assert {"arena.html", "arena.md", "arena.png"} <= {path.name for path in tmp_path.iterdir()}
 
