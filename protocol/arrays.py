@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -237,3 +238,11 @@ def trained_names(model: nn.Module) -> list[str]:
     """
     parameters = model.named_parameters(remove_duplicate=False)
     return [name for name, parameter in parameters if parameter.requires_grad]
+
+
+def digest(content: str, arrays: Arrays) -> str:
+    """SHA-256 of a text and of arrays by name."""
+    found = hashlib.sha256(content.encode())
+    for name in sorted(arrays):
+        found.update(arrays[name].reshape(-1).view(np.uint8).data)
+    return found.hexdigest()

@@ -1,6 +1,5 @@
 """Checkpoints: what a run needs to continue after a round, one file per round."""
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -8,13 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 from flwr.app import ArrayRecord
-from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from flwr_distill.base.files import replacing
+from flwr_distill.protocol.arrays import digest
 from flwr_distill.server.hooks import Hook, RunEnd
 from flwr_distill.server.record.packing import Arrays, pack, unpack
 from flwr_distill.task.errors import ReportedError
@@ -156,11 +154,3 @@ def checkpoints(folder: Path) -> dict[int, Path]:
     """Checkpoints in a run's folder by round, in ascending order."""
     files = sorted((folder / FOLDER).glob(f"{PREFIX}*.safetensors"))
     return {int(file.stem.removeprefix(PREFIX)): file for file in files}
-
-
-def digest(content: str, arrays: Mapping[str, NDArray[Any]]) -> str:
-    """SHA-256 of a text and of arrays by name."""
-    found = hashlib.sha256(content.encode())
-    for name in sorted(arrays):
-        found.update(arrays[name].reshape(-1).view(np.uint8).data)
-    return found.hexdigest()

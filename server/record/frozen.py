@@ -9,8 +9,8 @@ from safetensors.numpy import save_file
 from torch import Tensor
 
 from flwr_distill.base.files import replacing
-from flwr_distill.protocol.arrays import as_tensors
-from flwr_distill.server.record.checkpoint import CheckpointError, digest
+from flwr_distill.protocol.arrays import as_tensors, digest
+from flwr_distill.server.record.checkpoint import CheckpointError
 
 FILE = "frozen.safetensors"
 KEY = "sha256"

@@ -375,7 +375,7 @@ def _ranking(contest: Mapping[str, float | None]) -> str:
 
 
 def formulas(strategy: Auto, num_nodes: int, num_weights: int, num_rounds: int) -> dict[str, int]:
-    """Bits by the formulas of all that trained, for the rounds that each did."""
+    """Bits by the formulas of those that have not left, for the rounds that each trained."""
     bits: dict[str, int] = {}
     for name, own in strategy.strategies.items():
         if path := CANDIDATES[name].formulas:

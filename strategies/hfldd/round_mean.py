@@ -1,10 +1,9 @@
 """Mean of the models of all rounds, where each is the work of one head."""
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from flwr_distill.protocol.arrays import Arrays
+from flwr_distill.protocol.arrays import Arrays, digest
 from flwr_distill.strategies.common.averages import weighted_mean
 
 
@@ -27,7 +26,7 @@ class RoundMean:
 
         A mean of what led elsewhere is of no use, so that it begins again in that case.
         """
-        if not self._rounds or _digest(model) != self._digest:
+        if not self._rounds or digest("", model) != self._digest:
             self._rounds, self._last = 0, {}
             return model
         self._mean = model
@@ -40,7 +39,7 @@ class RoundMean:
         self._last = model
         if newest < 1:
             model = weighted_mean([(1 - newest, self._mean), (newest, model)])
-        self._digest = _digest(model)
+        self._digest = digest("", model)
         return model
 
     def state_dict(self) -> dict[str, Any]:
@@ -51,10 +50,3 @@ class RoundMean:
         """Restore the state."""
         self._rounds, self._digest = state["mean-of"], state["mean-digest"]
         self._last = dict(state["last"])
-
-
-def _digest(model: Arrays) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(model):
-        digest.update(model[name].tobytes())
-    return digest.hexdigest()
