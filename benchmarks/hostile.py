@@ -22,7 +22,7 @@ from flwr_distill.protocol.messages import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES
 from flwr_distill.simulation.grid import Node
 from flwr_distill.strategies.fedhead.method import AGGREGATE_SECTOR, DISTILL_SECTOR
 from flwr_distill.strategies.hfldd.distillation import Encoded, distilled
-from flwr_distill.strategies.hfldd.method import Distillation
+from flwr_distill.strategies.hfldd.requests import Distillation
 from flwr_distill.task.datasets import Samples
 
 CLAIM = 992

@@ -63,7 +63,7 @@ from flwr_distill.distill.membership import (
 from flwr_distill.distill.shadows import Canaries, draw_members, with_canaries
 from flwr_distill.links.records import VIRTUAL_DATA
 from flwr_distill.links.seal import sealed_size
-from flwr_distill.strategies.hfldd.method import Distillation, LabelRequest
+from flwr_distill.strategies.hfldd.requests import Distillation, LabelRequest
 from flwr_distill.task.datasets import Dataset, DataSpec, Samples, load_dataset
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import TrainSettings

@@ -38,7 +38,7 @@ from flwr_distill.distill.privacy import PrivacyCard
 from flwr_distill.distill.registry import Progress as Report
 from flwr_distill.distill.registry import caution_of, formation_arguments
 from flwr_distill.server.page.words import data_size
-from flwr_distill.strategies.hfldd.method import Distillation
+from flwr_distill.strategies.hfldd.requests import Distillation
 from flwr_distill.task.datasets import DatasetError, Samples
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import ModelError

@@ -52,8 +52,10 @@ from flwr_distill.strategies.hfldd.method import (
     SOFT_LABELS,
     VOTER,
     VOTES,
-    Distillation,
     HFLDDSettings,
+)
+from flwr_distill.strategies.hfldd.requests import (
+    Distillation,
     LabelRequest,
     ParcelBounds,
     Refinement,

@@ -24,7 +24,7 @@ from flwr_distill.distill.own_network import network_arguments
 from flwr_distill.distill.registry import caution_of
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.protocol.messages import REAL_PER_VIRTUAL
-from flwr_distill.strategies.hfldd.method import Distillation, Refinement
+from flwr_distill.strategies.hfldd.requests import Distillation, Refinement
 
 BATCH = 10
 """Virtual nodes of a simulation for which a process distils in one call."""

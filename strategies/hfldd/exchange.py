@@ -24,8 +24,8 @@ from flwr_distill.strategies.hfldd.method import (
     RECEIVE,
     REFINEMENT,
     HFLDDSettings,
-    Refinement,
 )
+from flwr_distill.strategies.hfldd.requests import Refinement
 from flwr_distill.task.errors import SettingsError
 
 

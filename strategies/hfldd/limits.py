@@ -8,7 +8,7 @@ from flwr_distill.distill.formation import MAX_FORMATION
 from flwr_distill.distill.virtual_header import Bounds
 from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.strategies.common.images import chosen_formation
-from flwr_distill.strategies.hfldd.method import Distillation, ParcelBounds
+from flwr_distill.strategies.hfldd.requests import Distillation, ParcelBounds
 
 
 @dataclass(frozen=True)

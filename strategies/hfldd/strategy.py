@@ -35,9 +35,9 @@ from flwr_distill.strategies.hfldd.method import (
     OWN_DIVERGENCE,
     TRAIN_POOL,
     HFLDDSettings,
-    LabelRequest,
     soft_labels_of,
 )
+from flwr_distill.strategies.hfldd.requests import LabelRequest
 from flwr_distill.strategies.hfldd.round_mean import RoundMean
 from flwr_distill.strategies.hfldd.traffic import hfldd_bits
 from flwr_distill.strategies.hfldd.voting import hold_vote

@@ -12,7 +12,7 @@ from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.protocol.messages import SIMULATED
 from flwr_distill.strategies.hfldd import distillation
 from flwr_distill.strategies.hfldd.distillation import distilled
-from flwr_distill.strategies.hfldd.method import Distillation
+from flwr_distill.strategies.hfldd.requests import Distillation
 
 NUM_NODES = 12
 RUN_CONFIG = {"partition.scheme": "pathological", "partition.classes": 1}

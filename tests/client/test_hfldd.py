@@ -14,7 +14,7 @@ from flwr_distill.links import introduce, send
 from flwr_distill.links.records import VIRTUAL_DATA, Introduction
 from flwr_distill.links.routes import Links
 from flwr_distill.strategies.hfldd.client import keep_parcel, pooled_samples
-from flwr_distill.strategies.hfldd.method import ParcelBounds
+from flwr_distill.strategies.hfldd.requests import ParcelBounds
 
 RUN, HEAD, MEMBER = 1, 2**64 - 5, 2**64 - 6
 

@@ -14,7 +14,7 @@ from flwr_distill.strategies.feddm.method import DISTILL_AROUND
 from flwr_distill.strategies.fedlgd.client import virtual_samples
 from flwr_distill.strategies.fedlgd.method import VirtualTraining
 from flwr_distill.strategies.hfldd.distillation import distilled
-from flwr_distill.strategies.hfldd.method import Distillation
+from flwr_distill.strategies.hfldd.requests import Distillation
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model

@@ -14,7 +14,7 @@ from flwr_distill.distill.kip import VARIANTS
 from flwr_distill.distill.ntk import ntk
 from flwr_distill.distill.registry import formation_arguments
 from flwr_distill.distill.starts import start
-from flwr_distill.strategies.hfldd.method import Distillation, ParcelBounds
+from flwr_distill.strategies.hfldd.requests import Distillation, ParcelBounds
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.errors import SettingsError
 from tests.distill.builders import distilled, labelled, normal, seeded

@@ -11,7 +11,7 @@ from flwr_distill.distill import DistillError
 from flwr_distill.distill.formation import Formation
 from flwr_distill.distill.starts import smoothed, start
 from flwr_distill.server.settings import RunSettings
-from flwr_distill.strategies.hfldd.method import Distillation
+from flwr_distill.strategies.hfldd.requests import Distillation
 from flwr_distill.task.errors import SettingsError
 from tests.distill.builders import normal, seeded
 from tests.errors import at

@@ -11,7 +11,7 @@ from flwr_distill.server.page.run_files import flat
 from flwr_distill.server.settings import RunSettings, default_settings
 from flwr_distill.strategies.common.ensemble import EnsembleDistillation
 from flwr_distill.strategies.fedlgd.method import GlobalData, VirtualTraining
-from flwr_distill.strategies.hfldd.method import Distillation
+from flwr_distill.strategies.hfldd.requests import Distillation
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.settings import (
     TaskSettings,

@@ -9,7 +9,7 @@ from flwr_distill.distill import VirtualData
 from flwr_distill.links import send
 from flwr_distill.links.records import VIRTUAL_DATA
 from flwr_distill.strategies.hfldd.client import keep_parcel
-from flwr_distill.strategies.hfldd.method import ParcelBounds
+from flwr_distill.strategies.hfldd.requests import ParcelBounds
 from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.settings import TaskSettings
 

@@ -10,7 +10,7 @@ from flwr_distill.strategies.common.images import chosen_formation
 from flwr_distill.strategies.fedlgd.strategy import FedLGD
 from flwr_distill.strategies.hfldd import HFLDD
 from flwr_distill.strategies.hfldd.limits import Limits
-from flwr_distill.strategies.hfldd.method import Distillation
+from flwr_distill.strategies.hfldd.requests import Distillation
 from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model
