@@ -46,7 +46,7 @@ SETTINGS: Mapping[str, str] = {
         beta-2 server-learning-rate server-momentum q server-lr server-epochs server-batch-size
         sectors fixed-leader least-classes audit reference reference-size
         global-per-class global-steps every selections match groups votes refresh-every
-        refresh-steps rotate complete-clusters average-rounds budget""",
+        refresh-steps rotate complete-clusters average-rounds heads budget""",
     ),
     **_rows(
         RANGE,
@@ -66,7 +66,7 @@ SETTINGS: Mapping[str, str] = {
         rule longest leads formation first-steps contrast gradient auxiliary-size mu
         initial-steps initial-lr initial-batch-size distilled-size kip-lr kip-batch-size kip-lambda
         kip-relative bits own-divergence balanced
-        average-last restore-best left-out ranks images of-a-class steps method settings run-id
+        average-last virtual-share restore-best left-out ranks images of-a-class steps method settings run-id
         node-id round resumes columns column-means column-deviations label refine-steps""",
     ),
     **_rows(

@@ -40,11 +40,8 @@ from flwr_distill.protocol.messages import (
 )
 from flwr_distill.strategies.hfldd.distillation import Encoded, distilled, refined
 from flwr_distill.strategies.hfldd.method import (
-    AVERAGE_LAST,
-    BALANCED,
     KEPT_PARCELS,
     KNOWN,
-    LEFT_OUT,
     NUM_PARCELS,
     OWN_DIVERGENCE,
     RANKS,
@@ -58,6 +55,7 @@ from flwr_distill.strategies.hfldd.requests import (
     Distillation,
     LabelRequest,
     ParcelBounds,
+    PoolRequest,
     Refinement,
 )
 from flwr_distill.task.auxiliary_names import NOISE
@@ -202,14 +200,10 @@ def train_pool(message: Message, context: Context) -> Message:
     """Train the received model on D_h: the head's own data and its members' virtual data."""
     session = Session.of(context)
     local = LocalRound.of(session, message.content)
-    config = message.content.config_records[CONFIG]
-    samples = pooled_samples(session, _numbers(config, LEFT_OUT))
-    share = config.get(AVERAGE_LAST, 0.0)
-    reply = local.train(
-        samples,
-        balanced=bool(config.get(BALANCED, False)),
-        average_last=share if isinstance(share, float) and 0 <= share <= 1 else 0.0,
-    )
+    how = PoolRequest.checked(message.content.config_records[CONFIG], "message")
+    generator = session.generator("virtual", how.server_round)
+    samples = pooled_samples(session, how.left_out, how.virtual_share, generator)
+    reply = local.train(samples, balanced=how.balanced, average_last=how.average_last)
     reply[ARRAYS] = local.trained_model()
     reply.metric_records[METRICS][NUM_PARCELS] = len(_files(session))
     return Message(reply, reply_to=message)
@@ -279,8 +273,13 @@ def keep_parcel(session: Session, rank: int, parcel: ConfigRecord, most: ParcelB
     return True
 
 
-def pooled_samples(session: Session, left_out: Collection[int] = ()) -> Samples:
-    """D_h on the head's device: its training samples and its members' virtual data.
+def pooled_samples(
+    session: Session,
+    left_out: Collection[int] = (),
+    share: float = 1.0,
+    generator: torch.Generator | None = None,
+) -> Samples:
+    """D_h on the head's device: its training samples and a share of its members' virtual data.
 
     `left_out` are ranks of members whose virtual data are not used.
     """
@@ -288,7 +287,11 @@ def pooled_samples(session: Session, left_out: Collection[int] = ()) -> Samples:
     parcels = [parcel for rank, parcel in _parcels(session).items() if rank not in left_out]
     if not parcels:
         return own
-    received = _joined(tuple(parcels)).to(own.inputs.device)
+    received = _joined(tuple(parcels))
+    if share < 1:
+        order = torch.randperm(len(received), generator=generator)
+        received = received.subset(order[: round(share * len(received))])
+    received = received.to(own.inputs.device)
     if received.labels.ndim == 2:
         own = replace(own, labels=one_hot(own.labels, session.data.spec.num_classes).float())
     return own.with_more(received)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import zip_longest
 from logging import INFO, WARNING
 from typing import Any
 
@@ -68,10 +69,10 @@ class LiveCluster:
             if judged.get(node) is False:
                 del judged[node]
 
-    def lost(self) -> None:
-        """Note that the head no longer has its members' virtual data."""
-        self.held[self.head] = []
-        self.verdicts.pop(self.head, None)
+    def lost(self, head: int) -> None:
+        """Note that a head no longer has its members' virtual data."""
+        self.held[head] = []
+        self.verdicts.pop(head, None)
 
 
 class Clusters:
@@ -98,9 +99,22 @@ class Clusters:
     def __len__(self) -> int:
         return len(self._clusters)
 
+    @property
+    def nodes(self) -> list[int]:
+        """All nodes that are in a cluster."""
+        return [node for cluster in self for node in cluster.nodes]
+
     def by_head(self) -> dict[int, LiveCluster]:
         """Each cluster by its head."""
         return {cluster.head: cluster for cluster in self}
+
+    def by_node(self) -> dict[int, LiveCluster]:
+        """Each node's cluster."""
+        return {node: cluster for cluster in self for node in cluster.nodes}
+
+    def virtual_data_of(self, head: int) -> list[int]:
+        """Nodes whose virtual data a past or present head has."""
+        return list(self.by_node()[head].held.get(head, ()))
 
     @property
     def label_shape(self) -> tuple[int, ...]:
@@ -181,7 +195,7 @@ class Clusters:
 
     def not_placed(self, nodes: Iterable[int]) -> list[int]:
         """The nodes that are in no cluster."""
-        placed = {node for cluster in self for node in cluster.nodes}
+        placed = self.by_node()
         return [node for node in nodes if node not in placed]
 
     def place(self, node: int, soft_labels: NDArray[Any]) -> None:
@@ -221,15 +235,24 @@ class Clusters:
                 point = (place / len(self) + server_round * GOLDEN_RATIO) % 1
                 cluster.head = able[int(np.searchsorted(ends, point * ends[-1], side="right"))]
 
-    def lost(self, cluster: LiveCluster) -> None:
+    def turns(self, nodes: Collection[int]) -> Iterator[None]:
+        """Make one node after the other of each cluster its head, of those among `nodes`."""
+        rows = [[node for node in cluster.nodes if node in nodes] for cluster in self]
+        for heads in zip_longest(*rows):
+            for cluster, head in zip(self, heads, strict=True):
+                if head is not None:
+                    cluster.head = head
+            yield
+
+    def lost(self, head: int) -> None:
         """Note that a head lost its members' virtual data.
 
         It is replaced if that has happened before, or one head could have them sent every round.
         """
-        cluster.lost()
-        if cluster.head in self._losers:
-            self.failed.add(cluster.head)
-        self._losers.add(cluster.head)
+        self.by_node()[head].lost(head)
+        if head in self._losers:
+            self.failed.add(head)
+        self._losers.add(head)
 
     def forget_other_heads(self) -> None:
         """Note that earlier heads' virtual data are outdated."""

@@ -13,7 +13,7 @@ from flwr_distill.base.text import counted
 from flwr_distill.links.records import VIRTUAL_DATA, LinkMode
 from flwr_distill.links.routes import Links
 from flwr_distill.protocol.messages import ARRAYS, CONFIG, METRICS, PARCEL, ROUTE
-from flwr_distill.protocol.replies import NothingUsableError, number, usable
+from flwr_distill.protocol.replies import number, usable
 from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.strategies.common.retries import Retries
 from flwr_distill.strategies.hfldd.clusters import Clusters, LiveCluster
@@ -66,11 +66,7 @@ class Exchange:
     def complete(
         self, server_round: int, arrays: ArrayRecord, grid: Grid, *, forming: bool
     ) -> None:
-        """Have members send to heads without their data, or all of them refined data.
-
-        Raises NothingUsableError if the clusters were just formed, and no head has received
-        anything.
-        """
+        """Have members send to heads without their data, or all of them refined data."""
         connected = set(grid.get_node_ids())
         every = self.settings.refresh_every
         refining = every > 0 and (server_round - 1) % every == 0 and not forming
@@ -78,7 +74,7 @@ class Exchange:
         senders = {
             node: cluster
             for node, cluster in waiting(connected).items()
-            if self.retries.due(node, server_round)
+            if self.retries.due(node, server_round) and self.retries.due(cluster.head, server_round)
         }
         if not senders:
             return
@@ -89,17 +85,20 @@ class Exchange:
             how = Refinement(server_round=server_round, steps=self.settings.refresh_steps)
             request.update({REFINEMENT: _record(how), ARRAYS: arrays})
             self.models_to_members += len(routes)
-        self._hand_over(self._collect(request, routes, links, grid), server_round, grid)
+        deliveries = self._collect(request, routes, links, grid)
+        self._hand_over(deliveries, server_round, grid)
         if refining:
             self.clusters.forget_other_heads()
-        if forming and not any(cluster.held_by_head for cluster in self.clusters):
-            members = counted(len(senders), "member")
-            raise NothingUsableError(f"the heads received no virtual data from their {members}")
+        failed = set()
         for node, cluster in senders.items():
             if node not in cluster.held_by_head:
-                self.retries.failed(node, server_round)
+                # A head that keeps nothing of anybody has failed, not those that sent it data.
+                unheard = node in deliveries and not cluster.held_by_head
+                failed.add(cluster.head if unheard else node)
                 self.directory.forget(node)
                 self.directory.forget(cluster.head)
+        for node in failed:
+            self.retries.failed(node, server_round)
 
     def _routes(
         self, senders: Mapping[int, LiveCluster], links: Links, *, forming: bool

@@ -1,6 +1,6 @@
 """HFLDD: messages between server and nodes, settings and declaration."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -55,6 +55,7 @@ RANKS = "ranks"
 """Config keys of the request for votes, see `VoteRequest`."""
 BALANCED = "balanced"
 AVERAGE_LAST = "average-last"
+VIRTUAL_SHARE = "virtual-share"
 LEFT_OUT = "left-out"
 """Config keys of a head's train message, see `PoolRequest`."""
 
@@ -71,11 +72,15 @@ class HFLDDSettings(LabelKnowledge, Distillation):
     groups: Annotated[int, Field(ge=0)] = 0
     """K, the homogeneous groups; 0 takes the K with the best silhouette, at most the number of
     classes."""
+    heads: Literal["one", "all"] = "one"
+    """Who of a cluster trains: ``one`` node a round, as in the paper, or ``all`` nodes, as many of
+    them as ``fraction-train`` says. With ``all``, every node gets the others' virtual data and
+    trains on a share of them, which falls evenly to 0 over the first half of the rounds."""
     balanced: bool = True
-    """Whether heads draw classes evenly from D_h."""
+    """Whether the one head draws classes evenly from D_h."""
     votes: bool = False
     """Whether models of other heads vote on virtual data; heads leave out what is voted out. Only
-    without ``rotate`` and ``complete-clusters``."""
+    with ``heads = "one"``, and without ``rotate`` and ``complete-clusters``."""
     refresh_every: Annotated[int, Field(ge=0)] = 0
     """Rounds after which members refine their virtual data with the global model and send them
     again; 0 never."""
@@ -98,11 +103,20 @@ class HFLDDSettings(LabelKnowledge, Distillation):
     @field_validator("refresh_every")
     @classmethod
     def _can_refine(cls, every: int, info: ValidationInfo) -> int:
+        if every and info.data.get("heads") == "all":
+            raise ValueError('only one head is refined for: heads = "all" (set it to 0)')
         if every and info.data.get("share_raw_data"):
             raise ValueError("there is nothing to refine in raw data (set it to 0)")
         if every and info.data.get("dp_epsilon"):
             raise ValueError("refining has no differential privacy (set it to 0)")
         return every
+
+    @field_validator("votes")
+    @classmethod
+    def _has_other_heads(cls, on: bool, info: ValidationInfo) -> bool:
+        if on and info.data.get("heads") == "all":
+            raise ValueError('heads = "all" leaves no model that can judge (set it to false)')
+        return on
 
     @field_validator("rotate", "complete_clusters")
     @classmethod

@@ -174,6 +174,8 @@ class PoolRequest(TrainRequest):
     """Whether classes are drawn evenly."""
     average_last: Share = 0.0
     """Share of its steps over which it averages its weights."""
+    virtual_share: Share = 1.0
+    """Share of the received virtual data to train on, drawn in each round."""
     left_out: list[Count] = Field(default_factory=list)
     """Ranks of the members whose virtual data were voted out."""
 

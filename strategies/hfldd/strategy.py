@@ -22,10 +22,11 @@ from flwr_distill.strategies.common.checked import RobustFedAvg, Update
 from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.strategies.common.images import chosen_formation
 from flwr_distill.strategies.common.run import Run
-from flwr_distill.strategies.common.topology import Topology
+from flwr_distill.strategies.common.topology import FlatClusters, Topology
 from flwr_distill.strategies.common.waiting import connected_nodes
 from flwr_distill.strategies.hfldd.clusters import Clusters
 from flwr_distill.strategies.hfldd.exchange import Exchange
+from flwr_distill.strategies.hfldd.heads import Heads, virtual_share
 from flwr_distill.strategies.hfldd.method import (
     AVERAGE_LAST,
     BALANCED,
@@ -34,6 +35,7 @@ from flwr_distill.strategies.hfldd.method import (
     NUM_PARCELS,
     OWN_DIVERGENCE,
     TRAIN_POOL,
+    VIRTUAL_SHARE,
     HFLDDSettings,
     soft_labels_of,
 )
@@ -83,9 +85,12 @@ class HFLDD(RobustFedAvg):
         members send; None leaves only the general bound of links.
     num_classes : int, optional (default: None)
         Classes of the task, which soft labels must have; None takes what most nodes send.
+    num_rounds : int (default: 0)
+        Rounds of the run, over whose first half virtual data fade with ``heads="all"``; with 0 they
+        stay.
     **kwargs
         Settings (`strategies.hfldd.method.HFLDDSettings`), and what Flower's FedAvg takes. Its
-        sampling of training nodes is not used: all heads train.
+        sampling of training nodes is used with ``heads="all"``.
 
     Notes
     -----
@@ -94,7 +99,7 @@ class HFLDD(RobustFedAvg):
     """
 
     settings: HFLDDSettings = HFLDDSettings()
-    run_arguments = ("links", "phase_timeout", "seed", "directory", "aggregator")
+    run_arguments = ("links", "phase_timeout", "seed", "directory", "aggregator", "num_rounds")
 
     def __init__(
         self,
@@ -105,9 +110,11 @@ class HFLDD(RobustFedAvg):
         directory: Directory | None = None,
         image_shape: tuple[int, ...] | None = None,
         num_classes: int | None = None,
+        num_rounds: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self._num_rounds = num_rounds
         self.num_classes = num_classes
         self.phase_timeout = phase_timeout
         self.labels: dict[int, NDArray[Any]] = {}
@@ -120,6 +127,7 @@ class HFLDD(RobustFedAvg):
         self._exchange = Exchange(
             self._clusters, self._directory, self.settings, links, phase_timeout, image_shape
         )
+        self._heads = Heads(self._clusters, self._directory, self._exchange)
         if image_shape is not None:
             chosen_formation("hfldd.formation", self.settings.formation, image_shape)
         if self.settings.share_raw_data:
@@ -160,9 +168,13 @@ class HFLDD(RobustFedAvg):
         super().summary()
 
     @property
-    def topology(self) -> Topology | None:
+    def topology(self) -> Topology | FlatClusters | None:
         """The current clusters; None before they are formed."""
-        return self._clusters.topology if self._clusters else None
+        if not self._clusters:
+            return None
+        if self.settings.heads == "all":
+            return FlatClusters(tuple(tuple(cluster.nodes) for cluster in self._clusters))
+        return self._clusters.topology
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -174,27 +186,27 @@ class HFLDD(RobustFedAvg):
             self._form_clusters(grid)
         else:
             self._place_new_nodes(server_round, grid)
-            connected = set(grid.get_node_ids())
-            if self.settings.rotate:
-                nodes = [node for cluster in self._clusters for node in cluster.nodes]
-                samples = self._directory.samples(nodes)
-                self._clusters.rotate_heads(server_round, connected, samples)
-            self._clusters.replace_heads(server_round, connected)
-        self._exchange.complete(server_round, arrays, grid, forming=forming)
-        connected = set(grid.get_node_ids())
-        heads = [cluster.head for cluster in self._clusters if cluster.head in connected]
-        if len(heads) < len(self._clusters):
-            away = len(self._clusters) - len(heads)
-            log(WARNING, "HFLDD: nobody of %s is connected", counted(away, "cluster"))
-        self._clusters.failed = set(heads)
+        if self.settings.heads == "all":
+            sampled = super().configure_train(server_round, arrays, config, grid)
+            nodes = [message.metadata.dst_node_id for message in sampled]
+            share = virtual_share(server_round, self._num_rounds)
+            heads = self._heads.each_of(
+                nodes, server_round, arrays, grid, complete=share > 0, forming=forming
+            )
+            how: dict[str, Any] = {VIRTUAL_SHARE: share}
+        else:
+            rotate = self.settings.rotate
+            heads = self._heads.one_a_cluster(
+                server_round, arrays, grid, rotate=rotate, forming=forming
+            )
+            how = {BALANCED: self.settings.balanced}
         self._alone = len(heads) == 1
         if self._alone and self.settings.average_rounds:
             self.start_of_round = self._mean.start(self.start_of_round)
             arrays = as_record(self.start_of_round)
-        average_last = self.settings.average_last if self._alone else 0.0
-        how = {BALANCED: self.settings.balanced, AVERAGE_LAST: average_last}
+        how[AVERAGE_LAST] = self.settings.average_last if self._alone else 0.0
         config = ConfigRecord({**config, SERVER_ROUND: server_round, **how})
-        clusters = self._clusters.by_head()
+        clusters = self._clusters.by_node()
         messages = []
         for head in heads:
             ranks = clusters[head].ranks(clusters[head].left_out)
@@ -206,22 +218,21 @@ class HFLDD(RobustFedAvg):
     def read(self, reply: Message) -> Update:
         """Read and check a head's reply; it counts for no more samples than it can have."""
         update = super().read(reply)
-        members = self._clusters.by_head()[update.node].held_by_head
-        nodes = [node for cluster in self._clusters for node in cluster.nodes]
-        most = self._exchange.limits.pool(update.node, members, nodes)
+        members = self._clusters.virtual_data_of(update.node)
+        most = self._exchange.limits.pool(update.node, members, self._clusters.nodes)
         return replace(update, num_examples=min(update.num_examples, most))
 
     def combine(self, updates: list[Update]) -> Arrays:
         """Average the heads' models; note which heads failed or lost virtual data."""
         self._clusters.failed -= {update.node for update in updates}
-        clusters = self._clusters.by_head()
         for update in updates:
-            cluster = clusters[update.node]
+            members = self._clusters.virtual_data_of(update.node)
             num_parcels = update.reply.content.metric_records[METRICS].get(NUM_PARCELS)
-            if isinstance(num_parcels, int) and num_parcels < len(cluster.held_by_head):
+            if isinstance(num_parcels, int) and num_parcels < len(members):
                 log(WARNING, "Head %d lost virtual data; members send them again", update.node)
                 self._directory.forget(update.node)  # it may have lost its key as well
-                self._clusters.lost(cluster)
+                self._clusters.lost(update.node)
+                self._exchange.retries.failed(update.node, self._server_round)
         if self.settings.votes:
             models = {update.node: update.arrays for update in updates}
             hold_vote(
@@ -256,13 +267,13 @@ class HFLDD(RobustFedAvg):
         if not self._clusters:
             return 0
         return hfldd_bits(
-            num_clients=sum(len(cluster.nodes) for cluster in self._clusters),
+            num_clients=len(self._clusters.nodes),
             num_auxiliary=self.settings.auxiliary_size,
             num_classes=self._clusters.label_shape[-1],
             distilled_values=self._exchange.distilled_values,
             bits_per_value=self.settings.bits_sent,
             models_to_members=self._exchange.models_to_members,
-            num_heads=len(self._clusters),
+            num_heads=len(self._clusters.nodes if self.settings.heads == "all" else self._clusters),
             num_weights=num_weights,
             num_rounds=num_rounds,
         )
@@ -333,10 +344,11 @@ class HFLDD(RobustFedAvg):
 
     def _warn_of_missing_classes(self, grid: Grid) -> None:
         """Warn of clusters that miss classes that other nodes have, if all nodes report theirs."""
-        nodes = [node for cluster in self._clusters for node in cluster.nodes]
+        nodes = self._clusters.nodes
         about = self._directory.look_up(grid, nodes, self.phase_timeout)
         held = {node: about[node].classes for node in nodes}
-        self._say_if_few_train({node: classes for node, classes in held.items() if classes})
+        if self.settings.heads == "one":
+            self._say_if_few_train({node: classes for node, classes in held.items() if classes})
         missing = self._clusters.missing_classes(held)
         if missing:
             names = {
@@ -362,8 +374,8 @@ class HFLDD(RobustFedAvg):
             log(
                 INFO,
                 "HFLDD: %d of %s train a round, and a node has %g of %d classes. Where virtual "
-                "data say little, as of photographs, the mean of all nodes' models may learn more "
-                '(strategy="fedavg")',
+                "data say little, as of photographs, training on all nodes may learn more (set "
+                'hfldd.heads to "all")',
                 heads,
                 counted(len(held), "node"),
                 usual,
@@ -405,7 +417,11 @@ def _check_summed(settings: HFLDDSettings) -> None:
     """Refuse settings that need heads' single models."""
     for name, value, reason in (
         ("votes", settings.votes, "each head's model votes by itself"),
-        ("complete-clusters", settings.complete_clusters, "heads may be too few to hide a model"),
+        (
+            "complete-clusters",
+            settings.complete_clusters and settings.heads == "one",
+            "heads may be too few to hide a model",
+        ),
     ):
         if value:
             raise SettingsError(

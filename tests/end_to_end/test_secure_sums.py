@@ -41,6 +41,7 @@ FEDLGD = {
         {"strategy": "fedavg"},
         {"strategy": "fedprox", "train.proximal-mu": 0.1},
         {"strategy": "hfldd", "model": "resnet8", "hfldd.complete-clusters": False},
+        {"strategy": "hfldd", "hfldd.heads": "all"},
         {"strategy": "fedlgd", **FEDLGD},
         {"strategy": "analytic", "model": "random-features"},
     ],

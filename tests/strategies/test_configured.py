@@ -112,6 +112,8 @@ def test_no_constructor_repeats_a_setting(name):
         ({"groups": -1}, SettingsError, "groups = -1"),
         ({"groups": "many"}, SettingsError, "groups = 'many'"),
         ({"refresh_every": 5, "share_raw_data": True}, SettingsError, "refresh-every = 5"),
+        ({"refresh_every": 5, "heads": "all"}, SettingsError, "refresh-every = 5"),
+        ({"votes": True, "heads": "all"}, SettingsError, "votes = True"),
         ({"gruops": 10}, TypeError, "gruops"),
         ({"settings": MOONSettings()}, TypeError, "MOONSettings"),
     ],

@@ -295,3 +295,4 @@ def test_settings_that_need_single_models_are_refused_with_secure_sums(setting, 
     with pytest.raises(SettingsError, check=at(setting, value=True)):
         HFLDD.from_run(HFLDDSettings(**settings), a_run(secure_sums=True))
     HFLDD.from_run(HFLDDSettings(complete_clusters=False), a_run(secure_sums=True))
+    HFLDD.from_run(HFLDDSettings(heads="all"), a_run(secure_sums=True))

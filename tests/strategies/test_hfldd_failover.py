@@ -14,8 +14,10 @@ from flwr_distill.strategies.hfldd import HFLDD
 from flwr_distill.strategies.hfldd.clusters import Clusters
 from flwr_distill.strategies.hfldd.method import (
     DISTILL,
+    KEPT_PARCELS,
     LABEL_KNOWLEDGE,
     NUM_PARCELS,
+    RECEIVE,
     TRAIN_POOL,
 )
 
@@ -364,5 +366,84 @@ def test_a_head_that_claims_to_have_lost_its_data_again_and_again_is_replaced(fe
     federation.run()
     federation.run()
     assert federation.cluster_of(cluster.head).head != cluster.head
+    federation.run()  # as a member it is asked again now, after its failures as a head
     federation.run()
     assert federation.asked[DISTILL] == 0
+
+
+@pytest.fixture
+def all_heads(client_grid, distillations):
+    return Federation(client_grid(6, RUN_CONFIG), heads="all", num_rounds=8)
+
+
+def test_where_all_train_each_node_distils_once_and_gets_the_others_data_once(
+    all_heads, distillations
+):
+    replies = all_heads.run()
+    sizes = [len(cluster) for cluster in all_heads.strategy.topology.clusters]
+    assert set(replies) == set(all_heads.ids)
+    for cluster in all_heads.strategy.topology.clusters:
+        assert {all_heads.parcels(replies, node) for node in cluster} == {len(cluster) - 1}
+    assert distillations["distilled"] == sum(size for size in sizes if size > 1)
+    all_heads.run()
+    assert all_heads.asked[DISTILL] == 0
+
+
+def test_where_all_train_virtual_data_fade_to_none_over_half_of_the_rounds(all_heads):
+    counts = [
+        sum(reply.content["metrics"]["num-examples"] for reply in all_heads.run().values())
+        for _ in range(6)
+    ]
+    received = sum(len(c) * (len(c) - 1) for c in all_heads.strategy.topology.clusters) * PER_NODE
+    assert np.diff(counts).tolist() == pytest.approx([-received / 4] * 4 + [0], abs=6)
+    assert counts[-1] == counts[0] - received
+
+
+def test_where_all_train_no_more_do_than_fraction_train_says(client_grid, distillations):
+    federation = Federation(
+        client_grid(6, RUN_CONFIG), heads="all", num_rounds=8, fraction_train=0.5
+    )
+    replies = federation.run()
+    assert len(replies) == 3
+    assert federation.asked[TRAIN_POOL] == 3
+    held = [node for cluster in federation.strategy._clusters for node in cluster.held]
+    assert set(held) <= set(replies)
+
+
+def test_where_all_train_a_node_that_refuses_virtual_data_delays_none_but_its_own(all_heads):
+    def refuse(content):
+        content["metrics"][KEPT_PARCELS] = []
+
+    refusing = all_heads.ids[0]
+    spoil(all_heads.grid, refusing, refuse, RECEIVE)
+    replies = all_heads.run()
+    cluster = next(c for c in all_heads.strategy.topology.clusters if refusing in c)
+    for node in set(cluster) - {refusing}:
+        assert all_heads.parcels(replies, node) >= len(cluster) - 2
+
+
+def test_where_all_train_a_node_that_keeps_losing_its_data_is_sent_them_ever_more_rarely(
+    client_grid, distillations
+):
+    federation = Federation(client_grid(6, RUN_CONFIG), heads="all")
+    federation.run()
+    node = next(c for c in federation.strategy.topology.clusters if len(c) > 1)[0]
+
+    def forget(content):
+        content["metrics"][NUM_PARCELS] = 0
+
+    spoil(federation.grid, node, forget, TRAIN_POOL)
+    sent = []
+    for _ in range(9):
+        federation.run()
+        sent.append(federation.asked[DISTILL] > 0)
+    assert sent == [False, True, False, True, False, False, False, True, False]
+
+
+def test_where_all_train_a_resumed_strategy_sends_nothing_again(all_heads):
+    all_heads.run()
+    state = all_heads.strategy.state_dict()
+    all_heads.strategy = Federation(all_heads.grid, heads="all", num_rounds=8).strategy
+    all_heads.strategy.load_state_dict(state)
+    assert set(all_heads.run()) == set(all_heads.ids)
+    assert all_heads.asked[DISTILL] == 0

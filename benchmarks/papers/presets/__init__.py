@@ -73,6 +73,7 @@ OFF: Settings = {
     "hfldd.complete-clusters": False,
     "hfldd.dp-epsilon": 0.0,
     "hfldd.formation": 1,
+    "hfldd.heads": "one",
     "hfldd.refresh-every": 0,
     "hfldd.rotate": False,
     "hfldd.votes": False,

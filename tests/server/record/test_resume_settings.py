@@ -61,6 +61,7 @@ OTHERS = {
     "aggregator-args": '{"num_malicious_nodes": 1}',
     "defence": "on",
     "hfldd.distiller": "dm",
+    "hfldd.heads": "all",
     "hfldd.start": "class-stats",
     "hfldd.auxiliary": "fashion-mnist",
     "hfldd.network": "my_pkg.nets:Encoder",
