@@ -33,7 +33,7 @@ class Race:
     results: dict[str, float | None] = field(default_factory=dict)
     """Accuracies on what nodes hold out, of those that have trained in the contest under way."""
     samples: float = 0
-    """Samples that nodes hold out, as the latest evaluation counts them."""
+    """Held-out samples on which a plain mean would be as certain as the latest evaluation."""
     contests: list[Mapping[str, float | None]] = field(default_factory=list)
     """The results of those that are over, the leader's first."""
 

@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from logging import INFO, WARNING
 from random import Random
@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from flwr_distill.base.text import counted
 from flwr_distill.protocol.arrays import as_arrays, as_tensors
-from flwr_distill.protocol.messages import ARRAYS, CONFIG, NUM_EXAMPLES, SERVER_ROUND
+from flwr_distill.protocol.messages import ARRAYS, CONFIG, SERVER_ROUND
 from flwr_distill.protocol.method import CHOICE
-from flwr_distill.protocol.replies import NothingUsableError, number, usable
+from flwr_distill.protocol.replies import NothingUsableError, usable
+from flwr_distill.strategies.auto.judge import EVAL_ACCURACY, held_out_accuracy
 from flwr_distill.strategies.auto.method import CANDIDATES, AutoSettings
 from flwr_distill.strategies.auto.race import Race
 from flwr_distill.strategies.auto.rule import ON_FROZEN, Candidates, candidates, held_suffices
@@ -37,7 +38,6 @@ from flwr_distill.task.plugin import import_object
 MAX_ASKED = 100
 """Nodes whose labels are looked at; how these differ says enough of a thousand."""
 MIN_ASKED = 2
-EVAL_ACCURACY = "eval-accuracy"
 SAMPLES = 200
 """Of the auxiliary set, by whose soft labels nodes are compared; only their mean counts."""
 
@@ -98,6 +98,7 @@ class Auto(Strategy):
         self._counted = 0
         self._grid: Grid | None = None
         self._evaluating: Sequence[int] = ()
+        self._classes: Mapping[int, Collection[int]] = {}
         self._model = model
         self._num_classes = num_classes
         self._auxiliary = auxiliary
@@ -181,6 +182,8 @@ class Auto(Strategy):
         model = self._models.get(self._running, self._best or arrays)
         content = RecordDict({ARRAYS: model, CONFIG: config})
         self._evaluating = self._some_nodes(grid)
+        known = self._directory.look_up(grid, self._evaluating, self._timeout)
+        self._classes = {node: about.classes or () for node, about in known.items()}
         return [Message(content, node, MessageType.EVALUATE) for node in self._evaluating]
 
     def aggregate_evaluate(
@@ -192,12 +195,12 @@ class Auto(Strategy):
             self.race.record(self._running, None)
             self._count_bytes()
             return metrics
-        most = self._directory.samples(self._evaluating)
-        accuracy, samples = held_out_accuracy(usable(replies), most)
+        samples = self._directory.samples(self._evaluating)
+        accuracy, certainty = held_out_accuracy(usable(replies), samples, self._classes)
         if accuracy is None:
             log(WARNING, "Auto: no node has evaluated round %d, by %s", server_round, self._running)
         self._count_bytes()
-        self.race.record(self._running, accuracy, samples)
+        self.race.record(self._running, accuracy, certainty)
         self._settle()
         return None if accuracy is None else MetricRecord({EVAL_ACCURACY: accuracy})
 
@@ -347,22 +350,6 @@ class Auto(Strategy):
                 batch_size=request.initial_batch_size,
             ),
         )
-
-
-def held_out_accuracy(
-    replies: Iterable[Message], most: Mapping[int, int]
-) -> tuple[float | None, float]:
-    """Share of the samples that nodes hold out that a model gets right, and their number.
-
-    A node counts for no more samples than it has by `most`.
-    """
-    total = right = 0.0
-    for reply in replies:
-        samples = number(reply, NUM_EXAMPLES)
-        samples = min(samples, most.get(reply.metadata.src_node_id, samples))
-        total += samples
-        right += samples * number(reply, EVAL_ACCURACY)
-    return right / total if total else None, total
 
 
 def _ranking(contest: Mapping[str, float | None]) -> str:
