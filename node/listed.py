@@ -67,7 +67,8 @@ SETTINGS: Mapping[str, str] = {
         initial-steps initial-lr initial-batch-size distilled-size kip-lr kip-batch-size kip-lambda
         kip-relative bits own-divergence balanced
         average-last virtual-share restore-best left-out ranks images of-a-class steps method
-        settings run-id node-id round resumes columns column-means column-deviations label refine-steps""",
+        settings run-id node-id round resumes columns column-means column-deviations label
+        refine-steps""",
     ),
     **_rows(
         LINKS,
