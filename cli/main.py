@@ -15,6 +15,7 @@ from flwr_distill.cli.distill import audit, distill
 from flwr_distill.cli.doctor import doctor
 from flwr_distill.cli.edge import edge
 from flwr_distill.cli.errors import FileErrors
+from flwr_distill.cli.evaluate import evaluate
 from flwr_distill.cli.federation import status, stop, up
 from flwr_distill.cli.node import node
 from flwr_distill.cli.policy import outbox, policy
@@ -72,7 +73,7 @@ _COMMANDS: dict[str, list[Callable[..., Any]]] = {
     _FEDERATION: [up, run, simulate, status, stop, register],
     _NODE: [node, edge, doctor, outbox],
     _DATA: [partition, distill, audit],
-    _RESULTS: [report, predict],
+    _RESULTS: [report, evaluate, predict],
 }
 for panel, commands in _COMMANDS.items():
     for command in commands:

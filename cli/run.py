@@ -73,37 +73,53 @@ def run(
     Without options it runs on the federation of `flwr-distill up`, with all its nodes; otherwise on
     the named SuperLink. After Ctrl-C the run continues.
     """
-    from flwr_distill.server.settings import RunSettings  # here: imports Flower
-
     with exit_on(RunConfigError, SettingsError, command="run"):
         overrides = read_settings(preset, run_config)
-        settings = RunSettings.from_run_config(overrides)
+        checked(overrides)
     user = user_of(user_certificate, user_key, "run")
     link = find_superlink(superlink, root_certificates, insecure, user, state_dir, "run")
-    if link.federation:
-        with exit_on(SettingsError, ResultsError, command="run"):
-            _check_here(settings, Path(link.federation.working_dir))
-        _check_data_set(overrides, link.federation.node_dirs)
-        overrides = {"min-nodes": len(link.federation.node_dirs)} | overrides
+    folder = run_to_its_end(link, overrides, timeout, "run")
+    if folder:
+        show_results(Console(), folder if runs_dir is None else runs_dir / folder.name)
 
-    console = Console()
-    with RunLog(console) as log:
-        outcome = _follow(link, overrides, log, timeout)
+
+def checked(overrides: Mapping[str, RunConfigValue]) -> RunSettings:
+    """The settings of a run; SettingsError if one is unknown or out of range."""
+    from flwr_distill.server.settings import RunSettings  # here: imports Flower
+
+    return RunSettings.from_run_config(overrides)
+
+
+def run_to_its_end(
+    link: Connection, overrides: dict[str, RunConfigValue], timeout: float, command: str
+) -> Path | None:
+    """Submit a run and show its log; give the server's folder of its results, if the log names it.
+
+    The command ends with 1 if the run fails, or cannot be started on this federation.
+    """
+    if link.federation:
+        with exit_on(SettingsError, ResultsError, command=command):
+            _check_here(checked(overrides), Path(link.federation.working_dir))
+        _check_data_set(overrides, link.federation.node_dirs, command)
+        overrides = {"min-nodes": len(link.federation.node_dirs)} | overrides
+    with RunLog(Console()) as log:
+        outcome = _follow(link, overrides, log, timeout, command)
     if not outcome.completed:
         if outcome.status == "finished:stopped":
-            fail(f"run {outcome.run_id} was stopped", "run")
+            fail(f"run {outcome.run_id} was stopped", command)
         reason = log.reason(outcome.details) or "the log above says why"
-        fail(f"run {outcome.run_id} failed: {reason}", "run")
-    if log.folder:
-        show_results(console, log.folder if runs_dir is None else runs_dir / log.folder.name)
+        fail(f"run {outcome.run_id} failed: {reason}", command)
+    return log.folder
 
 
-def _check_data_set(overrides: Mapping[str, RunConfigValue], node_dirs: list[str]) -> None:
+def _check_data_set(
+    overrides: Mapping[str, RunConfigValue], node_dirs: list[str], command: str
+) -> None:
     """End the command if nodes have their own data, and no data set is named."""
     files = [Path(folder) / NODE_CONFIG for folder in node_dirs]
     configs = [tomllib.loads(file.read_text("utf-8")) for file in files if file.exists()]
     if "dataset" not in overrides and any("data" in config for config in configs):
-        fail("these nodes have their own data: give -c 'dataset=\"private\"'", "run")
+        fail("these nodes have their own data: give -c 'dataset=\"private\"'", command)
 
 
 def read_settings(preset: str | None, run_config: list[str] | None) -> dict[str, RunConfigValue]:
@@ -139,7 +155,11 @@ def _check_here(settings: RunSettings, working_dir: Path) -> None:
 
 
 def _follow(
-    link: Connection, overrides: dict[str, RunConfigValue], log: RunLog, timeout: float
+    link: Connection,
+    overrides: dict[str, RunConfigValue],
+    log: RunLog,
+    timeout: float,
+    command: str,
 ) -> RunOutcome:
     """Submit the run and follow it; Ctrl-C ends only the command."""
     run_id = ""
@@ -150,7 +170,7 @@ def _follow(
         log.show(line)
 
     try:
-        with exit_on(RunError, SuperLinkError, command="run"):
+        with exit_on(RunError, SuperLinkError, command=command):
             return submit(APP_DIR, overrides, control=lambda: link.open(timeout), on_line=show)
     except KeyboardInterrupt:
         if run_id:

@@ -6,11 +6,15 @@ import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from flwr_distill.strategies.common.sections import Table as PageTable
 
 
 class Waiting:
@@ -151,3 +155,17 @@ def results_table(title: str, results: Mapping[str, Mapping[str, Any]]) -> Table
     if warnings:
         table.caption = Text("\n".join(warnings), style="yellow", justify="left")
     return table
+
+
+def in_terminal(title: str, table: PageTable) -> Table:
+    """A table of a page, for the terminal."""
+    printed = Table(title=title)
+    for column in table.columns:
+        printed.add_column(
+            column.lstrip("#"),
+            justify="right" if column.startswith("#") else "left",
+            overflow="fold",
+        )
+    for row in table.rows:
+        printed.add_row(*map(escape, row))
+    return printed

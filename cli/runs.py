@@ -1,7 +1,7 @@
 """`flwr-distill runs` and `report`: list, show and compare runs, export models, remove nodes."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -17,9 +17,7 @@ from flwr_distill.cli.run_folders import (
     run_folders,
     shortest,
 )
-
-if TYPE_CHECKING:
-    from flwr_distill.strategies.common.sections import Table as PageTable
+from flwr_distill.cli.run_log import in_terminal
 
 runs = typer.Typer(
     help="List, show and compare runs; export their models, remove nodes from them.",
@@ -98,7 +96,7 @@ def compare(
     from flwr_distill.server.page.comparison_page import comparison_tables
 
     for title, table in comparison_tables(files):
-        Console().print(_in_terminal(title, table))
+        Console().print(in_terminal(title, table))
 
 
 @runs.command()
@@ -174,19 +172,6 @@ def forget(
         score = remove_nodes(files.folder, nodes)
     accuracy = f", accuracy {percent(float(str(score['accuracy'])))}" if score else ""
     typer.echo(f"{files.folder} without {', '.join(nodes)}{accuracy}")
-
-
-def _in_terminal(title: str, table: "PageTable") -> Table:
-    printed = Table(title=title)
-    for column in table.columns:
-        printed.add_column(
-            column.lstrip("#"),
-            justify="right" if column.startswith("#") else "left",
-            overflow="fold",
-        )
-    for row in table.rows:
-        printed.add_row(*map(escape, row))
-    return printed
 
 
 def report(

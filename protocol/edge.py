@@ -92,6 +92,8 @@ def why_not_above(run_config: Mapping[str, RunConfigValue]) -> str:
             "secure-sums = true needs the nodes themselves (start the run without; the edge can "
             "have it below: flwr-distill edge -c secure-sums=true)"
         )
+    if run_config.get("evaluate.model"):
+        return "evaluate.model is evaluated by nodes themselves (start flwr-distill evaluate below)"
     if run_config.get("start"):
         return f"start = {run_config['start']!r} asks nodes for more than a model ({AVERAGES})"
     strategy = str(run_config.get("strategy", ""))

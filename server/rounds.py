@@ -124,8 +124,11 @@ class Rounds:
 
         Raises NothingLearntError if no round changed it, or too many in a row did not.
         """
+        arrays: ArrayRecord | None
         try:
-            if isinstance(self.strategy, Observed):
+            if self.settings.evaluate.model:
+                arrays = self._evaluated()
+            elif isinstance(self.strategy, Observed):
                 arrays = OwnLoop(self).run(self.strategy)
             else:
                 arrays = self._loop(done)
@@ -155,11 +158,24 @@ class Rounds:
             if model is not None:
                 learnt = arrays = model
             _log_metrics("train", metrics)
-            messages = strategy.configure_evaluate(server_round, arrays, ConfigRecord(), self.grid)
-            replies = self.grid.send_and_receive(self.readable(messages), timeout=timeout)
-            _log_metrics("evaluate", strategy.aggregate_evaluate(server_round, replies))
+            self._evaluate_on_nodes(server_round, arrays)
             self.end_round(server_round, arrays)
         return learnt
+
+    def _evaluate_on_nodes(self, server_round: int, arrays: ArrayRecord) -> bool:
+        """Have the strategy's nodes evaluate a model; whether any has."""
+        strategy, timeout = self.strategy, self.settings.phase_timeout
+        messages = strategy.configure_evaluate(server_round, arrays, ConfigRecord(), self.grid)
+        replies = self.grid.send_and_receive(self.readable(messages), timeout=timeout)
+        _log_metrics("evaluate", strategy.aggregate_evaluate(server_round, replies))
+        return any(reply.has_content() for reply in replies)
+
+    def _evaluated(self) -> ArrayRecord:
+        """The model that the run evaluates, once it has; NothingUsableError if no node did."""
+        if not self._evaluate_on_nodes(0, self.model):
+            raise NothingUsableError("no node has evaluated the model")
+        self.end_round(0, self.model)
+        return self.model
 
     def aggregate(
         self,
@@ -301,6 +317,8 @@ class Rounds:
     def _formula_bytes(self, arrays: ArrayRecord) -> dict[str, float]:
         """Cost of the run by the formulas of FedAvg and of the method, in bytes."""
         num_nodes, rounds = len(self.roster.nodes), self.settings.num_rounds
+        if not rounds:
+            return {}  # formulas are of training
         num_weights = sum(array.numpy().size for array in arrays.values())
         bits = {"fedavg (HFLDD, eq. 3)": fedavg_bits(num_nodes, num_weights, rounds)}
         if self.method and self.method.formulas:

@@ -1,4 +1,4 @@
-"""Checks that what a run is to be scored by is known in it."""
+"""Checks that what a run is to be scored by is known in it, and what an evaluation needs."""
 
 from flwr_distill.protocol.method import Method
 from flwr_distill.server.settings import RunSettings
@@ -6,15 +6,21 @@ from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.scores import MAX_CLASSES
 from flwr_distill.task.settings import BALANCED, NO_WEIGHTS, stated_weights
 
+PLAIN = "fedavg"
+"""Strategy of a run that evaluates a model: Flower's plain messages."""
+
 
 def check_scoring(
     settings: RunSettings, method: Method | None, *, num_classes: int, tests: bool
 ) -> None:
-    """Check ``best-metric``, ``evaluate.counts`` and ``train.class-weights``.
+    """Check ``best-metric``, ``evaluate.*`` and ``train.class-weights``.
 
     `tests` says whether the server has test samples. Raises SettingsError if no round would have
-    the metric, nodes have no counts to send, or the weights are not of these classes.
+    the metric, nodes have no counts to send, the weights are not of these classes, or a run that
+    evaluates a model is of a strategy with other messages.
     """
+    if settings.evaluate.model:
+        _check_evaluation(settings)
     personal = method is not None and method.outcome == "personal"
     counts = settings.evaluate.counts
     if counts and not personal and not settings.fraction_evaluate:
@@ -48,3 +54,16 @@ def check_scoring(
             value=weights,
             remedy='or "balanced"',
         )
+
+
+def _check_evaluation(settings: RunSettings) -> None:
+    needed = {"strategy": PLAIN, "start": "", "fraction-evaluate": 1.0}
+    for key, value in needed.items():
+        own = getattr(settings, key.replace("-", "_"))
+        if own != value:
+            raise SettingsError(
+                "a run with evaluate.model asks every node once, and no more",
+                where=key,
+                value=own,
+                remedy=f"set it to {value!r}",
+            )

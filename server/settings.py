@@ -5,7 +5,7 @@ from logging import INFO
 from typing import Annotated, Any, ClassVar, Literal
 
 from flwr.common import log
-from pydantic import ConfigDict, Field, create_model
+from pydantic import ConfigDict, Field, ValidationInfo, create_model, field_validator
 
 from flwr_distill.links.masks import MAX_VALUE
 from flwr_distill.links.records import LinkMode
@@ -48,8 +48,8 @@ class RunSettings(TaskSettings):
     secure_sums_norm: Annotated[float, Field(gt=0, le=MAX_VALUE)] = 1000.0
     """L2 norm to which nodes shorten a longer update in secure sums, where the server cannot judge
     it (``norm-threshold``)."""
-    num_rounds: Annotated[int, Field(ge=1)] = 10
-    """Rounds of the run, T in the papers."""
+    num_rounds: Annotated[int, Field(ge=0, validate_default=True)] = 10
+    """Rounds of the run, T in the papers; 0 evaluates ``evaluate.model``."""
     min_nodes: Annotated[int, Field(ge=1)] = 2
     """Nodes to wait for before the run starts."""
     fraction_train: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -90,6 +90,16 @@ class RunSettings(TaskSettings):
     edge: str = ""
     """Socket at which this run answers for an edge, in place of rounds of its own; ``flwr-distill
     edge`` sets it."""
+
+    @field_validator("num_rounds")
+    @classmethod
+    def _trains_or_evaluates(cls, rounds: int, info: ValidationInfo) -> int:
+        evaluates = bool("evaluate" in info.data and info.data["evaluate"].model)
+        if evaluates and rounds:
+            raise ValueError("must be 0 with evaluate.model, which is evaluated and not trained")
+        if not evaluates and not rounds:
+            raise ValueError("must be >= 1, but for an evaluation (evaluate.model)")
+        return rounds
 
     @classmethod
     def from_run_config(cls, run_config: Mapping[str, RunConfigValue]) -> "RunSettings":

@@ -87,6 +87,10 @@ class Task:
         chosen_changes(settings.train.augment, spec)
         model = model_of(settings, spec, seed=settings.seed)
         _check_layer(model, settings.train.feature_layer)
+        if settings.evaluate.model:
+            from flwr_distill.server.export.evaluated import read_evaluated  # here: imports onnx
+
+            read_evaluated(Path(settings.evaluate.model)).load_into(model, spec)
         device = choose_device(settings.server_device, "server-device")
         log(INFO, "The server computes on %s", describe_device(device))
         data = server_data(settings)

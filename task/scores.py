@@ -4,9 +4,11 @@ Functions take arrays with any leading axes, so that resampled counts are scored
 nothing is known, they give NaN.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
+from statistics import NormalDist
 from typing import Any, Self
 
 import numpy as np
@@ -204,6 +206,14 @@ def intervals(
         low, high = np.quantile(known, edges) if len(known) else (np.nan, np.nan)
         found[name] = float(low), float(high)
     return found
+
+
+def share_interval(share: float, samples: int) -> tuple[float, float]:
+    """Wilson's interval (95 %) of a share of so many samples, which is none of width 0."""
+    spread = NormalDist().inv_cdf((1 + LEVEL) / 2) ** 2 / samples
+    middle = share + spread / 2
+    half = math.sqrt(spread * (share * (1 - share) + spread / 4))
+    return max(0.0, (middle - half) / (1 + spread)), min(1.0, (middle + half) / (1 + spread))
 
 
 def summary(counts: Counts, generator: np.random.Generator) -> dict[str, Any]:

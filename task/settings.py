@@ -310,6 +310,10 @@ class EvaluateSettings(Block):
     """Whether nodes send counts of these by class and prediction, for balanced accuracy, macro F1,
     AUROC, calibration and a confusion matrix. A node's policy decides if they leave. For plain
     evaluations and at most 100 classes."""
+    model: str = ""
+    """Model that the run evaluates on all nodes, once and without training (``num-rounds = 0``): a
+    run's folder, or a ``.safetensors``, ``.onnx`` or ``.pt`` file, on the server. ``flwr-distill
+    evaluate`` sets it."""
 
 
 def stated_weights(text: str) -> list[float]:

@@ -43,6 +43,8 @@ def check_columns(settings: TaskSettings, *, edge: bool = False) -> None:
     names, reason = open_columns(settings), ""
     if settings.train.dp_noise:
         reason = "train.dp-noise adds no noise to them"
+    elif settings.evaluate.model:
+        reason = "evaluate.model was trained on those of its own run"
     elif edge:
         reason = "each edge would have other ones"
     if names and reason:

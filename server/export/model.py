@@ -59,7 +59,8 @@ def run_to_export(run: RunFiles, best_round: bool = False) -> RunFiles:
             where=run.folder,
             remedy=_OTHERS,
         )
-    if not any(rounds) and not run.settings.get("start"):
+    evaluates = run.settings.get("evaluate", {}).get("model")
+    if not any(rounds) and not run.settings.get("start") and not evaluates:
         raise ExportError(
             "it has no model yet, only the random one of its start",
             where=run.folder,

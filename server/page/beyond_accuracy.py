@@ -35,8 +35,6 @@ def beyond_accuracy(run: RunFiles) -> Section | None:
         for metric in METRICS
     ]
     tables = [Table(["metric, last round", *(f"#{name}" for name in known)], rows)]
-    if by_node := _by_node(run):
-        tables.append(Table(["node", *(f"#{METRIC_WORDS[m]}" for m in BY_NODE)], by_node))
     figures = [figure for name, row in known.items() if (figure := _confusion(run, name, row))]
     if curves := _curves(run):
         figures.insert(0, curves)
@@ -65,26 +63,6 @@ def _counted(run: RunFiles) -> list[str]:
     return [f"In the last round {number} sent counts of {nodes['samples']:,} held-out samples."]
 
 
-def _by_node(run: RunFiles) -> list[list[str]]:
-    """Scores of nodes in the last round that has any, by name."""
-    entries = [entry for entry in run.journal if "scored" in entry]
-    nodes: dict[str, Mapping[str, float]] = {}
-    for entry in entries:
-        if entry["round"] == entries[-1]["round"]:
-            nodes |= entry["nodes"]
-    rows = []
-    for node, numbers in nodes.items():
-        row = {key.removeprefix("eval-").replace("-", "_"): v for key, v in numbers.items()}
-        pairs = {
-            key.removesuffix("_low"): (value, row[key.removesuffix("_low") + "_high"])
-            for key, value in row.items()
-            if key.endswith("_low")
-        }
-        cells = (with_interval({**row, "intervals": pairs}, metric) for metric in BY_NODE)
-        rows.append([run.name(node), *cells])
-    return sorted(rows, key=lambda row: (len(row[0]), row[0]))
-
-
 def _curves(run: RunFiles) -> Figure | None:
     curves = []
     for metric, style in zip(BY_NODE, LABELS, strict=False):
@@ -92,7 +70,7 @@ def _curves(run: RunFiles) -> Figure | None:
         values = [(row["round"], row.get(key, _of_nodes(row).get(key))) for row in run.rows]
         if points := [(number, 100 * value) for number, value in values if value is not None]:
             curves.append(Series(METRIC_WORDS[metric], points, style))
-    if not curves:
+    if not curves or run.evaluated:
         return None
     ends = ", ".join(f"{curve.label} at {curve.points[-1][1]:.1f} %" for curve in curves)
     caption = f"By round, on the server's test samples, else on nodes' counts; at the end {ends}."

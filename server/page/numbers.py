@@ -66,13 +66,14 @@ def numbers(run: RunFiles) -> list[tuple[str, str]]:
     peak = best(run.rows, metric)
     nodes = run.about.get("nodes", {})
     samples = sum(node["samples"] or 0 for node in nodes.values())
+    rounds = f"{last['round']} of {run.settings['num-rounds']}"
     accuracy = []
     if best(run.rows):
         accuracy.append(("accuracy", stated(last)))
-    if peak:
+    if peak and not run.evaluated:
         score = shown(metric, score_of(peak, metric))
         accuracy.append((f"best {METRIC_WORDS[metric]}", f"{score}, round {peak['round']}"))
-    if best(run.rows):
+    if best(run.rows) and not run.evaluated:
         accuracy.append(("rounds to 80 %", str(target["round"]) if target else "not reached"))
     if last["accuracy"] is not None:
         accuracy.append(("loss", f"{last['loss']:.3f}"))
@@ -80,7 +81,7 @@ def numbers(run: RunFiles) -> list[tuple[str, str]]:
             accuracy.append(("mean over nodes", percent(last["node_accuracy"])))
     return [
         *accuracy,
-        ("rounds", f"{last['round']} of {run.settings['num-rounds']}"),
+        ("model", run.evaluated) if run.evaluated else ("rounds", rounds),
         *([("nodes", str(len(nodes))), ("training samples", f"{samples:,}")] if nodes else []),
         ("through the server", data_size(last["server_bytes"])),
         ("between nodes", data_size(last["link_bytes"])),

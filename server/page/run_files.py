@@ -39,8 +39,14 @@ class RunFiles:
 
     @property
     def title(self) -> str:
-        """Strategy and data set."""
-        return f"{self.settings['strategy']} on {self.settings['dataset']}"
+        """Strategy, or the model that was evaluated, and data set."""
+        what = f"{self.evaluated}, evaluated" if self.evaluated else self.settings["strategy"]
+        return f"{what} on {self.settings['dataset']}"
+
+    @property
+    def evaluated(self) -> str:
+        """Name of the file or run that was evaluated; empty for a run that trains."""
+        return Path(self.settings.get("evaluate", {}).get("model", "")).name
 
     @property
     def state(self) -> str:

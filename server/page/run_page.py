@@ -10,6 +10,7 @@ from markupsafe import Markup
 from flwr_distill.base.text import counted
 from flwr_distill.protocol.registry import phase_titles
 from flwr_distill.server.page.beyond_accuracy import beyond_accuracy
+from flwr_distill.server.page.by_node import by_node
 from flwr_distill.server.page.drawings import cluster_nodes, cluster_star, dot_plot, leader_grid
 from flwr_distill.server.page.layout import page
 from flwr_distill.server.page.learning import learning
@@ -40,7 +41,8 @@ def run_page(run: RunFiles) -> str:
     sections = [
         _errors(run),
         _notices(run),
-        learning(run),
+        None if run.evaluated else learning(run),
+        by_node(run),
         beyond_accuracy(run),
         _topology(run),
         _partition(run),

@@ -127,6 +127,20 @@ def test_hfldd_runs_on_real_processes_and_leaves_its_results(hfldd):
     assert sorted(named) == ["node-0", "node-1", "node-2"]
 
 
+@pytest.mark.slow
+def test_a_runs_model_is_evaluated_on_every_node_by_one_command(federation, hfldd, tmp_path):
+    where = ("--state-dir", federation.state_dir, "-c", f'runs-dir="{tmp_path}"')
+    shown = command("evaluate", hfldd[1], *where)
+    (folder,) = tmp_path.iterdir()
+    (evaluation,) = phases(folder, "evaluate")
+    assert len(evaluation["nodes"]) == NODES
+    assert not phases(folder, "train")
+    assert all(f"node-{place} " in shown for place in range(NODES))
+    assert "Worst is node-" in shown
+    assert f"Report: {folder / 'report.html'}" in shown
+    assert rows(folder)[0]["accuracy"] == rows(hfldd[1])[-1]["accuracy"]
+
+
 @pytest.mark.deployment("consecutive runs, equal to the last bit")
 @pytest.mark.slow
 def test_two_real_runs_with_one_seed_give_the_same_model_to_the_last_bit(federation, hfldd):

@@ -1,0 +1,104 @@
+"""`flwr-distill evaluate`: a model's accuracy on every node, without training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from flwr_distill.cli.connection import (
+    Address,
+    Authority,
+    NoTls,
+    Timeout,
+    UserCertificate,
+    UserKey,
+    find_superlink,
+    user_of,
+)
+from flwr_distill.cli.errors import exit_on
+from flwr_distill.cli.options import DEFAULT_FEDERATION_DIR, FederationDir, run_config_option
+from flwr_distill.cli.run import checked, read_settings, run_to_its_end
+from flwr_distill.cli.run_folders import DEFAULT_RUNS_DIR, RunsDir, read_runs
+from flwr_distill.cli.run_log import in_terminal
+from flwr_distill.fleet.run_config import RunConfigError
+from flwr_distill.task.errors import ReportedError
+from flwr_distill.task.settings import RunConfigValue
+
+MAX_SHOWN = 20
+"""Nodes in the terminal, the worst ones; the page has all."""
+
+
+def evaluate(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="Model file (.safetensors, .onnx, .pt), or a run: its id or first digits, its "
+            "folder, or latest.",
+            show_default=False,
+        ),
+    ],
+    run_config: Annotated[
+        list[str] | None,
+        run_config_option(
+            "Settings of the run, as for flwr-distill run: what MODEL does not say itself, such as "
+            "'dataset=\"private\"'. Can be repeated: the last one counts."
+        ),
+    ] = None,
+    superlink: Address = None,
+    root_certificates: Authority = None,
+    user_certificate: UserCertificate = None,
+    user_key: UserKey = None,
+    insecure: NoTls = False,
+    state_dir: FederationDir = DEFAULT_FEDERATION_DIR,
+    runs_dir: RunsDir = DEFAULT_RUNS_DIR,
+    timeout: Timeout = 60.0,
+) -> None:
+    """Evaluate MODEL on every node's held-out samples: a table, the worst node first, and a page.
+
+    It is a run without training, so nodes' policies decide as of any run. The server reads MODEL
+    at the same path. With a run, data, model and held-out samples are those of its training. A .pt
+    file is a program: use only files that you trust.
+    """
+    # Here, because every subcommand imports this file, and the node command must not import torch.
+    from flwr_distill.server.export.evaluated import read_evaluated
+
+    with exit_on(RunConfigError, ReportedError, command="evaluate"):
+        path = Path(model) if Path(model).is_file() else read_runs([model], runs_dir)[0].folder
+        overrides: dict[str, RunConfigValue] = {
+            **read_evaluated(path.resolve()).settings(),
+            "strategy": "fedavg",
+            "num-rounds": 0,
+            "fraction-evaluate": 1.0,
+            "evaluate.counts": True,
+            **read_settings(None, run_config),
+            "evaluate.model": str(path.resolve()),
+        }
+        checked(overrides)
+    user = user_of(user_certificate, user_key, "evaluate")
+    link = find_superlink(superlink, root_certificates, insecure, user, state_dir, "evaluate")
+    folder = run_to_its_end(link, overrides, timeout, "evaluate")
+    if folder:
+        _show(folder if folder.exists() else runs_dir / folder.name, folder)
+
+
+def _show(here: Path, on_server: Path) -> None:
+    """Print the table of nodes, or where it is."""
+    from flwr_distill.server.page.by_node import by_node
+    from flwr_distill.server.page.run_files import REPORT, read_run
+
+    if not (here / REPORT).exists():
+        typer.echo(f"The results are with the server, in {on_server} (here: --runs-dir)")
+        return
+    if section := by_node(read_run(here)):
+        (table,) = section.tables
+        shown = replace(table, rows=table.rows[:MAX_SHOWN])
+        title = f"{section.title}, the worst {MAX_SHOWN}" if table != shown else section.title
+        console = Console()
+        console.print(in_terminal(title, shown))
+        console.print(Text(section.text[0]))
+    typer.echo(f"Report: {here / REPORT}")
