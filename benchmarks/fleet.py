@@ -306,7 +306,7 @@ def restart(superlink: SuperLink, light: Fleet, *, ours: bool) -> Row:
         time.sleep(0.25)
     told = light.tell(start)
     with superlink.control() as control:
-        for run_id in control.unfinished_runs():
+        for run_id in control.runs(unfinished=True):
             control.stop_run(run_id)
         online = control.online_nodes()
     return {

@@ -29,7 +29,7 @@ ONE_PORT = (
 
 @with_node_options(
     *("name", "superlink", "insecure", "root_certificates", "auth_key", "state_dir", "policy"),
-    *("poll_busy", "poll_idle", "connect_timeout", "log_level"),
+    *("poll_busy", "poll_idle", "connect_timeout", "log_level", "log_format"),
 )
 def edge(
     settings: dict[str, Any],

@@ -27,7 +27,12 @@ from flwr_distill.cli.connection import (
     user_of,
 )
 from flwr_distill.cli.errors import exit_on, fail
-from flwr_distill.cli.options import DEFAULT_FEDERATION_DIR, FederationDir, NodesDevice
+from flwr_distill.cli.options import (
+    DEFAULT_FEDERATION_DIR,
+    FederationDir,
+    LogFormat,
+    NodesDevice,
+)
 from flwr_distill.cli.run_log import Waiting
 from flwr_distill.fleet.federation_record import FederationFile
 from flwr_distill.fleet.local_federation import LocalFederation, LocalNode
@@ -74,13 +79,14 @@ def up(
             show_default="free ones",
         ),
     ] = None,
+    log_format: LogFormat = None,
     state_dir: FederationDir = DEFAULT_FEDERATION_DIR,
 ) -> None:
     """Run a SuperLink and client nodes on this machine, until Ctrl-C or `flwr-distill stop`.
 
     Node i gets partition i of N for N nodes, or its own data with --data. Nodes that die are
     restarted. If one cannot work here, the federation ends with the reason. The logs are in the
-    state directory: superlink.log, node-0/node.log and so on.
+    state directory: superlink.log, node-0/node.log and so on; `flwr-distill logs RUN` follows them.
 
     The nodes have the policy open, so runs may ask for their samples; --config can set another.
 
@@ -92,7 +98,7 @@ def up(
         fail(problem, "up", where="nodes", value=nodes, remedy="drop --nodes")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends it like Ctrl-C
     with exit_on(NodeError, SettingsError, command="up"):
-        settings = _node_settings(config, device, data or [])
+        settings = _node_settings(config, data or [], device=device, log_format=log_format)
     number = len(data) if data else nodes or DEFAULT_NODES
     federation = LocalFederation(
         number, state_dir, node_settings=settings, data=data or (), port=port
@@ -135,7 +141,7 @@ def start(federation: LocalFederation, console: Console) -> None:
         federation.start(on_wait=show)
 
 
-def _node_settings(config: Path | None, device: str | None, data: list[Path]) -> dict[str, Any]:
+def _node_settings(config: Path | None, data: list[Path], **options: str | None) -> dict[str, Any]:
     """Settings of all nodes, checked before they start, so that a mistake is reported once."""
     checked = load_settings(config, {})
     for path in data:
@@ -144,8 +150,10 @@ def _node_settings(config: Path | None, device: str | None, data: list[Path]) ->
     settings = {str(key).replace("_", "-"): value for key, value in content.items()}
     for key in _SET_BY_UP & settings.keys():
         raise SettingsError("up sets it", where=key, remedy="remove it", source=f"config={config}")
-    load_settings(None, {"device": device})
-    return settings | {"device": device or checked.device}
+    load_settings(None, options)
+    return settings | {
+        name.replace("_", "-"): value or getattr(checked, name) for name, value in options.items()
+    }
 
 
 def status(state_dir: FederationDir = DEFAULT_FEDERATION_DIR) -> None:
@@ -203,7 +211,7 @@ def stop(
     link = find_superlink(superlink, root_certificates, insecure, user, state_dir, "stop")
 
     with exit_on(SuperLinkError, command="stop"), link.open(timeout=10.0) as control:
-        running = [str(run_id) for run_id in control.unfinished_runs()]
+        running = [str(run_id) for run_id in control.runs(unfinished=True)]
         if run == LATEST and not running:
             fail("no run is running", "stop")
         try:

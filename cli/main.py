@@ -17,6 +17,7 @@ from flwr_distill.cli.edge import edge
 from flwr_distill.cli.errors import FileErrors
 from flwr_distill.cli.evaluate import evaluate
 from flwr_distill.cli.federation import status, stop, up
+from flwr_distill.cli.logs import logs
 from flwr_distill.cli.node import node
 from flwr_distill.cli.policy import outbox, policy
 from flwr_distill.cli.predict import predict
@@ -70,7 +71,7 @@ _TRY, _FEDERATION, _NODE = "Try", "Federations and runs", "Nodes and their owner
 _DATA, _RESULTS = "Data", "Results"
 _COMMANDS: dict[str, list[Callable[..., Any]]] = {
     _TRY: [demo, settings],
-    _FEDERATION: [up, run, simulate, status, stop, register],
+    _FEDERATION: [up, run, simulate, status, logs, stop, register],
     _NODE: [node, edge, doctor, outbox],
     _DATA: [partition, distill, audit],
     _RESULTS: [report, evaluate, predict],

@@ -4,9 +4,11 @@ import inspect
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
+
+from flwr_distill.base.json_lines import VARIABLE
 
 FederationDir = Annotated[
     Path, typer.Option("--state-dir", help="Directory of the local federation: logs, settings.")
@@ -52,6 +54,15 @@ ImageShape = Annotated[
     typer.Option(
         help="Channels x height x width for the images of a folder, as in 3x32x32.",
         show_default="their own",
+    ),
+]
+
+LogFormat = Annotated[
+    Literal["text", "json"] | None,
+    typer.Option(
+        help="Format of the log of all processes; json: one object a line, with ids.",
+        envvar=VARIABLE,
+        show_default="text",
     ),
 ]
 
@@ -104,6 +115,7 @@ _NODE_OPTIONS: dict[str, tuple[type, str, str | bool]] = {
     "state_dir": (Path, "Directory of this node's own files.", "state/node"),
     "threads": (int, "Threads to compute with.", "all cores"),
     "log_level": (str, "DEBUG, INFO, WARNING or ERROR.", "INFO"),
+    "log_format": (str, "text, or json: one object a line, with ids.", "text"),
     "metrics_port": (int, "Port for Prometheus metrics, without TLS.", "none"),
     "connect_timeout": (float, "Seconds to wait for the SuperLink at the start.", "60"),
     "release_after": (float, "Idle seconds after which (GPU) memory is freed.", "120"),

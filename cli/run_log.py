@@ -13,6 +13,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from flwr_distill.base import json_lines
+from flwr_distill.node.log_lines import without_level
+
 if TYPE_CHECKING:
     from flwr_distill.strategies.common.sections import Table as PageTable
 
@@ -42,8 +45,6 @@ class Waiting:
             self._what, self._since = what, time.monotonic()
 
 
-_ANSI = re.compile(r"\x1b\[[0-9;]*m")
-_LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) *: {2,}")
 _CHATTER = re.compile(
     r"\s*$|\[ROUND |(configure|aggregate)_\w+: |\s*[├└│]|Starting \w+ strategy"
     r"|fraction_evaluate is set to 0\.0|(Initial g|G)lobal evaluation"
@@ -56,7 +57,7 @@ _ROUND = re.compile(r"round +\d+/\d+ ")
 _PROGRESS = re.compile(r".+: \d+ of \d+ nodes?, ")
 _RESULTS = re.compile(r"Results in (.+)")
 _CRASH = "ServerApp raised an exception"
-_STYLES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red", "ROUND": "bold"}
+STYLES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red", "ROUND": "bold"}
 _MAX_CHARACTERS = 1000
 
 
@@ -85,10 +86,15 @@ class RunLog:
         self._waiting.__exit__(*error)
 
     def show(self, line: str) -> None:
-        """Take the next line of the log."""
-        line = _ANSI.sub("", line)
-        if prefix := _LEVEL.match(line):
-            self._level, line = prefix[1], line[prefix.end() :]
+        """Take the next line of the log; as JSON, without those about single messages."""
+        if (entry := json_lines.read(line)) is None:
+            self._take(*without_level(line))
+        elif not entry.message_id:
+            for part in entry.text.splitlines():
+                self._take(entry.level, part)
+
+    def _take(self, level: str, line: str) -> None:
+        self._level = level or self._level
         self._in_records = line == _RECORDS or (self._in_records and line[:1] in " \t")
         if self._in_records:
             return
@@ -113,7 +119,7 @@ class RunLog:
             self._waiting.show("the run continues ...")
         level = "ROUND" if _ROUND.match(line) else self._level
         text = f"{level.lower()}: {line}" if level in ("WARNING", "ERROR", "CRITICAL") else line
-        self._console.print(Text(text, _STYLES.get(level, "")), soft_wrap=True)
+        self._console.print(Text(text, STYLES.get(level, "")), soft_wrap=True)
 
     def reason(self, details: str) -> str:
         """Why a run failed, in one line, from the details of its status.

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import typer
 
+from flwr_distill.base import json_lines
 from flwr_distill.cli.connection import (
     ControlAddress,
     Timeout,
@@ -18,7 +19,7 @@ from flwr_distill.cli.connection import (
     user_of,
 )
 from flwr_distill.cli.errors import exit_on, fail
-from flwr_distill.cli.options import DEFAULT_CERTIFICATES_DIR, CertificatesDir
+from flwr_distill.cli.options import DEFAULT_CERTIFICATES_DIR, CertificatesDir, LogFormat
 from flwr_distill.fleet.authority import CertificateError
 from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.flower.control import SuperLinkError, open_control
@@ -27,20 +28,22 @@ from flwr_distill.node.stock import environment, is_another
 STOCK = "flower-superlink"
 
 
-def superlink(context: typer.Context) -> None:
+def superlink(context: typer.Context, log_format: LogFormat = None) -> None:
     """Run Flower's SuperLink, for many nodes: with fewer calls and fewer database queries.
 
     A node's calls reach only its own messages and replies, which Flower does not check. It takes
-    the arguments of `flower-superlink`, except `--fleet-api-type`, and the same database. With
-    another Flower than 1.32 it is `flower-superlink`, which does none of this, and says so.
+    the arguments of `flower-superlink`, except `--fleet-api-type`, and the same database. It also
+    takes `--log-format json`. With another Flower than 1.32 it is `flower-superlink`, which does
+    none of this, and says so.
     """
+    os.environ[json_lines.VARIABLE] = log_format or "text"
     _make_folder_of_database(context.args)
     os.environ.update(environment(os.environ))  # it starts Flower's other programs
     if is_another():
         typer.echo(
             f"flwr {version('flwr')}: this is Flower's own SuperLink. A registered node that knows "
-            "the id of another one's message can reply to it. From 1.40 on, anyone who reaches "
-            "its port can start runs (docs/flower.md).",
+            "the id of another one's message can reply to it. Its log is text. From 1.40 on, "
+            "anyone who reaches its port can start runs (docs/flower.md).",
             err=True,
         )
         program = str(Path(sys.executable).with_name(STOCK))
@@ -48,6 +51,7 @@ def superlink(context: typer.Context) -> None:
     from flwr_distill.flower.line_1_32.fleet.linkstate import main, why_unbound  # imports Flower
 
     sys.argv = [STOCK, *context.args]
+    json_lines.begin("superlink")
     if reason := why_unbound():
         fail(reason, "superlink")
     main()

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from flwr_distill.base.json_lines import VARIABLE
 from flwr_distill.fleet.edge_runs import EdgeRuns
 from flwr_distill.fleet.federation_record import FederationFile
 from flwr_distill.fleet.local_federation import LocalNode
@@ -79,6 +80,7 @@ class Edge:
         self._state_dir = state_dir
         self._state = state_dir / "below"
         self._env = environment(self._state / "flower")
+        self._env[VARIABLE] = str(node.get("log-format", "text"))
         self._servers_env = dict(self._env)
         self._node_settings = node
         self._servers: list[Process] = []

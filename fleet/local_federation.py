@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from flwr_distill.base.json_lines import VARIABLE
 from flwr_distill.fleet.federation_record import FederationFile, FederationRecord
 from flwr_distill.fleet.run_config import read_run_config
 from flwr_distill.fleet.serverapp import preloaded, program
@@ -146,7 +147,7 @@ class LocalFederation:
         More keys of the node config, the same for every node.
     node_settings : Mapping[str, Any] | None (default: None)
         More settings of the nodes, as in a file for ``flwr-distill node --config``. Nodes use one
-        thread unless it has ``threads``.
+        thread unless it has ``threads``. Servers have their ``log-format``, too.
     data : Sequence[Path] (default: ())
         A folder or file of data for each node; if empty, nodes have partitions of a data set.
     port : int | None (default: None)
@@ -190,6 +191,7 @@ class LocalFederation:
         # Replies of these nodes stay on this machine.
         self._node_settings = {"node-config": dict(node_config or {}), "policy": "open"}
         self._node_settings |= node_settings or {}
+        self.env[VARIABLE] = str(self._node_settings.get("log-format", "text"))
         self._superlink: Process | None = None
         self._serverapps: Process | None = None
         self._serverapps_command: list[str] = []

@@ -77,14 +77,17 @@ def submit(
             on_line(line)
 
     add(f"started run {run_id}")
-    status = _follow(run_id, control, add, timeout)
+    status = follow(run_id, control, add, timeout)
     return RunOutcome(run_id, status.status, lines, status.details)
 
 
-def _follow(
-    run_id: int, control: Callable[[], Control], add: Callable[[str], None], timeout: float
+def follow(
+    run_id: int,
+    control: Callable[[], Control],
+    add: Callable[[str], None],
+    timeout: float = math.inf,
 ) -> RunStatus:
-    """Pass on the lines of a run's log until the run is over."""
+    """Pass on the lines of a run's log until the run is over; raises as `submit`."""
     deadline = time.monotonic() + timeout
     latest, unfinished = 0.0, ""
 

@@ -72,8 +72,8 @@ class Control(Protocol):
         Raises `OutageError` if the SuperLink stops, `SuperLinkError` if it does not know the run.
         """
 
-    def unfinished_runs(self) -> list[int]:
-        """Ids of the unfinished runs, the latest last."""
+    def runs(self, *, unfinished: bool = False) -> list[int]:
+        """Ids of all runs, or of the unfinished ones, the latest last."""
 
     def stop_run(self, run_id: int) -> None:
         """Stop a run."""

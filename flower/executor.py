@@ -25,6 +25,7 @@ from flwr.common.constant import ErrorCode
 from flwr_distill.flower.lines import module_of_line
 from flwr_distill.flower.payload import Payload
 from flwr_distill.flower.task import Task, TaskEndedError, UnanswerableError, Work
+from flwr_distill.node import log_lines
 from flwr_distill.node.bell import Bell
 from flwr_distill.node.child import Child, ChildDiedError, Sandbox, TooMuchKeptError
 from flwr_distill.node.device import UnfitError
@@ -156,11 +157,14 @@ class Executor:
             self._send_report("ready", child.pid)
 
     def _serve_task(self, token: str) -> None:
+        from flwr_distill.base import json_lines  # here: as in `main`
+
         task = Task(self._api, token)
         try:
             with task.heartbeats():
                 work = task.pull()
                 context = work.context
+                json_lines.work_on(context.run_id, work.header.metadata.message_id)
                 with suppress(TaskEndedError):
                     reply, num_bytes = self._reply(task, work)
                     task.push(self._guarding.release(reply, num_bytes), context)
@@ -288,6 +292,7 @@ def main() -> None:
 
     policy = Policy.model_validate_json(args.policy, by_alias=True)
     settings = tomllib.loads((args.state_dir / NODE_CONFIG).read_text(encoding="utf-8"))
+    log_lines.begin("executor")
     sandboxes = args.sandbox and RunSandboxes(args.sandbox, args.state_dir, args.most_disk)
     child_arguments = ["--device", args.device, "--place", str(args.place)]
     child_arguments += [f"--preload={module}" for module in args.preload]

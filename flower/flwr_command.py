@@ -136,11 +136,11 @@ class Control:
             if status.finished or time.monotonic() > deadline:
                 return status
 
-    def unfinished_runs(self) -> list[int]:
+    def runs(self, *, unfinished: bool = False) -> list[int]:
         """As `flower.control.Control`."""
         runs = self._call("list")["runs"]
-        unfinished = [run for run in runs if not run["status"].startswith("finished")]
-        return [int(run["run-id"]) for run in sorted(unfinished, key=lambda r: r["pending-at"])]
+        wanted = [r for r in runs if not unfinished or not r["status"].startswith("finished")]
+        return [int(run["run-id"]) for run in sorted(wanted, key=lambda r: r["pending-at"])]
 
     def stop_run(self, run_id: int) -> None:
         """As `flower.control.Control`."""

@@ -1,4 +1,4 @@
-"""Steps of a SuperNode's loop: spacing of polls, and ends of runs.
+"""Steps of a SuperNode's loop: spacing of polls, ids in its log, and ends of runs.
 
 Flower does not tell nodes that a run has ended. It only refuses to describe such a run, so the
 SuperNode asks now and then about the run that its app works for, and about those with files of
@@ -20,6 +20,7 @@ from flwr.common.constant import ErrorCode, SubStatus
 from flwr.supercore.inflatable.inflatable_object import get_object_type_from_object_content
 from flwr.supercore.run import RunNotRunningException
 
+from flwr_distill.base import json_lines
 from flwr_distill.flower.overrides import Step, WrappedState, answer
 from flwr_distill.links.folder import remove_links, runs_with_links
 from flwr_distill.node.kernel import trim_heap
@@ -64,6 +65,29 @@ class ReadingPull:
             seconds = ConfigRecord.inflate(content).get(POLL_EVERY)
             self.spacing = seconds if isinstance(seconds, float) else self.spacing
         return content
+
+
+class LogIds(Step):
+    """Has lines of a log as JSON name the message that the node works on."""
+
+    def pull(self, inner: Callable[..., int | None], **named: Any) -> int | None:
+        """Pull a message; lines are about it as soon as its header is there."""
+
+        def receive() -> Any:
+            if received := named["receive"]():
+                metadata = received[0].metadata
+                json_lines.work_on(metadata.run_id, metadata.message_id)
+            return received
+
+        run_id = inner(**{**named, "receive": receive})
+        if run_id is None:
+            json_lines.work_on()
+        return run_id
+
+    def push(self, inner: Callable[..., None], **named: Any) -> None:
+        """Push the reply, the last of the message's work."""
+        inner(**named)
+        json_lines.work_on()
 
 
 EVERY = 60.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import sys
@@ -23,9 +22,9 @@ from flwr_distill.flower.overrides import (
     patch_supernode_sleep,
 )
 from flwr_distill.flower.pulls import patch_pull_backoff
-from flwr_distill.flower.steps import RunEnds, Spacing, StoppedRuns
+from flwr_distill.flower.steps import LogIds, RunEnds, Spacing, StoppedRuns
+from flwr_distill.node import log_lines
 from flwr_distill.node.bell import Bell
-from flwr_distill.node.log_lines import escape_records
 from flwr_distill.node.notes import Notes
 from flwr_distill.node.pace import Pace
 
@@ -39,14 +38,14 @@ def main() -> None:
     report, bell = Notes.of(int(sys.argv[1])), Bell(int(sys.argv[2]))
     state_dir, busy, idle = Path(sys.argv[3]), float(sys.argv[4]), float(sys.argv[5])
     pace = Pace(busy=busy, idle=idle, generator=random.Random())
-    escape_records(logging.getLogger("flwr"))
+    log_lines.begin("supernode")
     reports = Reports(report)
     patch_reports(reports)
     patch_supernode_sleep(pace)
     patch_pull_backoff()
     patch_nonce_cleanup()
     patch_bundle_reading()
-    patch_loop(WholeMessages(bell.ring), Spacing(pace), RunEnds(state_dir), StoppedRuns())
+    patch_loop(WholeMessages(bell.ring), Spacing(pace), RunEnds(state_dir), StoppedRuns(), LogIds())
     overrides: Any = module_of_line("node", "overrides")
     if overrides is not None:
         overrides.override(pace, reports.refused)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 from flwr_distill.node.log_lines import OutputQuota, titled_output
@@ -53,8 +54,8 @@ class Child:
 
     `bundle` is the hash of the bundle whose tasks it serves, `run_id` the run of its last task,
     both None before the first; `ready`: it is warm; `packages` were installed when it started.
-    Without a sandbox its output is the node's, which it can read and cut. With `forked` a nursery
-    forks it if there is one, with its imports.
+    Without a sandbox its output is the node's, which it can read and cut, unless the log is JSON.
+    With `forked` a nursery forks it if there is one, with its imports.
     """
 
     def __init__(
@@ -73,8 +74,7 @@ class Child:
             "--replies-fd": self._replies.fileno(),
         }
         dropped = () if forked else (NURSERY,)
-        titled = nullcontext() if sandbox is None else titled_output(sandbox.title, sandbox.quota)
-        with child_notes, titled as output:
+        with child_notes, _output_of(sandbox) as output:
             self._process = start_bound(
                 [
                     *(() if sandbox is None else sandbox.command),
@@ -163,6 +163,15 @@ class Child:
             return "the ClientApp process cannot be killed"
         how = f"signal {_signal_name(-code)}" if code < 0 else f"exit code {code}"
         return f"the ClientApp process died: {how}"
+
+
+def _output_of(sandbox: Sandbox | None) -> AbstractContextManager[int | None]:
+    """Where a child prints; None for the node's own output."""
+    from flwr_distill.base import json_lines  # here: what a nursery imports, apps cannot bring
+
+    if sandbox is not None:
+        return titled_output(sandbox.title, sandbox.quota)
+    return titled_output("app", OutputQuota(math.inf)) if json_lines.wanted() else nullcontext()
 
 
 def _is_text(reason: str) -> bool:

@@ -1,6 +1,7 @@
 """Lines of a node's log that no message and no app can forge.
 
 Texts of messages are escaped. What a sandboxed app prints comes through a pipe, and gets a title.
+Where the log is JSON, that holds without a sandbox too.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ MAX_OUTPUT = 1 << 24
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _BREAKS = re.compile(rb"[\r\n]+")
+_LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) *: {2,}")
+"""Begins a line of Flower's log, without colours."""
 
 
 def escaped(text: str) -> str:
@@ -34,6 +37,17 @@ def escaped(text: str) -> str:
     )
 
 
+def begin(process: str) -> None:
+    """Have Flower's log of one of a node's processes escaped; or as JSON, where that is wanted."""
+    # here: what a nursery imports, apps cannot bring
+    from flwr_distill.base import json_lines
+
+    if json_lines.wanted():
+        json_lines.begin(process)
+    else:
+        escape_records(logging.getLogger("flwr"))
+
+
 def escape_records(logger: logging.Logger) -> None:
     """Have a logger's handlers escape all texts, and indent each line after a record's first."""
     for handler in logger.handlers:
@@ -43,24 +57,32 @@ def escape_records(logger: logging.Logger) -> None:
 def _escaping(plain: Callable[[logging.LogRecord], str]) -> Callable[[logging.LogRecord], str]:
     def format_escaped(record: logging.LogRecord) -> str:
         shown = copy.copy(record)
-        shown.msg, shown.args = _indented(record.getMessage()), None
+        shown.msg, shown.args = indented(record.getMessage()), None
         if record.exc_info:
             traceback = logging.Formatter().formatException(record.exc_info)
-            shown.exc_text = "    " + _indented(traceback)
+            shown.exc_text = "    " + indented(traceback)
         return plain(shown)
 
     return format_escaped
 
 
-def _indented(text: str) -> str:
+def indented(text: str) -> str:
+    """A text whose lines are escaped, and after the first one indented."""
     return "\n    ".join(escaped(line) for line in text.splitlines())
+
+
+def without_level(line: str) -> tuple[str, str]:
+    """A line of Flower's log as its level and text; the level is '' if it has none."""
+    line = _COLOURS.sub("", line)
+    prefix = _LEVEL.match(line)
+    return (prefix[1], line[prefix.end() :]) if prefix else ("", line)
 
 
 @dataclass
 class OutputQuota:
     """Bytes that an app's processes may still add to the log, with titles and escapes."""
 
-    left: int = MAX_OUTPUT
+    left: float = MAX_OUTPUT
 
 
 @contextmanager
@@ -99,9 +121,18 @@ def _write(title: str, lines: list[bytes], quota: OutputQuota) -> None:
         for part in parts:
             if quota.left <= 0:
                 break
-            line = f"{title}: {escaped(_COLOURS.sub('', part.decode('utf-8', 'replace')))}\n"
+            line = _line(title, part.decode("utf-8", "replace"))
             quota.left -= len(line.encode())
             sys.stderr.write(line)
             if quota.left <= 0:
-                sys.stderr.write(f"{title}: (further output is dropped)\n")
+                sys.stderr.write(_line(title, "(further output is dropped)"))
         sys.stderr.flush()
+
+
+def _line(title: str, text: str) -> str:
+    from flwr_distill.base import json_lines  # here: as in `begin`
+
+    if not json_lines.wanted():
+        return f"{title}: {escaped(_COLOURS.sub('', text))}\n"
+    level, text = without_level(text)
+    return json_lines.written(text, level or "INFO", process="app") + "\n"

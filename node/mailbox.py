@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import tomllib
 from logging import INFO, WARNING
@@ -13,7 +12,7 @@ from flwr.common import log
 from flwr_distill.links.errors import LinkError
 from flwr_distill.links.folder import remove_expired
 from flwr_distill.links.mailbox import EXPIRY, Mailbox, start_server
-from flwr_distill.node.log_lines import escape_records
+from flwr_distill.node import log_lines
 from flwr_distill.node.notes import Notes, shortened
 
 _SWEEP = 60.0
@@ -21,7 +20,7 @@ _SWEEP = 60.0
 
 def main() -> None:
     """Run the mailbox; arguments: the report's file descriptor, and the node config file."""
-    escape_records(logging.getLogger("flwr"))
+    log_lines.begin("mailbox")
     report = Notes.of(int(sys.argv[1]))
     node_config = tomllib.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))
     state_dir, address = Path(node_config["state-dir"]), node_config["peer-address"]

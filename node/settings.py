@@ -108,6 +108,7 @@ class NodeSettings(BaseModel):
     connect_timeout: float = Field(default=60.0, ge=0)
     """Seconds to wait for the SuperLink at the start. The node waits out later outages."""
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
+    log_format: str = Field(default="text", pattern="^(text|json)$")
     node_config: dict[str, NodeConfigValue] = {}
     policy: Policy = STANDARD
     """What runs may ask of the node: a preset's name, a YAML file, or the content of such a file.
@@ -215,6 +216,14 @@ class NodeSettings(BaseModel):
                 f"peer-address={peer} is reached from other machines: give "
                 "peer-certificate and peer-key, or an address on loopback"
             )
+
+    @property
+    def place(self) -> str:
+        """What runs call a node without a name: its partition; '' without one too."""
+        if self.partition_id is None:
+            return ""
+        own = f"{self.dataset}/" if self.dataset else "node-"
+        return f"{own}{self.partition_id}"
 
     @property
     def _own_config(self) -> dict[str, NodeConfigValue | Path | None]:

@@ -58,6 +58,13 @@ def check_another(settings: NodeSettings) -> str:
             value=settings.metrics_port,
             remedy="drop it, or install flwr==1.32.1",
         )
+    if settings.log_format != "text":
+        raise NodeError(
+            f"Flower's own SuperNode writes text alone with flwr {installed}",
+            where="log-format",
+            value=settings.log_format,
+            remedy="drop it, or install flwr==1.32.1",
+        )
     return (
         f"flwr {installed}: Flower's own SuperNode does the work, with a process for each message, "
         "which is slower (docs/flower.md)"

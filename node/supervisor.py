@@ -24,6 +24,7 @@ from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
+from flwr_distill.base import json_lines
 from flwr_distill.base.text import counted
 from flwr_distill.node.bell import Bell
 from flwr_distill.node.bundle import folder_of_bundles
@@ -135,6 +136,10 @@ class Node:
         self._node_config.touch(mode=0o600)
         self._node_config.chmod(0o600)  # one that an earlier version made
         self._node_config.write_text(flat_toml(app_config(settings)), encoding="utf-8")
+        # Of this process and its parts.
+        os.environ[json_lines.VARIABLE] = settings.log_format
+        os.environ[json_lines.NODE] = settings.name or settings.place
+        json_lines.begin("node")
         if exposed := check_peers(settings):
             _log(exposed)
         differs = check_another(settings) if is_another() else ""
@@ -392,7 +397,8 @@ def _log(line: str) -> None:
 
 
 def _print(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    text = json_lines.written(line) if json_lines.wanted() else line
+    print(text, file=sys.stderr, flush=True)
 
 
 def _raise_stop_signal(number: int, frame: FrameType | None) -> None:

@@ -8,6 +8,7 @@ from flwr.app import Context
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
+from flwr_distill.base import json_lines
 from flwr_distill.base.text import listed
 from flwr_distill.protocol.arrays import as_arrays
 from flwr_distill.protocol.meeting import requirement_of
@@ -57,6 +58,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run a federation by its run config; below an edge, answer the messages from above."""
     if shutdown := module_of_line("shutdown"):
         shutdown.ignore_signals_at_the_end()
+    json_lines.begin("serverapp", run=str(context.run_id))
     settings = RunSettings.from_run_config(context.run_config)
     with commands_from_above(settings.edge) as commands:
         _run(grid, context, settings, commands)

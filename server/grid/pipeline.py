@@ -14,6 +14,7 @@ from flwr_distill.protocol.meeting import one_line
 from flwr_distill.protocol.method import Phase
 from flwr_distill.protocol.replies import SET_ASIDE, UNREADABLE, Stage, set_aside
 from flwr_distill.server.grid.failures import Failures, reason_of, reasons_text
+from flwr_distill.server.grid.message_lines import log_message
 from flwr_distill.server.grid.node_counts import NodeCounts
 from flwr_distill.server.grid.nodes import Nodes
 from flwr_distill.server.grid.screening import Screening
@@ -88,7 +89,11 @@ class Pipeline:
 
         def accept(message: Message, reply: Message) -> Message:
             reason = check(message, reply) if check and reply.has_content() else ""
-            return self._rejected(message, reason) if reason else reply
+            if reason:
+                return self._rejected(message, reason)
+            failed = reply.has_error() and f"failed: {reason_of(reply.error.reason or '')}"
+            log_message(message, failed or "replied", self.transport.names)
+            return reply
 
         self.nodes.stop_waiting()
         phase = messages[0].metadata.message_type
@@ -114,6 +119,8 @@ class Pipeline:
         self._log_errors(phase, replies)
         if late := by_node.keys() - {reply.metadata.src_node_id for reply in replies}:
             self._log_late(phase, self.nodes.in_order(late), len(messages), received.wait)
+            for node in late:
+                log_message(by_node[node], "no reply in time", self.transport.names)
         return replies
 
     def note_answers(self, phase: str, replies: list[Message]) -> None:
@@ -160,6 +167,7 @@ class Pipeline:
         node, phase = message.metadata.dst_node_id, message.metadata.message_type
         reason = one_line(reason)  # it may quote what the node sent
         set_aside(self.failures, node, phase, reason, "screening")
+        log_message(message, f"rejected: {reason}", self.transport.names)
         return Message(Error(SET_ASIDE, reason), reply_to=message)
 
     def _log_errors(self, phase: str, replies: list[Message]) -> None:

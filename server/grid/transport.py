@@ -19,6 +19,7 @@ from flwr_distill.server.grid.exchange import exchange_over
 from flwr_distill.server.grid.failures import Failures
 from flwr_distill.server.grid.inbox import Most
 from flwr_distill.server.grid.ledger import Ledger, content_bytes, num_parts
+from flwr_distill.server.grid.message_lines import log_message
 from flwr_distill.server.grid.progress import Progress
 from flwr_distill.server.grid.spool import Spool
 
@@ -80,7 +81,10 @@ class Transport:
         for message in messages:
             make_id_random(message)
         self.ledger.book_sent(messages)
-        return self._exchange.push(messages)
+        ids = self._exchange.push(messages)
+        for message in messages:
+            log_message(message, "sent", self.names)
+        return ids
 
     def receive(
         self, messages: list[Message], timeout: float | None, title: str, accept: Accept

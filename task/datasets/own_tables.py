@@ -109,10 +109,7 @@ def inputs_of(column: Column, text: str) -> list[float]:
         if text not in column.categories:
             raise ValueError(f"{column.name} is not among {listed(column.categories)}")
         return [float(text == category) for category in column.categories]
-    try:
-        value = parsed_number(text)
-    except ValueError:
-        raise ValueError(f"{column.name} is no number") from None
+    value = parsed_number(column.name, text)
     if not abs(value) <= MAX_VALUE:
         raise ValueError(f"{column.name} is not finite, or beyond {MAX_VALUE:g}")
     return [value]

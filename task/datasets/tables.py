@@ -159,11 +159,14 @@ def _read_csv(path: Path) -> tuple[tuple[str, ...], NDArray[np.float64], list[st
 
 
 def _features(row: list[str], header: list[str], place: int) -> tuple[list[float], str]:
-    """Numbers of a row, and what is wrong with it."""
+    """Numbers of a row, and what is wrong with it; the text has no value, which may be a name."""
+    values: list[float] = []
     try:
         if len(row) != len(header):
             raise ValueError(f"it has {len(row)}")
-        values = [parsed_number(value) for i, value in enumerate(row) if i != place]
+        for name, text in zip(header, row, strict=True):
+            if name != header[place]:
+                values.append(parsed_number(name, text))
     except ValueError as error:
         return [], (
             f"need {len(header)} values, numbers except the label ({printable(str(error))}); "
@@ -180,11 +183,17 @@ def _features(row: list[str], header: list[str], place: int) -> tuple[list[float
     return [], f"{name} is {value}; drop the row"
 
 
-def parsed_number(text: str) -> float:
-    """Number in a cell; ``1_000`` is none, though one to Python."""
-    if "_" in text:
-        raise ValueError(f"could not convert string to float: {text!r}")
-    return float(text)
+def parsed_number(name: str, text: str) -> float:
+    """Number in a cell of a column; ``1_000`` is none, though one to Python.
+
+    The text of the ValueError is for logs, so it does not have the cell's.
+    """
+    try:
+        if "_" not in text:
+            return float(text)
+    except ValueError:
+        pass
+    raise ValueError(f"{name} is no number")
 
 
 def _label_column(path: Path, header: list[str]) -> int:

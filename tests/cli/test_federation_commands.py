@@ -15,6 +15,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from flwr_distill.base.json_lines import VARIABLE
 from flwr_distill.cli.connection import Connection
 from flwr_distill.cli.main import app
 from flwr_distill.fleet.federation_record import FederationFile, FederationRecord
@@ -116,6 +117,28 @@ def test_up_says_where_its_nodes_are_open(config, is_open, tmp_path, monkeypatch
     assert "policy open" in helped
 
 
+@pytest.mark.parametrize(
+    ("config", "options", "env", "expected"),
+    [
+        ("threads: 2", (), {}, "text"),
+        ("log-format: json", (), {}, "json"),
+        ("log-format: text", ("--log-format", "json"), {}, "json"),
+        ("threads: 2", (), {"FLWR_DISTILL_LOG_FORMAT": "json"}, "json"),
+    ],
+)
+def test_all_processes_of_a_federation_have_one_log_format(
+    config, options, env, expected, tmp_path, monkeypatch
+):
+    def start(self, **more):
+        raise RuntimeError(f"{self._node_settings['log-format']} {self.env[VARIABLE]}")
+
+    monkeypatch.setattr(LocalFederation, "start", start)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "all.yaml").write_text(config + "\n")
+    shown = CliRunner().invoke(app, ["up", "--config", "all.yaml", *options], env=env)
+    assert f"{expected} {expected}" in shown.stderr
+
+
 def missing():
     raise FileNotFoundError
 
@@ -150,7 +173,7 @@ class Control:
     """Of a SuperLink with these runs; notes which is stopped."""
 
     def __init__(self, runs):
-        self.runs, self.stopped = runs, list[int]()
+        self._runs, self.stopped = runs, list[int]()
 
     def __enter__(self):
         return self
@@ -158,8 +181,9 @@ class Control:
     def __exit__(self, *error):
         pass
 
-    def unfinished_runs(self):
-        return self.runs
+    def runs(self, *, unfinished):
+        assert unfinished
+        return self._runs
 
     def stop_run(self, run_id):
         self.stopped.append(run_id)

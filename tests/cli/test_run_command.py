@@ -83,6 +83,18 @@ def test_a_run_on_the_local_federation_needs_no_options_and_ends_with_its_table(
         assert number in result.stdout
 
 
+def test_a_log_as_json_is_shown_as_text_without_lines_about_single_messages(invoke, up, folder):
+    lines = [
+        json.dumps({"level": "WARNING", "text": "1 node failed in train"}),
+        json.dumps({"level": "INFO", "text": "train, node-0: sent", "message_id": "ab"}),
+        json.dumps({"level": "INFO", "text": f"Results in {folder}/runs/7"}),
+    ]
+    result = invoke(lines=lines)
+    assert "warning: 1 node failed in train\n" in result.stdout
+    assert "node-0" not in result.stdout
+    assert "94.2 %" in result.stdout
+
+
 def test_nodes_with_data_of_their_own_do_not_run_the_default_data_set(invoke, up, folder):
     (folder / "node-1").mkdir()
     (folder / "node-1" / "node-config.toml").write_text('data = "/ward"\n')

@@ -31,7 +31,7 @@ class Link:
 
 def followed(logs, statuses):
     link, lines = Link(logs, statuses), []
-    return submission._follow(7, lambda: link, lines.append, 60.0).status, lines
+    return submission.follow(7, lambda: link, lines.append, 60.0).status, lines
 
 
 def test_lines_between_the_end_of_a_stream_and_that_of_the_run_are_shown():

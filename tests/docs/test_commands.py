@@ -51,6 +51,7 @@ NOT_HERE = {
     r"flwr-distill runs export .*--student": "tests/cli/test_runs_command.py",
     r"flwr-distill certs (sign|renew|revoke) ": "see tests/cli/test_certs_command.py",
     r"flwr-distill (doctor|up) .*--device cuda": "needs a GPU: tests/gpu",
+    r"flwr-distill (up .*--log-format|logs) ": "real nodes: tests/end_to_end/test_json_logs.py",
     r"flwr-distill up --data": "three real nodes, as docs/tutorial.md has them",
     r"flwr-distill run -c .*dinov2": "needs its weights: tests/task/test_pretrained.py",
     r"flwr-distill distill digits": "half a minute: tests/cli/test_distill_command.py",

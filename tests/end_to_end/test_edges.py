@@ -129,7 +129,8 @@ def test_a_run_goes_on_when_an_edge_is_killed_and_comes_back(tmp_path):
                 processes[0] = tiers.edge(0, ports[0], keys[0])
             elif killed_in and rounds_below(tmp_path / "edge-0")[0][-1] > killed_in[0] + 1:
                 with tiers.control() as control:
-                    for run_id in control.unfinished_runs():  # more lines may come after the stop
+                    # More lines may come after the stop.
+                    for run_id in control.runs(unfinished=True):
                         control.stop_run(run_id)
 
         killed_in = []

@@ -69,6 +69,12 @@ def test_nothing_is_known_of_flowers_own_supernode_so_there_are_no_metrics() -> 
         check_another(NodeSettings(policy=OPEN, metrics_port=9000))
 
 
+@pytest.mark.usefixtures("in_between")
+def test_flowers_own_supernode_writes_no_json() -> None:
+    with pytest.raises(NodeError, check=at("log-format", value="json")):
+        check_another(NodeSettings(policy=OPEN, log_format="json"))
+
+
 @pytest.mark.parametrize(
     ("number", "port"),
     [

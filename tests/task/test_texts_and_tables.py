@@ -106,7 +106,8 @@ def test_a_table_becomes_standardised_channels_and_numbered_classes(tmp_path):
 @pytest.mark.parametrize(
     ("train", "test", "where", "problem"),
     [
-        (["a,label", "x,1"], None, "train.csv, line 2", "2 values, numbers except the label"),
+        (["a,label", "Smith,1"], None, "train.csv, line 2", r"2 values.*\(a is no number\)"),
+        (["a,label", "1_0,1"], None, "train.csv, line 2", r"2 values.*\(a is no number\)"),
         (["a,b,label", "1,1"], None, "train.csv, line 2", None),
         (["a,label", "1,1", "inf,1"], None, "train.csv, line 3", "a is inf; drop the row$"),
         (

@@ -161,11 +161,11 @@ class Control:
                 return RunStatus(text, status.details)
             time.sleep(0.05)
 
-    def unfinished_runs(self) -> list[int]:
-        """Ids of the unfinished runs, the latest last."""
+    def runs(self, *, unfinished: bool = False) -> list[int]:
+        """Ids of all runs, or of the unfinished ones, the latest last."""
         runs = self._stub.ListRuns(ListRunsRequest(), timeout=10).run_dict
-        unfinished = [run for run in runs.values() if run.status.status != "finished"]
-        return [run.run_id for run in sorted(unfinished, key=lambda r: r.pending_at)]
+        wanted = [r for r in runs.values() if not unfinished or r.status.status != "finished"]
+        return [run.run_id for run in sorted(wanted, key=lambda r: r.pending_at)]
 
     def stop_run(self, run_id: int) -> None:
         """Stop a run."""

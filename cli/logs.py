@@ -1,0 +1,159 @@
+"""`flwr-distill logs`: a run's lines on its server and on the nodes of this machine."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from flwr_distill.base import json_lines
+from flwr_distill.base.json_lines import Line
+from flwr_distill.cli.connection import (
+    Address,
+    Authority,
+    NoTls,
+    Timeout,
+    UserCertificate,
+    UserKey,
+    find_superlink,
+    user_of,
+)
+from flwr_distill.cli.errors import exit_on, fail
+from flwr_distill.cli.options import DEFAULT_FEDERATION_DIR, FederationDir
+from flwr_distill.cli.run_log import STYLES
+from flwr_distill.fleet.submission import follow
+from flwr_distill.flower.control import SuperLinkError
+from flwr_distill.node.log_lines import indented, without_level
+from flwr_distill.server.record.run_ids import RunIdError, full_id
+
+MAX_LINE = 1 << 17
+"""Bytes of a line of a node's log; longer ones are skipped, as no process of ours writes them."""
+MAX_FIELD = 40
+_PAUSE = 0.5
+_WAIT = 1.0
+"""Seconds that a line waits for earlier ones of other processes."""
+
+
+def logs(
+    run: Annotated[str, typer.Argument(help="Id of a run or its first digits, or latest.")],
+    node: Annotated[
+        str, typer.Argument(help="Name of a node, as in ward-3.", show_default="all")
+    ] = "",
+    superlink: Address = None,
+    root_certificates: Authority = None,
+    user_certificate: UserCertificate = None,
+    user_key: UserKey = None,
+    insecure: NoTls = False,
+    state_dir: FederationDir = DEFAULT_FEDERATION_DIR,
+    timeout: Timeout = 10.0,
+) -> None:
+    """Follow the log of a run to its end: lines of the server, and of a local federation's nodes.
+
+    One id joins a message's lines on server and node; its first digits stand before the text. The
+    lines of nodes and messages need --log-format json, where the processes start. Nodes elsewhere
+    write to logs of their own, which this command does not see.
+    """
+    user = user_of(user_certificate, user_key, "logs")
+    link = find_superlink(superlink, root_certificates, insecure, user, state_dir, "logs")
+    with exit_on(SuperLinkError, command="logs"):
+        with link.open(timeout) as control:
+            known = [str(run_id) for run_id in control.runs()]
+        try:
+            run_id = full_id(run, known)
+        except RunIdError as error:
+            fail(error, "logs")
+        folders = map(Path, link.federation.node_dirs) if link.federation else ()
+        shown = _Shown(Console(), run_id, node, [folder / "node.log" for folder in folders])
+        try:
+            with shown:
+                follow(int(run_id), lambda: link.open(timeout), shown.add_of_server)
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+    if not shown.count:
+        remedy = "start server and nodes with --log-format json; or it has another name"
+        fail(f"no line is about {node or 'it'}", "logs", where=f"run {run_id}", remedy=remedy)
+
+
+class _Shown:
+    """Prints lines by their times, each a moment after it came; those of nodes are in files."""
+
+    def __init__(self, console: Console, run: str, node: str, files: list[Path]) -> None:
+        self.count = 0
+        self._console = console
+        self._run = run
+        self._node = node
+        self._files = dict.fromkeys(files, 0)
+        self._latest = ""
+        self._waiting: list[tuple[float, Line]] = []
+        self._lock = threading.Lock()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._print_until_end, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def add_of_server(self, text: str) -> None:
+        """Take a line of the run's log on the server."""
+        line = json_lines.read(text)
+        if line is None:
+            level, text = without_level(text)
+            line = Line(text, level or "INFO", time=self._latest, process="serverapp")
+        self._latest = line.time
+        self._add(line)
+
+    def _add(self, line: Line) -> None:
+        if line.text.strip() and self._node in ("", line.node):
+            with self._lock:
+                self._waiting.append((time.monotonic() + _WAIT, line))
+
+    def _print_until_end(self) -> None:
+        is_over = False
+        while not is_over:
+            is_over = self._end.wait(_PAUSE)
+            for line in self._new_lines_of_nodes():
+                self._add(line)
+            now = time.monotonic()
+            with self._lock:
+                due = [line for at, line in self._waiting if is_over or at <= now]
+                self._waiting = [] if is_over else [e for e in self._waiting if e[0] > now]
+            for line in sorted(due, key=lambda line: line.time):
+                self._print(line)
+
+    def _new_lines_of_nodes(self) -> Iterator[Line]:
+        about = self._run.encode()
+        for path, place in self._files.items():
+            size = path.stat().st_size if path.exists() else 0
+            if size <= place:
+                continue
+            with path.open("rb") as file:
+                file.seek(place)
+                while self._files[path] < size:
+                    raw = file.readline(MAX_LINE)
+                    if not raw.endswith(b"\n") and len(raw) < MAX_LINE:
+                        break  # it is being written
+                    self._files[path] += len(raw)
+                    if about in raw:
+                        line = json_lines.read(raw.decode("utf-8", "replace"))
+                        if line is not None and line.run == self._run:
+                            yield line
+
+    def _print(self, line: Line) -> None:
+        self.count += 1
+        place = "server" if line.process == "serverapp" else f"{line.node} {line.process}"
+        words = [line.time[11:23], place, line.message_id[:8], line.level, line.text]
+        *fields, text = (indented(word) for word in words)
+        start = "  ".join(field[:MAX_FIELD] for field in fields if field)
+        self._console.print(
+            Text(f"{start}  {text[: json_lines.MAX_TEXT]}", STYLES.get(line.level, "")),
+            soft_wrap=True,
+        )
