@@ -93,7 +93,7 @@ def why_not_above(run_config: Mapping[str, RunConfigValue]) -> str:
             "have it below: flwr-distill edge -c secure-sums=true)"
         )
     if run_config.get("evaluate.model"):
-        return "evaluate.model is evaluated by nodes themselves (start flwr-distill evaluate below)"
+        return "evaluate.model needs the nodes themselves (an edge takes part in runs that train)"
     if run_config.get("start"):
         return f"start = {run_config['start']!r} asks nodes for more than a model ({AVERAGES})"
     strategy = str(run_config.get("strategy", ""))

@@ -83,7 +83,8 @@ class RoundEnd:
 class RunEnd:
     """A run that has finished."""
 
-    model: ArrayRecord | None  # the final model, whole; None if nodes keep models of their own
+    model: ArrayRecord | None
+    """The final model, whole; None if nodes keep models of their own, or the run trained none."""
     formula_bytes: Mapping[str, float]  # cost of the run by the papers' formulas
     artifacts: Mapping[str, bytes]  # the strategy's own files, by name
     warnings: Sequence[str]  # what may be wrong with the federation

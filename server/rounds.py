@@ -95,7 +95,8 @@ class Rounds:
         except Exception as error:
             learnt = not self._personal and self.model is not self.task.start
             self.hooks.on_failure(error, self.task.whole(self.model) if learnt else None)
-            if setting := way_to_resume(self.strategy, self.folder):
+            setting = way_to_resume(self.strategy, self.folder)
+            if setting and self.settings.num_rounds:
                 log(INFO, "To resume from the last checkpoint: %s", setting)
             raise
 
@@ -306,8 +307,9 @@ class Rounds:
 
     def _run_end(self, arrays: ArrayRecord) -> RunEnd:
         artifacts: dict[str, bytes] = getattr(self.strategy, "artifacts", dict)()
+        has_model = self.settings.num_rounds > 0 and not self._personal
         return RunEnd(
-            model=None if self._personal else self.task.whole(arrays),
+            model=self.task.whole(arrays) if has_model else None,
             formula_bytes=self._formula_bytes(arrays),
             artifacts=artifacts,
             warnings=self.roster.warnings,

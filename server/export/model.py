@@ -48,6 +48,12 @@ def run_to_export(run: RunFiles, best_round: bool = False) -> RunFiles:
             "global one to export",
             where=run.folder,
         )
+    if run.evaluated:
+        raise ExportError(
+            "it has evaluated a model, and trained none",
+            where=run.folder,
+            remedy=f"take that one, {run.settings['evaluate']['model']}",
+        )
     rounds = set(checkpoints(run.folder))
     if (run.folder / MODEL).exists() and run.rows:
         rounds.add(run.rows[-1]["round"])
@@ -59,8 +65,7 @@ def run_to_export(run: RunFiles, best_round: bool = False) -> RunFiles:
             where=run.folder,
             remedy=_OTHERS,
         )
-    evaluates = run.settings.get("evaluate", {}).get("model")
-    if not any(rounds) and not run.settings.get("start") and not evaluates:
+    if not any(rounds) and not run.settings.get("start"):
         raise ExportError(
             "it has no model yet, only the random one of its start",
             where=run.folder,

@@ -27,7 +27,7 @@ def by_node(run: RunFiles) -> Section | None:
     """
     if not (scores := _scores(run)):
         return None
-    metrics = METRICS if any("ece" in score for score in scores) else METRICS[:1]
+    metrics = [m for m in METRICS if any(m.replace("-", "_") in score for score in scores)]
     columns = ["node", "#samples", *(f"#{METRIC_WORDS[metric]}" for metric in metrics)]
     rows = [
         [score["node"], f"{score['samples']:,}", *(with_interval(score, m) for m in metrics)]

@@ -116,7 +116,7 @@ def test_an_edge_stays_away_where_nodes_owe_more_than_a_model(strategy):
 
 def test_an_edge_evaluates_no_model_of_a_file_for_the_run_above():
     reason = why_not_above({"strategy": "fedavg", "evaluate.model": "model.onnx"})
-    assert "flwr-distill evaluate" in reason
+    assert "evaluate.model needs the nodes themselves" in reason
 
 
 def test_the_task_comes_from_above_and_nothing_else_does():

@@ -1,5 +1,6 @@
 """A run that evaluates a model on its nodes, once and without training."""
 
+import json
 from functools import partial
 
 import numpy as np
@@ -11,12 +12,13 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.in_process import run_in_process
 from flwr_distill.server.export.evaluated import EvaluatedModelError, read_evaluated
-from flwr_distill.server.export.model import export_model, write_model
+from flwr_distill.server.export.model import ExportError, export_model, write_model
 from flwr_distill.server.page.by_node import by_node
 from flwr_distill.server.page.run_files import read_run
 from flwr_distill.server.page.run_page import run_page
 from flwr_distill.server.record.checkpoint import checkpoints, load_checkpoint
 from flwr_distill.server.rounds import NothingLearntError
+from flwr_distill.strategies.common.waiting import TooFewNodesError
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model
 from tests.server.run_folder import journal, rows
@@ -67,7 +69,9 @@ def test_a_run_is_evaluated_on_the_samples_that_its_nodes_held_out_and_nothing_t
     assert rows(folder)[-1]["accuracy"] == rows(trained)[-1]["accuracy"]
     assert [row["round"] for row in rows(folder)] == [0]
     assert sent(play.grid) == {"query.describe", "evaluate"}
-    assert scores(evaluate(folder, run_id=2)) == scores(trained)  # of an evaluation, its model
+    assert not (folder / "model.safetensors").exists()  # a card of this run would say nothing true
+    with pytest.raises(ExportError, check=lambda error: str(trained) in error.remedy):
+        evaluate(folder, run_id=2)
 
 
 @pytest.mark.parametrize("form", ["safetensors", "onnx", "torchscript"])
@@ -173,6 +177,15 @@ def test_nodes_without_counts_are_in_the_table_and_a_silent_one_is_a_fault(train
     (table,) = by_node(read_run(folder)).tables
     assert table.columns == ["node", "#samples", "#accuracy"]
     assert sorted(row[0] for row in table.rows) == ["node-0", "node-2"]
+    noisy = {"eval-balanced-accuracy": 0.5, "eval-balanced-accuracy-low": 0.4}
+    noisy["eval-balanced-accuracy-high"] = 0.6  # of a confusion matrix alone
+    (node, *_) = journal(folder, "phase")[-1]["nodes"]
+    line = {"round": 0, "scored": "evaluate", "nodes": {node: noisy}}
+    with (folder / "journal.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    (table,) = by_node(read_run(folder)).tables
+    assert table.columns[2:] == ["#accuracy", "#balanced accuracy"]
+    assert sorted(row[3] for row in table.rows) == ["-", "50.0 % [40.0, 60.0]"]
     assert any("this node is broken" in entry["warning"] for entry in journal(folder, "warning"))
 
 
@@ -209,6 +222,18 @@ def test_what_no_accuracy_can_be_is_rejected_and_a_huge_claim_moves_nobody_else(
     first, *rest = known(evaluate(trained, run_id=3, grid=lying(0.0)))
     assert first == ["node-0", f"{10**14:,}", "0.0 % [0.0, 0.0]"]
     assert rest == others
+
+
+def test_a_frozen_network_is_that_of_training_or_no_node_takes_part(tmp_path, play):
+    config = {"strategy": "analytic", "model": "random-features", "num-rounds": 1, "seed": 3}
+    nodes = [{"num-partitions": 2}] * 2
+    (*_, row) = run_in_process({**config, "fraction-evaluate": 1.0}, nodes, tmp_path / "trained")
+    path = tmp_path / "trained" / "1"
+    given = {**read_evaluated(path).settings(), **EVALUATION, "evaluate.model": str(path)}
+    runs = {"nodes": 2, "runs_dir": str(tmp_path / "evaluated")}
+    assert rows(play(given, **runs))[0]["node_accuracy"] == row["node_accuracy"]
+    with pytest.raises(TooFewNodesError, match="frozen network"):
+        play(given, **runs, run_id=2, seed=4)
 
 
 def test_the_page_names_the_model_and_the_worst_node_and_has_no_curves(trained, evaluate):
