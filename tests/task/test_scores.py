@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import binomtest
 from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 from torch import nn
 from torch.nn import functional
@@ -22,6 +23,7 @@ from flwr_distill.task.scores import (
     intervals,
     num_classes,
     scores,
+    share_interval,
     size,
     summary,
 )
@@ -242,3 +244,9 @@ def test_a_confusion_matrix_may_be_known_alone():
     assert found["balanced_accuracy"] == pytest.approx(7 / 8)
     assert np.isnan(found["auroc"])
     assert np.isnan(found["ece"])
+
+
+@pytest.mark.parametrize(("hits", "samples"), [(0, 5), (3, 7), (50, 50), (999, 1000)])
+def test_the_interval_of_a_share_is_wilsons(hits, samples):
+    known = binomtest(hits, samples).proportion_ci(method="wilson")
+    assert share_interval(hits / samples, samples) == pytest.approx((known.low, known.high))
