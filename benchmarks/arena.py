@@ -5,9 +5,10 @@
 
 Ten nodes with the same model, start, optimiser and local epochs; a run in one process, with the
 real apps. Settings are the defaults but for two: FedProx's mu, by default 0, is 0.1, and DynaFed
-distils after 10 rounds, by default 25. FedProto and FedMD have no global model. "half" has
-the nodes of "Dirichlet 0.1", of which half train in each round. The nodes of "domains" have digits
-as they are, negatives, and digits on a bright gradient, of all classes.
+distils after 10 rounds, by default 25. "hfldd-all" is HFLDD where all nodes train. FedProto and
+FedMD have no global model. "half" has the nodes of "Dirichlet 0.1", of which half train in each
+round. The nodes of "domains" have digits as they are, negatives, and digits on a bright gradient,
+of all classes.
 
 Accuracies are of the global model on test samples, the mean of three rounds (a single round of a
 skewed run swings by several points). A node's own accuracy is that of its model, or of the global
@@ -74,6 +75,7 @@ STRATEGIES: Mapping[str, Settings] = {
     "fedhead-plus": {},
     "cadis": {},
     "hfldd": {},
+    "hfldd-all": {"strategy": "hfldd", "hfldd.heads": "all"},
     "fedlgd": {},
     "auto": {},
 }
@@ -163,8 +165,8 @@ def play(run: Run, data_root: str) -> Result:
         config = {
             **DATA[run.data],
             **SKEWS[run.skew],
-            **STRATEGIES[run.strategy],
             "strategy": run.strategy,
+            **STRATEGIES[run.strategy],
             "seed": run.seed,
             "num-rounds": run.rounds,
             "fraction-evaluate": 1.0,
