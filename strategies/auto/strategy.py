@@ -17,6 +17,7 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor, nn
 
 from flwr_distill.base.text import counted
+from flwr_distill.distill.formation import best_formation
 from flwr_distill.protocol.arrays import as_arrays, as_tensors
 from flwr_distill.protocol.messages import ARRAYS, CONFIG, SERVER_ROUND
 from flwr_distill.protocol.method import CHOICE
@@ -63,6 +64,8 @@ class Auto(Strategy):
         Maps a name and a size to samples without labels, (size, ...), as nodes make them too.
     create : callable
         Makes a strategy of the run, given its name.
+    large_images : bool (default: False)
+        Whether all nodes train with HFLDD, unless ``hfldd.heads`` says otherwise.
     budget : int (default: 0)
         Rounds that may be lost in contests, all together; with 0 the likeliest candidate trains.
     num_rounds : int (default: 0)
@@ -78,6 +81,7 @@ class Auto(Strategy):
         num_classes: int,
         auxiliary: Callable[[str, int], Tensor],
         create: Callable[[str], Strategy],
+        large_images: bool = False,
         budget: int = 0,
         num_rounds: int = 0,
         seed: int = 0,
@@ -103,6 +107,7 @@ class Auto(Strategy):
         self._num_classes = num_classes
         self._auxiliary = auxiliary
         self._create = create
+        self._large_images = large_images
         self._budget = budget
         self._num_rounds = num_rounds
         self._seed = seed
@@ -129,6 +134,7 @@ class Auto(Strategy):
             num_classes=run.spec.num_classes,
             auxiliary=lambda name, size: run.auxiliary(name, size, "hfldd.auxiliary")(),
             create=run.create,
+            large_images=best_formation(run.seen_spec.shape) > 1,
             budget=budget,
             num_rounds=run.num_rounds,
             seed=run.seed,
@@ -254,7 +260,7 @@ class Auto(Strategy):
         self._bytes, self._counted = dict(state["bytes"]), state["counted"]
         self._models, self._best = dict(state["models"]), state.get("best")
         for name, of_strategy in state["states"].items():
-            self.strategies[name] = self._create(name)
+            self.strategies[name] = self._make(name)
             getattr(self.strategies[name], "load_state_dict", lambda of: None)(of_strategy)
 
     @property
@@ -273,17 +279,24 @@ class Auto(Strategy):
         if held_suffices(held):
             self._start(candidates(None, held))
             return
-        asking = cast(HFLDD, self._create("hfldd"))
+        asking = cast(HFLDD, self._make("hfldd"))
         self._start(candidates(self._skew(asking, nodes, arrays, grid), held), hfldd=asking)
 
     def _start(self, chosen: Candidates, **made: Strategy) -> None:
         self.candidates = chosen
         self.race = Race.of(chosen.names, self._budget, self._num_rounds)
         self._bytes = dict.fromkeys(self.race.left, 0)
-        self.strategies = {name: made.get(name) or self._create(name) for name in self.race.left}
+        self.strategies = {name: made.get(name) or self._make(name) for name in self.race.left}
         log(INFO, "Auto: %s: %s", chosen.reason, " against ".join(self.race.left))
         for strategy in self.strategies.values():
             strategy.summary()
+
+    def _make(self, name: str) -> Strategy:
+        strategy = self._create(name)
+        if isinstance(strategy, HFLDD) and strategy.settings.heads == "auto":
+            one_head = strategy.settings.votes or strategy.settings.refresh_every
+            strategy.all_train = self._large_images and not one_head
+        return strategy
 
     def _some_nodes(self, grid: Grid) -> list[int]:
         nodes = sorted(grid.get_node_ids())

@@ -72,10 +72,11 @@ class HFLDDSettings(LabelKnowledge, Distillation):
     groups: Annotated[int, Field(ge=0)] = 0
     """K, the homogeneous groups; 0 takes the K with the best silhouette, at most the number of
     classes."""
-    heads: Literal["one", "all"] = "one"
+    heads: Literal["auto", "one", "all"] = "auto"
     """Who of a cluster trains: ``one`` node a round, as in the paper, or ``all`` nodes, as many of
     them as ``fraction-train`` says. With ``all``, every node gets the others' virtual data and
-    trains on a share of them, which falls evenly to 0 over the first half of the rounds."""
+    trains on a share of them, which falls evenly to 0 over the first half of the rounds. ``auto``
+    is ``one``, but where ``strategy = "auto"`` trains on images from 16 pixels a side on."""
     balanced: bool = True
     """Whether the one head draws classes evenly from D_h."""
     votes: bool = False

@@ -128,6 +128,9 @@ class HFLDD(RobustFedAvg):
             self._clusters, self._directory, self.settings, links, phase_timeout, image_shape
         )
         self._heads = Heads(self._clusters, self._directory, self._exchange)
+        self.all_train = self.settings.heads == "all"
+        """Whether all nodes of a cluster train, rather than one; to be set before the first round,
+        to True only if neither ``votes`` nor ``refresh_every`` is on."""
         if image_shape is not None:
             chosen_formation("hfldd.formation", self.settings.formation, image_shape)
         if self.settings.share_raw_data:
@@ -172,7 +175,7 @@ class HFLDD(RobustFedAvg):
         """The current clusters; None before they are formed."""
         if not self._clusters:
             return None
-        if self.settings.heads == "all":
+        if self.all_train:
             return FlatClusters(tuple(tuple(cluster.nodes) for cluster in self._clusters))
         return self._clusters.topology
 
@@ -186,7 +189,7 @@ class HFLDD(RobustFedAvg):
             self._form_clusters(grid)
         else:
             self._place_new_nodes(server_round, grid)
-        if self.settings.heads == "all":
+        if self.all_train:
             sampled = super().configure_train(server_round, arrays, config, grid)
             nodes = [message.metadata.dst_node_id for message in sampled]
             share = virtual_share(server_round, self._num_rounds)
@@ -273,7 +276,7 @@ class HFLDD(RobustFedAvg):
             distilled_values=self._exchange.distilled_values,
             bits_per_value=self.settings.bits_sent,
             models_to_members=self._exchange.models_to_members,
-            num_heads=len(self._clusters.nodes if self.settings.heads == "all" else self._clusters),
+            num_heads=len(self._clusters.nodes if self.all_train else self._clusters),
             num_weights=num_weights,
             num_rounds=num_rounds,
         )
@@ -347,7 +350,7 @@ class HFLDD(RobustFedAvg):
         nodes = self._clusters.nodes
         about = self._directory.look_up(grid, nodes, self.phase_timeout)
         held = {node: about[node].classes for node in nodes}
-        if self.settings.heads == "one":
+        if not self.all_train:
             self._say_if_few_train({node: classes for node, classes in held.items() if classes})
         missing = self._clusters.missing_classes(held)
         if missing:
@@ -419,7 +422,7 @@ def _check_summed(settings: HFLDDSettings) -> None:
         ("votes", settings.votes, "each head's model votes by itself"),
         (
             "complete-clusters",
-            settings.complete_clusters and settings.heads == "one",
+            settings.complete_clusters and settings.heads != "all",
             "heads may be too few to hide a model",
         ),
     ):

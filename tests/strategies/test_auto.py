@@ -540,3 +540,36 @@ def test_formulas_are_of_the_rounds_that_each_one_trained(auto):
     auto.strategy.race = Race(["fedavg", "hfldd"], [], rounds={"fedavg": 7, "hfldd": 2})
     auto.strategy.strategies = {"fedavg": Noted(), "hfldd": heads}
     assert strategy.formulas(auto.strategy, 3, 100, 9)["hfldd (HFLDD, eq. 18)"] == 200
+
+
+@pytest.mark.parametrize(
+    ("large_images", "settings", "all_train"),
+    [
+        (False, {}, False),
+        (True, {}, True),
+        (True, {"heads": "one"}, False),
+        (False, {"heads": "all"}, True),
+        (True, {"refresh_every": 2}, False),
+        (True, {"votes": True, "rotate": False, "complete_clusters": False}, False),
+    ],
+)
+def test_of_large_images_all_nodes_train_with_hfldd_unless_its_settings_say_otherwise(
+    large_images, settings, all_train, client_grid
+):
+    quick = {"auxiliary_size": 50, "distiller": "dm", "distilled_size": 4, "distill_steps": 1}
+    racing = Auto(
+        model=MODEL,
+        num_classes=10,
+        auxiliary=auxiliary,
+        create=lambda name: HFLDD(**quick, **settings) if name == "hfldd" else Noted(),
+        large_images=large_images,
+    )
+    grid = client_grid(4, {**CONFIG, **SKEWED})
+    messages = list(racing.configure_train(1, start(), ConfigRecord(), grid))
+    clusters = racing.topology.clusters
+    num_heads = len(clusters)
+    assert len(messages) == (4 if all_train else num_heads)
+    assert num_heads < 4
+    state = racing.state_dict()
+    racing.load_state_dict(state)
+    assert racing.strategies["hfldd"].all_train == all_train
