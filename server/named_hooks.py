@@ -1,4 +1,4 @@
-"""Hooks of other packages: entry points of ``flwr_distill.hooks``, named in ``hooks``."""
+"""Hooks that a run names in ``hooks``: trackers, and entry points of ``flwr_distill.hooks``."""
 
 import difflib
 from importlib.metadata import entry_points
@@ -9,15 +9,19 @@ from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.plugin import PluginError, import_object, load_plugin, located, package_of
 
 GROUP = "flwr_distill.hooks"
+TRACKERS = {
+    "mlflow": "flwr_distill.server.trackers.mlflow:Mlflow",
+    "wandb": "flwr_distill.server.trackers.wandb:Wandb",
+}
 
 
 def find_hooks(names: str) -> dict[str, Hook]:
     """Make the hooks that a run names, by name, in the same order.
 
-    `names` are entry points, or ``module:object``, separated by commas. Each leads to a `Hook`, or
-    to a callable that makes one without arguments, such as its class. Raises SettingsError if a
-    name is unknown or given twice, or its object fails, is no hook, or has a method ``on_*`` of no
-    event.
+    `names` are trackers, entry points, or ``module:object``, separated by commas. Each leads to a
+    `Hook`, or to a callable that makes one without arguments, such as its class. Raises
+    SettingsError if a name is unknown or given twice, or its object fails, is no hook, or has a
+    method ``on_*`` of no event.
     """
 
     def error_of(problem: str, remedy: str = "") -> SettingsError:
@@ -35,12 +39,12 @@ def find_hooks(names: str) -> dict[str, Hook]:
 
 
 def _loaded(name: str) -> object:
-    if ":" in name:
-        return import_object(name)
+    if ":" in (path := TRACKERS.get(name, name)):
+        return import_object(path)
     points = entry_points(group=GROUP)
     matches = [point for point in points if point.name == name]
     if not matches:
-        known = ", ".join(sorted(points.names)) or "none is installed"
+        known = ", ".join(sorted({*points.names, *TRACKERS}))
         raise PluginError(
             f"no installed hook has this name: {known} (install its package, or name it as "
             "module:object)"

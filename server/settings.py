@@ -85,8 +85,8 @@ class RunSettings(TaskSettings):
     keep_checkpoints: Annotated[int, Field(ge=1)] = 2
     """Checkpoints to keep: those of the last rounds, plus that of the best round."""
     hooks: str = ""
-    """Hooks of other packages that see this run, separated by commas: names of installed ones, or
-    ``module:object`` (docs/plugins.md)."""
+    """Hooks that see this run, separated by commas: the trackers ``mlflow`` and ``wandb``, names of
+    installed ones, or ``module:object`` (docs/plugins.md)."""
     edge: str = ""
     """Socket at which this run answers for an edge, in place of rounds of its own; ``flwr-distill
     edge`` sets it."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from logging import INFO
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from flwr_distill.server.page.run_page import write_report
 from flwr_distill.server.record.checkpoint import Checkpoints
 from flwr_distill.server.record.history import History
 from flwr_distill.server.record.recorder import Recorder
+from flwr_distill.server.record.scalars import scalars
 from flwr_distill.server.settings import RunSettings
 
 PIXELS = 16
@@ -50,19 +50,9 @@ class TensorBoard(Hook):
 
     def on_round_end(self, end: RoundEnd) -> None:
         """Write a row."""
-        scalars = asdict(end.row)
         self._draw_confusion(end.row)
-        intervals, nodes = scalars.pop("intervals") or {}, scalars.pop("node_scores") or {}
-        for group, numbers in (("interval", intervals), ("nodes_interval", nodes.get("intervals"))):
-            for name, (low, high) in (numbers or {}).items():
-                scalars |= {f"{group}/{name}_low": low, f"{group}/{name}_high": high}
-        scalars |= {f"nodes/{k}": v for k, v in nodes.items() if isinstance(v, int | float)}
-        del scalars["confusion"]
-        for label, accuracy in enumerate(scalars.pop("class_accuracy") or []):
-            scalars[f"class_accuracy/{self._class_name(label)}"] = accuracy
-        for name, value in scalars.items():
-            if value is not None and name != "round":
-                self._events.add_scalar(name, value, end.row.round)
+        for name, value in scalars(end.row, self._class_name).items():
+            self._events.add_scalar(name, value, end.row.round)
         self._events.flush()
 
     def _draw_confusion(self, row: RoundRow) -> None:

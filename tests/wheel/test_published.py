@@ -24,7 +24,10 @@ from .conftest import ROOT
 
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
 PROJECT = tomllib.loads(PYPROJECT)["project"]
-OPTIONAL = ("backbones", "dicom", "parquet", "partitions", "simulation", "tiff", "timm")
+OPTIONAL = (
+    *("backbones", "dicom", "mlflow", "parquet", "partitions", "simulation", "tiff", "timm"),
+    "wandb",
+)
 INDIRECT = {"tensorboard"}
 """Needed by what we import of PyTorch: torch.utils.tensorboard."""
 

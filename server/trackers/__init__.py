@@ -1,0 +1,1 @@
+"""Hooks that send a run to a tracking service."""
