@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -74,7 +78,7 @@ def logs(
             with shown:
                 follow(int(run_id), lambda: link.open(timeout), shown.add_of_server)
         except KeyboardInterrupt:
-            raise typer.Exit(130) from None
+            raise shown.error or typer.Exit(130) from None
     if not shown.count:
         remedy = "start server and nodes with --log-format json; or it has another name"
         fail(f"no line is about {node or 'it'}", "logs", where=f"run {run_id}", remedy=remedy)
@@ -85,15 +89,18 @@ class _Shown:
 
     def __init__(self, console: Console, run: str, node: str, files: list[Path]) -> None:
         self.count = 0
+        self.error: BaseException | None = None
+        """Why nothing more is printed."""
         self._console = console
         self._run = run
         self._node = node
         self._files = dict.fromkeys(files, 0)
+        self._in_long_line: set[Path] = set()
         self._latest = ""
         self._waiting: list[tuple[float, Line]] = []
         self._lock = threading.Lock()
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._print_until_end, daemon=True)
+        self._thread = threading.Thread(target=self._print, daemon=True)
 
     def __enter__(self) -> None:
         self._thread.start()
@@ -105,9 +112,10 @@ class _Shown:
     def add_of_server(self, text: str) -> None:
         """Take a line of the run's log on the server."""
         line = json_lines.read(text)
-        if line is None:
+        if line is None or line.run != self._run:
             level, text = without_level(text)
-            line = Line(text, level or "INFO", time=self._latest, process="serverapp")
+            line = Line(text, level or "INFO", time=self._latest)
+        line = replace(line, process="serverapp")
         self._latest = line.time
         self._add(line)
 
@@ -115,6 +123,13 @@ class _Shown:
         if line.text.strip() and self._node in ("", line.node):
             with self._lock:
                 self._waiting.append((time.monotonic() + _WAIT, line))
+
+    def _print(self) -> None:
+        try:
+            self._print_until_end()
+        except BaseException as error:  # a reader that is gone is SystemExit
+            self.error = error
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def _print_until_end(self) -> None:
         is_over = False
@@ -127,27 +142,34 @@ class _Shown:
                 due = [line for at, line in self._waiting if is_over or at <= now]
                 self._waiting = [] if is_over else [e for e in self._waiting if e[0] > now]
             for line in sorted(due, key=lambda line: line.time):
-                self._print(line)
+                self._print_line(line)
 
     def _new_lines_of_nodes(self) -> Iterator[Line]:
-        about = self._run.encode()
-        for path, place in self._files.items():
-            size = path.stat().st_size if path.exists() else 0
-            if size <= place:
-                continue
-            with path.open("rb") as file:
-                file.seek(place)
-                while self._files[path] < size:
-                    raw = file.readline(MAX_LINE)
-                    if not raw.endswith(b"\n") and len(raw) < MAX_LINE:
-                        break  # it is being written
-                    self._files[path] += len(raw)
-                    if about in raw:
-                        line = json_lines.read(raw.decode("utf-8", "replace"))
-                        if line is not None and line.run == self._run:
-                            yield line
+        for path in self._files:
+            with suppress(OSError):  # it may vanish, or be another program's for a moment
+                yield from self._new_lines_of(path)
 
-    def _print(self, line: Line) -> None:
+    def _new_lines_of(self, path: Path) -> Iterator[Line]:
+        about = self._run.encode()
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < self._files[path]:
+                self._files[path] = 0  # it was cut, or begun again
+            file.seek(self._files[path])
+            while self._files[path] < size:
+                raw = file.readline(MAX_LINE)
+                is_whole = raw.endswith(b"\n")
+                if not is_whole and len(raw) < MAX_LINE:
+                    break  # it is being written
+                self._files[path] += len(raw)
+                is_rest = path in self._in_long_line
+                (self._in_long_line.discard if is_whole else self._in_long_line.add)(path)
+                if is_whole and not is_rest and about in raw:
+                    line = json_lines.read(raw.decode("utf-8", "replace"))
+                    if line is not None and line.run == self._run:
+                        yield line
+
+    def _print_line(self, line: Line) -> None:
         self.count += 1
         place = "server" if line.process == "serverapp" else f"{line.node} {line.process}"
         words = [line.time[11:23], place, line.message_id[:8], line.level, line.text]

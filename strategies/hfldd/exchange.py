@@ -35,6 +35,8 @@ class Exchange:
 
     Attributes
     ----------
+    retries, retries_of_heads : Retries, dict[int, Retries]
+        When members are asked again that sent nothing, and those whose data a head did not keep.
     distilled_values : int
         Values of the virtual data sent to heads so far.
     models_to_members : int
@@ -48,6 +50,7 @@ class Exchange:
     timeout: float
     image_shape: tuple[int, ...] | None
     retries: Retries = field(default_factory=Retries)
+    retries_of_heads: dict[int, Retries] = field(default_factory=dict)
     distilled_values: int = 0
     models_to_members: int = 0
 
@@ -74,7 +77,8 @@ class Exchange:
         senders = {
             node: cluster
             for node, cluster in waiting(connected).items()
-            if self.retries.due(node, server_round) and self.retries.due(cluster.head, server_round)
+            if self.retries.due(node, server_round)
+            and self._of_head(cluster.head).due(node, server_round)
         }
         if not senders:
             return
@@ -89,16 +93,22 @@ class Exchange:
         self._hand_over(deliveries, server_round, grid)
         if refining:
             self.clusters.forget_other_heads()
-        failed = set()
         for node, cluster in senders.items():
             if node not in cluster.held_by_head:
-                # A head that keeps nothing of anybody has failed, not those that sent it data.
-                unheard = node in deliveries and not cluster.held_by_head
-                failed.add(cluster.head if unheard else node)
+                # What a head does not keep is between the two: either may lie, and others wait for
+                # neither.
+                failed = self._of_head(cluster.head) if node in deliveries else self.retries
+                failed.failed(node, server_round)
                 self.directory.forget(node)
                 self.directory.forget(cluster.head)
-        for node in failed:
-            self.retries.failed(node, server_round)
+
+    def lost(self, head: int, members: Iterable[int], server_round: int) -> None:
+        """Note that a head no longer has members' data, which are sent again ever more rarely."""
+        for node in members:
+            self._of_head(head).failed(node, server_round)
+
+    def _of_head(self, head: int) -> Retries:
+        return self.retries_of_heads.setdefault(head, Retries())
 
     def _routes(
         self, senders: Mapping[int, LiveCluster], links: Links, *, forming: bool
@@ -171,6 +181,9 @@ class Exchange:
             "distilled-values": self.distilled_values,
             "models-to-members": self.models_to_members,
             "retries": self.retries.state_dict(),
+            "retries-of-heads": {
+                head: retries.state_dict() for head, retries in self.retries_of_heads.items()
+            },
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -178,6 +191,8 @@ class Exchange:
         self.distilled_values = state["distilled-values"]
         self.models_to_members = state["models-to-members"]
         self.retries = Retries(state["retries"])
+        of_heads = state["retries-of-heads"].items()
+        self.retries_of_heads = {head: Retries(retries) for head, retries in of_heads}
 
 
 def _record(block: Any) -> ConfigRecord:

@@ -57,8 +57,10 @@ class Limits:
             return math.inf
         return self.images(member) * math.prod(self.image_shape)
 
-    def pool(self, head: int, members: Collection[int], nodes: Collection[int]) -> float:
-        """Samples that a head can train on: its own, and what members may have sent.
+    def pool(
+        self, head: int, members: Collection[int], nodes: Collection[int], share: float = 1.0
+    ) -> float:
+        """Samples that a head can train on: its own, and a share of what members may have sent.
 
         `nodes` are all that are known, among which those of one count at most ``most_samples``
         times the median.
@@ -67,9 +69,10 @@ class Limits:
         if head not in samples:
             return math.inf
         if self.distillation.share_raw_data:
-            return samples[head] + sum(samples[member] for member in members)
-        tiles = self._formation**2
-        return samples[head] + sum(self.images(member) * tiles for member in members)
+            received = sum(samples[member] for member in members)
+        else:
+            received = sum(self.images(member) for member in members) * self._formation**2
+        return samples[head] + math.ceil(share * received)
 
     def _samples(self, member: int) -> int:
         return max(1, self.directory.num_examples.get(member, 1))

@@ -86,8 +86,8 @@ class HFLDD(RobustFedAvg):
     num_classes : int, optional (default: None)
         Classes of the task, which soft labels must have; None takes what most nodes send.
     num_rounds : int (default: 0)
-        Rounds of the run, over whose first half virtual data fade with ``heads="all"``; with 0 they
-        stay.
+        Rounds of the run as it began, over whose first half virtual data fade with ``heads="all"``;
+        with 0 they stay.
     **kwargs
         Settings (`strategies.hfldd.method.HFLDDSettings`), and what Flower's FedAvg takes. Its
         sampling of training nodes is used with ``heads="all"``.
@@ -115,6 +115,7 @@ class HFLDD(RobustFedAvg):
     ) -> None:
         super().__init__(**kwargs)
         self._num_rounds = num_rounds
+        self._virtual_share = 1.0
         self.num_classes = num_classes
         self.phase_timeout = phase_timeout
         self.labels: dict[int, NDArray[Any]] = {}
@@ -197,13 +198,14 @@ class HFLDD(RobustFedAvg):
                 nodes, server_round, arrays, grid, complete=share > 0, forming=forming
             )
             how: dict[str, Any] = {VIRTUAL_SHARE: share}
+            self._virtual_share = share
         else:
             rotate = self.settings.rotate
             heads = self._heads.one_a_cluster(
                 server_round, arrays, grid, rotate=rotate, forming=forming
             )
             how = {BALANCED: self.settings.balanced}
-        self._alone = len(heads) == 1
+        self._alone = len(heads) == 1 and not self.all_train
         if self._alone and self.settings.average_rounds:
             self.start_of_round = self._mean.start(self.start_of_round)
             arrays = as_record(self.start_of_round)
@@ -222,7 +224,9 @@ class HFLDD(RobustFedAvg):
         """Read and check a head's reply; it counts for no more samples than it can have."""
         update = super().read(reply)
         members = self._clusters.virtual_data_of(update.node)
-        most = self._exchange.limits.pool(update.node, members, self._clusters.nodes)
+        most = self._exchange.limits.pool(
+            update.node, members, self._clusters.nodes, self._virtual_share
+        )
         return replace(update, num_examples=min(update.num_examples, most))
 
     def combine(self, updates: list[Update]) -> Arrays:
@@ -235,7 +239,7 @@ class HFLDD(RobustFedAvg):
                 log(WARNING, "Head %d lost virtual data; members send them again", update.node)
                 self._directory.forget(update.node)  # it may have lost its key as well
                 self._clusters.lost(update.node)
-                self._exchange.retries.failed(update.node, self._server_round)
+                self._exchange.lost(update.node, members, self._server_round)
         if self.settings.votes:
             models = {update.node: update.arrays for update in updates}
             hold_vote(
@@ -256,6 +260,7 @@ class HFLDD(RobustFedAvg):
             **self._clusters.state_dict(),
             **self._exchange.state_dict(),
             **self._mean.state_dict(),
+            "num-rounds": self._num_rounds,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -264,6 +269,7 @@ class HFLDD(RobustFedAvg):
         self._clusters.load_state_dict(state)
         self._exchange.load_state_dict(state)
         self._mean.load_state_dict(state)
+        self._num_rounds = state["num-rounds"]
 
     def expected_bits(self, num_weights: int, num_rounds: int) -> int:
         """Traffic of a run by the paper's eq. 18; 0 before clusters are formed."""

@@ -1,6 +1,7 @@
 """`flwr-distill logs`: lines of server and nodes in order, whatever is in them."""
 
 import json
+import time
 from itertools import pairwise
 
 import pytest
@@ -124,6 +125,51 @@ def test_a_line_that_is_being_written_waits_for_its_end(tmp_path):
         with file.open("a") as opened:
             opened.write(part)
         assert len([*shown._new_lines_of_nodes()]) == count
+
+
+def lines_of(shown):
+    return [entry.text for entry in shown._new_lines_of_nodes()]
+
+
+def test_a_log_that_is_cut_or_begun_again_is_read_from_its_start(tmp_path):
+    file = tmp_path / "node.log"
+    shown = logs._Shown(None, "7", "", [file])
+    file.write_text(2 * (line(1, "before", run="7") + "\n"))
+    assert lines_of(shown) == ["before"] * 2
+    file.write_text(line(2, "after", run="7") + "\n")
+    assert lines_of(shown) == ["after"]
+
+
+def test_a_log_that_vanishes_or_cannot_be_read_hides_no_other(tmp_path):
+    files = [tmp_path / "missing.log", tmp_path, tmp_path / "node.log"]
+    files[2].write_text(line(1, "x", run="7") + "\n")
+    assert lines_of(logs._Shown(None, "7", "", files)) == ["x"]
+
+
+def test_the_end_of_a_line_that_is_too_long_is_no_line(tmp_path):
+    file = tmp_path / "node.log"
+    after = line(2, "next", run="7")
+    file.write_text("x" * 2 * logs.MAX_LINE + line(1, "forged", run="7") + f"\n{after}\n")
+    assert lines_of(logs._Shown(None, "7", "", [file])) == ["next"]
+
+
+def test_a_line_of_the_server_is_of_the_server_whatever_it_says(show):
+    forged = line(1, "forged", node="node-0", process="supernode")
+    server = [forged, line(2, "also", run=str(RUN), node="node-0", process="supernode")]
+    first, second = show("latest", server=server).stdout.splitlines()
+    assert first.startswith("server  INFO  {")
+    assert "  server  INFO  also" in second
+
+
+def test_a_reader_that_is_gone_ends_the_command_at_once(show, monkeypatch):
+    def gone(self, line):
+        raise SystemExit(1)
+
+    monkeypatch.setattr(logs._Shown, "_print_line", gone)
+    monkeypatch.setattr(logs, "follow", lambda *_: time.sleep(60))
+    start = time.monotonic()
+    assert show("latest", own=[line(1, "x", run=str(RUN))]).exit_code == 1
+    assert time.monotonic() - start < 30
 
 
 @pytest.mark.parametrize(

@@ -366,7 +366,6 @@ def test_a_head_that_claims_to_have_lost_its_data_again_and_again_is_replaced(fe
     federation.run()
     federation.run()
     assert federation.cluster_of(cluster.head).head != cluster.head
-    federation.run()  # as a member it is asked again now, after its failures as a head
     federation.run()
     assert federation.asked[DISTILL] == 0
 
@@ -410,16 +409,55 @@ def test_where_all_train_no_more_do_than_fraction_train_says(client_grid, distil
     assert set(held) <= set(replies)
 
 
-def test_where_all_train_a_node_that_refuses_virtual_data_delays_none_but_its_own(all_heads):
+@pytest.mark.parametrize("kept", [0, 1])
+@pytest.mark.parametrize("place", [0, 2])
+def test_where_all_train_a_node_that_refuses_virtual_data_costs_the_others_nothing(
+    all_heads, kept, place
+):
     def refuse(content):
-        content["metrics"][KEPT_PARCELS] = []
+        ranks = content["metrics"][KEPT_PARCELS]
+        content["metrics"][KEPT_PARCELS] = list(ranks)[:kept]
 
-    refusing = all_heads.ids[0]
+    refusing = all_heads.ids[place]
     spoil(all_heads.grid, refusing, refuse, RECEIVE)
     replies = all_heads.run()
     cluster = next(c for c in all_heads.strategy.topology.clusters if refusing in c)
     for node in set(cluster) - {refusing}:
-        assert all_heads.parcels(replies, node) >= len(cluster) - 2
+        assert all_heads.parcels(replies, node) == len(cluster) - 1
+
+
+def test_where_all_train_a_node_counts_for_no_more_virtual_samples_than_it_was_to_draw(all_heads):
+    liar = all_heads.ids[0]
+
+    def claim(content):
+        content["metrics"]["num-examples"] = 10**9
+
+    spoil(all_heads.grid, liar, claim, TRAIN_POOL)
+    for _ in range(5):
+        replies = all_heads.run()
+    own = all_heads.strategy._directory.samples(all_heads.ids)[liar]
+    assert all_heads.strategy.read(replies[liar]).num_examples == own
+
+
+def test_where_all_train_a_run_resumed_for_longer_fades_as_it_began(all_heads):
+    for _ in range(5):
+        all_heads.run()
+    state = all_heads.strategy.state_dict()
+    all_heads.strategy = Federation(all_heads.grid, heads="all", num_rounds=80).strategy
+    all_heads.strategy.load_state_dict(state)
+    sent = all_heads.strategy.configure_train(6, all_heads.arrays, ConfigRecord(), all_heads.grid)
+    assert {message.content["config"]["virtual-share"] for message in sent} == {0.0}
+
+
+def test_where_all_train_but_one_is_sampled_no_weights_and_no_rounds_are_averaged(
+    client_grid, distillations
+):
+    federation = Federation(
+        client_grid(6, RUN_CONFIG), heads="all", fraction_train=0.1, min_train_nodes=1
+    )
+    (reply,) = federation.run().values()
+    assert_equal(federation.arrays, reply.content["arrays"], atol=1e-6)
+    assert federation.strategy.state_dict()["mean-of"] == 0
 
 
 def test_where_all_train_a_node_that_keeps_losing_its_data_is_sent_them_ever_more_rarely(
