@@ -23,9 +23,10 @@ from flwr_distill.cli.connection import (
 from flwr_distill.cli.errors import exit_on
 from flwr_distill.cli.options import DEFAULT_FEDERATION_DIR, FederationDir, run_config_option
 from flwr_distill.cli.run import checked, read_settings, run_to_its_end
-from flwr_distill.cli.run_folders import DEFAULT_RUNS_DIR, RunsDir, read_runs
+from flwr_distill.cli.run_folders import DEFAULT_RUNS_DIR, RunsDir, read_runs, run_folders
 from flwr_distill.cli.run_log import in_terminal
 from flwr_distill.fleet.run_config import RunConfigError
+from flwr_distill.server.record.run_ids import LATEST
 from flwr_distill.task.errors import ReportedError
 from flwr_distill.task.settings import RunConfigValue
 
@@ -61,14 +62,16 @@ def evaluate(
     """Evaluate MODEL on every node's held-out samples: a table, the worst node first, and a page.
 
     It is a run without training, so nodes' policies decide as of any run. The server reads MODEL
-    at the same path. With a run, data, model and held-out samples are those of its training. A .pt
-    file is a program: use only files that you trust.
+    at the same path. With a run, data, model and held-out samples are those of its training, as
+    long as nodes and their data are. A .pt file is a program: use only files that you trust.
     """
     # Here, because every subcommand imports this file, and the node command must not import torch.
     from flwr_distill.server.export.evaluated import read_evaluated
 
     with exit_on(RunConfigError, ReportedError, command="evaluate"):
-        path = Path(model) if Path(model).is_file() else read_runs([model], runs_dir)[0].folder
+        path = Path(model)
+        if not path.is_file():
+            path = read_runs([_latest(runs_dir) if model == LATEST else model], runs_dir)[0].folder
         overrides: dict[str, RunConfigValue] = {
             **read_evaluated(path.resolve()).settings(),
             "strategy": "fedavg",
@@ -84,6 +87,14 @@ def evaluate(
     folder = run_to_its_end(link, overrides, timeout, "evaluate")
     if folder:
         _show(folder if folder.exists() else runs_dir / folder.name, folder)
+
+
+def _latest(runs_dir: Path) -> str:
+    """The latest run that is no evaluation."""
+    from flwr_distill.server.page.run_files import read_run
+
+    names = (path.name for path in reversed(run_folders(runs_dir)) if not read_run(path).evaluated)
+    return next(names, LATEST)
 
 
 def _show(here: Path, on_server: Path) -> None:

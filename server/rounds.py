@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from logging import ERROR, INFO
+from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Any
 
@@ -173,10 +173,23 @@ class Rounds:
 
     def _evaluated(self) -> ArrayRecord:
         """The model that the run evaluates, once it has; NothingUsableError if no node did."""
+        self._warn_of_training_samples(Path(self.settings.evaluate.model))
         if not self._evaluate_on_nodes(0, self.model):
             raise NothingUsableError("no node has evaluated the model")
         self.end_round(0, self.model)
         return self.model
+
+    def _warn_of_training_samples(self, evaluated: Path) -> None:
+        from flwr_distill.server.export.evaluated import unlike_training  # here: imports onnx
+
+        if not evaluated.is_dir():
+            return
+        samples = {
+            self.roster.names[node]: about.num_examples for node, about in self.roster.nodes.items()
+        }
+        if problem := unlike_training(evaluated, self.settings.model_dump(by_alias=True), samples):
+            self.roster.warnings.append(problem)
+            log(WARNING, "evaluate.model: %s", problem)
 
     def aggregate(
         self,

@@ -1,5 +1,6 @@
 """The model that a run evaluates: from a run's folder, or from a model file."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -30,6 +31,8 @@ WHERE = "evaluate.model"
 _TASK = {field.alias or name for name, field in TaskSettings.model_fields.items()}
 _OF_THE_RUN = (_TASK | {"secure-sums"}) - {"evaluate", "simulation"}
 """Settings of a run, by their table, that its evaluation has too: held-out samples are the same."""
+_HOLDS_OUT = ("seed", "dataset", "train.holdout")
+"""Settings by which nodes hold samples out, besides those of ``partition``."""
 
 
 class EvaluatedModelError(ReportedError):
@@ -87,6 +90,9 @@ class EvaluatedModel:
             if own.shape != state[name].shape:
                 shapes = f"{tuple(own.shape)}, and in the run's model {tuple(state[name].shape)}"
                 return f"{name} has shape {shapes}"
+            if own.is_floating_point() != state[name].is_floating_point():
+                types = f"{own.dtype}, and in the run's model {state[name].dtype}"
+                return f"{name} is of {types}"
             if own.is_floating_point() and not own.isfinite().all():
                 return f"{name} has NaN or infinity"
         if self.description is None:
@@ -122,6 +128,25 @@ def read_evaluated(path: Path) -> EvaluatedModel:
         reason = one_line(error) or type(error).__name__
         raise _unreadable(path, f"not a model that can be read here: {reason}") from error
     return EvaluatedModel(path, weights, description, {})
+
+
+def unlike_training(run: Path, settings: Mapping[str, Any], samples: Mapping[str, Any]) -> str:
+    """Why samples that nodes hold out may have been in a run's training; empty if nothing shows.
+
+    `settings` are the evaluation's, and `samples` what nodes have, by name.
+    """
+    training = read_run(run)
+    then, now = flat(training.settings), flat(settings)
+    changed = [
+        f"{key} was {then[key]!r}"
+        for key, value in now.items()
+        if (key in _HOLDS_OUT or key.startswith("partition.")) and then.get(key, value) != value
+    ]
+    had = {node["name"]: node["samples"] for node in training.about.get("nodes", {}).values()}
+    nodes = [name for name, number in samples.items() if had.get(name) != number]
+    if nodes:
+        changed.append(f"{listed(nodes)} had other data, or took no part")
+    return f"held-out samples may have been in its training: {'; '.join(changed)}" * bool(changed)
 
 
 def _unreadable(path: Path, problem: str) -> EvaluatedModelError:

@@ -72,6 +72,23 @@ def test_a_file_says_its_model_and_a_run_is_found_by_its_first_digits(
     assert of_run["evaluate.model"] == str(run)
 
 
+def test_help_says_what_an_argument_may_be(invoke):
+    assert ".safetensors" in command("evaluate", "--help").stdout
+
+
+def test_the_latest_run_is_the_latest_that_trained(invoke, finished_run):
+    run = finished_run()
+    evaluation = run.parent / "102"
+    shutil.copytree(run, evaluation)
+    settings = json.loads((run / "settings.json").read_text())
+    settings["evaluate"]["model"] = str(run)
+    (evaluation / "settings.json").write_text(json.dumps(settings))
+    about = json.loads((run / "about.json").read_text()) | {"started": "2999-01-01T00:00:00+00:00"}
+    (evaluation / "about.json").write_text(json.dumps(about))
+    assert invoke("latest", "--runs-dir", run.parent).exit_code == 0
+    assert invoke.submitted[0]["evaluate.model"] == str(run)
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [

@@ -74,6 +74,25 @@ def test_a_run_is_evaluated_on_the_samples_that_its_nodes_held_out_and_nothing_t
         evaluate(folder, run_id=2)
 
 
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({}, ""),
+        ({"nodes": 2}, "node-0 and node-1 had other data"),
+        ({"seed": 4}, "seed was 3"),
+        ({"train__holdout": 0.3}, "train.holdout was 0.1"),
+        ({"partition__alpha": 0.7, "partition__scheme": "dirichlet"}, "partition.scheme was"),
+    ],
+)
+def test_samples_that_may_have_been_in_training_are_a_warning(
+    trained, evaluate, changed, words, caplog
+):
+    folder = evaluate(trained, **changed)
+    assert ("may have been in its training" in caplog.text) == bool(words)
+    assert words in caplog.text
+    assert words in run_page(read_run(folder))
+
+
 @pytest.mark.parametrize("form", ["safetensors", "onnx", "torchscript"])
 def test_an_exported_model_is_the_same_in_each_format(trained, evaluate, form, tmp_path):
     file = export_model(read_run(trained), form, tmp_path)
@@ -109,11 +128,17 @@ def _cut(weights):
     weights[name] = weights[name][:1].contiguous()
 
 
+def _whole(weights):
+    for name, array in weights.items():
+        weights[name] = array.long()
+
+
 @pytest.mark.parametrize(
     ("write", "problem"),
     [
         (spoilt(_nan), "NaN"),
         (spoilt(_cut), "shape"),
+        (spoilt(_whole), "is of torch.int64"),
         (spoilt(lambda weights: weights.popitem()), "has no weights"),
         (spoilt(lambda weights: weights.update(more=torch.zeros(1))), "more"),
         (lambda source, target: target.write_bytes(b"hostile"), "not a model"),
