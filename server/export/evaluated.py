@@ -146,7 +146,9 @@ def unlike_training(run: Path, settings: Mapping[str, Any], samples: Mapping[str
     nodes = [name for name, number in samples.items() if had.get(name) != number]
     if nodes:
         changed.append(f"{listed(nodes)} had other data, or took no part")
-    return f"held-out samples may have been in its training: {'; '.join(changed)}" * bool(changed)
+    if not changed:
+        return ""
+    return f"held-out samples may have been in its training: {'; '.join(changed)}"
 
 
 def _unreadable(path: Path, problem: str) -> EvaluatedModelError:

@@ -205,7 +205,7 @@ def _unprotected(settings: HFLDDSettings, train: TrainSettings) -> str:
             "hfldd.dp-epsilon = 0: members' virtual data would have no differential privacy (set "
             'hfldd.dp-epsilon to 10.0, and hfldd.start to "noise")'
         )
-    if settings.balanced:
+    if settings.balanced and settings.heads != "all":
         return (
             "hfldd.balanced = true: samples of rare classes would come more often than "
             "differential privacy counts (set hfldd.balanced to false)"

@@ -34,6 +34,7 @@ def check(**settings):
         NOISE | {"strategy": "flwr.serverapp.strategy:FedAdam"},
         NOISE | {"strategy": "cadis", "cadis.kd-lambda": 0.0},
         NOISE | {"strategy": "hfldd", **HFLDD},
+        NOISE | {"strategy": "hfldd", **HFLDD, "hfldd.balanced": True, "hfldd.heads": "all"},
         {"strategy": "hfldd", "hfldd.dp-epsilon": 10.0, "hfldd.start": "noise"},
     ],
 )
