@@ -129,6 +129,16 @@ def summed_in(method: Method | None) -> tuple[str, ...]:
     return (*of_all, *(method.summed if method else ()))
 
 
+def buffered_in(method: Method) -> tuple[str, ...]:
+    """Message types whose replies are models, of which a method needs only the mean by samples."""
+    phases = phases_of(method)
+    return tuple(
+        name
+        for name in method.summed
+        if phases[name].averaged == "own" and phases[name].summed is None
+    )
+
+
 def check_config(message: Message) -> None:
     """Check that nodes read every key in the config of a plain train or evaluate message.
 

@@ -15,6 +15,7 @@ from flwr_distill.protocol.meeting import requirement_of
 from flwr_distill.protocol.registry import phases_of, summed_in
 from flwr_distill.server.columns import check_scale, run_scale
 from flwr_distill.server.edge import Commands, EdgeRounds, check_below, commands_from_above
+from flwr_distill.server.grid.buffer import buffer_of
 from flwr_distill.server.grid.failures import Failures
 from flwr_distill.server.grid.grid import RunGrid
 from flwr_distill.server.grid.node_counts import NodeCounts
@@ -68,6 +69,7 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
     check_secure_sums(settings, find_strategy(settings.strategy)[1])
     settings = settings.defended(find_strategy(settings.strategy)[1])
     strategy_class, method = find_strategy(settings.strategy)  # the defence may take another
+    buffer = buffer_of(settings, method)
     check_privacy(settings, method)
     check_below(settings, strategy_class, method)
     check_columns(settings, edge=bool(settings.edge))
@@ -130,6 +132,7 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
                 quorum=settings.quorum,
                 hooks=hooks,
                 counts=counts,
+                buffer=buffer,
             )
             first = checkpoint.nodes.values() if checkpoint else ()
             directory.resumes = str(checkpoint.run_id) if checkpoint else ""

@@ -69,6 +69,12 @@ class RunSettings(TaskSettings):
     """Share of the nodes in a training phase that must send a usable reply in time; otherwise the
     run ends with an error. Phases in which single nodes work for others (distilling, averaging a
     sector), and evaluation, have no quorum."""
+    buffer: Annotated[int, Field(ge=0)] = 0
+    """Usable replies with which a round of training ends, K of FedBuff. Nodes that still train
+    count in a later round, by their updates and for less. 0 waits for all. For methods that need
+    only the mean of the nodes' models."""
+    max_staleness: Annotated[int, Field(ge=0)] = 10
+    """Rounds by which a reply may be late with ``buffer``; later ones are rejected."""
     patience_failed: Annotated[int, Field(ge=1)] = 2
     """Failed rounds in a row after which the run ends with an error. A round has failed if no node
     sent anything usable, so that the model stayed as it was."""

@@ -9,6 +9,7 @@ from flwr.serverapp import Grid
 from flwr_distill.protocol.method import Phase
 from flwr_distill.protocol.registry import phases_of
 from flwr_distill.protocol.replies import Stage
+from flwr_distill.server.grid.buffer import Buffer
 from flwr_distill.server.grid.ledger import Ledger
 from flwr_distill.server.grid.node_counts import NodeCounts
 from flwr_distill.server.grid.nodes import Nodes
@@ -26,7 +27,8 @@ class RunGrid(Grid):
     which node was faster. Without `screening` all replies are accepted; `phases` are by default
     those of all methods. In phases with a quorum, a share `quorum` of the nodes must send a usable
     reply in time. `hooks` (default: the journal) see the end of each phase. `counts` takes counts
-    of held-out samples out of replies.
+    of held-out samples out of replies. With a `buffer`, nodes that still train for an earlier round
+    get no message.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class RunGrid(Grid):
         quorum: float = 0.0,
         hooks: Hook | None = None,
         counts: NodeCounts | None = None,
+        buffer: Buffer | None = None,
     ) -> None:
         self.transport = transport
         self.nodes = Nodes(transport.grid, transport.deadline)
@@ -53,6 +56,7 @@ class RunGrid(Grid):
             quorum=quorum,
             hooks=hooks or transport.failures.journal or Hook(),
             counts=counts or NodeCounts(0, wanted=False),
+            buffer=buffer,
         )
 
     @property

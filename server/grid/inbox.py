@@ -46,8 +46,17 @@ class Inbox:
         self.rejected: list[tuple[Message, str]] = []
         """Messages with a reply of another node, and why that shows; they stay awaited."""
         self._grid = grid
-        self._messages = messages
+        self._messages = dict(messages)
         self._most = most
+
+    def add(self, messages: Mapping[str, Message]) -> None:
+        """Wait for the replies to further messages, too."""
+        self.waiting.update(messages)
+        self._messages.update(messages)
+
+    def forget(self, message_id: str) -> None:
+        """No longer wait for the reply to a message."""
+        self.waiting.discard(message_id)
 
     def fetch(self, end: float) -> Iterator[Message]:
         """Yield the replies that have arrived; stop at `end`, in ``time.monotonic()`` seconds."""
@@ -115,10 +124,23 @@ class OneByOneInbox(Inbox):
         wait(started, PATIENCE)
         for pull in [pull for pull in self._pulls if pull.done()]:
             message_id = self._pulls.pop(pull)
+            if message_id not in self.waiting:
+                continue
             if (answer := self._answer(message_id, pull)) is None:
                 self._turn.append(message_id)
             else:
                 yield self._reply(message_id, answer)
+
+    def add(self, messages: Mapping[str, Message]) -> None:
+        """Wait for the replies to further messages, too."""
+        super().add(messages)
+        self._turn.extend(messages)
+
+    def forget(self, message_id: str) -> None:
+        """No longer wait for the reply to a message; a pull that has begun ends by itself."""
+        super().forget(message_id)
+        if message_id in self._turn:
+            self._turn.remove(message_id)
 
     @property
     def coming(self) -> bool:

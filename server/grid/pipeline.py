@@ -6,13 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from logging import WARNING
 
-from flwr.app import Error, Message
+from flwr.app import ArrayRecord, Error, Message
 from flwr.common import log
 
 from flwr_distill.base.text import counted, listed
+from flwr_distill.protocol.arrays import as_arrays
 from flwr_distill.protocol.meeting import one_line
+from flwr_distill.protocol.messages import ARRAYS
 from flwr_distill.protocol.method import Phase
 from flwr_distill.protocol.replies import SET_ASIDE, UNREADABLE, Stage, set_aside
+from flwr_distill.server.grid.buffer import Buffer
 from flwr_distill.server.grid.failures import Failures, reason_of, reasons_text
 from flwr_distill.server.grid.message_lines import log_message
 from flwr_distill.server.grid.node_counts import NodeCounts
@@ -48,6 +51,7 @@ class Pipeline:
     quorum: float  # share of nodes that must send a usable reply in time
     hooks: Hook
     counts: NodeCounts
+    buffer: Buffer | None = None
 
     def __post_init__(self) -> None:
         self.begin_round(0)
@@ -61,6 +65,8 @@ class Pipeline:
         """Seed node sampling for a round; drop the notes of the one before."""
         self.round = server_round
         self.failures.begin_round()
+        if self.buffer:
+            self.buffer.round = server_round
         self.answered: dict[str, bool] = {}
         """Whether any node sent something usable, by phase of this round."""
         random.seed(f"{self.seed} {server_round}")
@@ -72,6 +78,8 @@ class Pipeline:
 
         `check` is by default the screening's. Raises QuorumError.
         """
+        if self.buffer:
+            return self._ask_idle(self.buffer, messages, timeout, check)
         received = self.receive(messages, timeout, check)
         self.book_phase(received.phase, received.seconds, len(messages), received.replies)
         replies = self.settled(received)
@@ -80,15 +88,46 @@ class Pipeline:
         self.check_quorum(received, replies, len(messages))
         return replies
 
+    def _ask_idle(
+        self,
+        buffer: Buffer,
+        messages: list[Message],
+        timeout: float | None,
+        check: Check | None,
+    ) -> list[Message]:
+        """Run a phase with the nodes that do not train; one of training ends with some replies."""
+        phase, model = messages[0].metadata.message_type, messages[0].content.get(ARRAYS)
+        messages = buffer.idle(messages)
+        buffered = phase in buffer.phases and isinstance(model, ArrayRecord)
+        if not messages and not (buffered and buffer.pending):
+            return []
+        received = self.receive(messages, timeout, check, buffer if buffered else None)
+        self.book_phase(phase, received.seconds, len(messages), received.replies)
+        replies = self.settled(received)
+        if buffered:
+            buffer.count_in(replies, as_arrays(model))
+        self._take_counts(phase, replies)
+        self.note_answers(phase, replies)
+        return replies
+
     def receive(
-        self, messages: list[Message], timeout: float | None, check: Check | None = None
+        self,
+        messages: list[Message],
+        timeout: float | None,
+        check: Check | None = None,
+        buffer: Buffer | None = None,
     ) -> Received:
-        """Push messages, and check replies as they arrive, until the deadline."""
+        """Push messages, and check replies as they arrive, until the deadline.
+
+        With a `buffer`, until it has enough of them, those to its messages among them.
+        """
         if check is None and self.screening:
             check = self.screening.check
 
         def accept(message: Message, reply: Message) -> Message:
             reason = check(message, reply) if check and reply.has_content() else ""
+            if buffer and reply.has_content() and not reason:
+                reason = buffer.why_too_late(reply)
             if reason:
                 return self._rejected(message, reason)
             failed = reply.has_error() and f"failed: {reason_of(reply.error.reason or '')}"
@@ -96,6 +135,8 @@ class Pipeline:
             return reply
 
         self.nodes.stop_waiting()
+        if buffer:
+            return self.transport.receive_some(messages, timeout, accept, buffer)
         phase = messages[0].metadata.message_type
         title = self.phases[phase].title if phase in self.phases else phase
         return self.transport.receive(messages, timeout, title, accept)

@@ -15,9 +15,10 @@ from flwr_distill.protocol.arrays import Arrays
 from flwr_distill.protocol.edge import SHARE
 from flwr_distill.protocol.messages import BATCH, PARTITIONS, ROUTE, TOGETHER
 from flwr_distill.protocol.replies import set_aside
+from flwr_distill.server.grid.buffer import Buffer
 from flwr_distill.server.grid.exchange import exchange_over
 from flwr_distill.server.grid.failures import Failures
-from flwr_distill.server.grid.inbox import Most
+from flwr_distill.server.grid.inbox import Inbox, Most
 from flwr_distill.server.grid.ledger import Ledger, content_bytes, num_parts
 from flwr_distill.server.grid.message_lines import log_message
 from flwr_distill.server.grid.progress import Progress
@@ -51,11 +52,7 @@ class Received:
     replies: list[Message]  # as they arrived
     seconds: float  # how long it took
     wait: float  # how long it might have taken
-
-    @property
-    def phase(self) -> str:
-        """Message type."""
-        return self.messages[0].metadata.message_type
+    phase: str  # message type
 
 
 @dataclass
@@ -93,38 +90,96 @@ class Transport:
 
         A `timeout` in seconds may shorten the deadline. The log calls the phase by its `title`.
         """
+        wait = self._prepare(messages, timeout)
+        start = time.monotonic()
+        pending = self._pushed(messages)
+        inbox = self._exchange.open_inbox(pending, self._most)
+        progress = Progress(title, len(messages), self.names)
+        replies = self._collect(inbox, pending, start + wait, progress, accept, math.inf)
+        inbox.close()
+        phase = messages[0].metadata.message_type
+        return Received(messages, replies, time.monotonic() - start, wait, phase)
+
+    def receive_some(
+        self,
+        messages: list[Message],
+        timeout: float | None,
+        accept: Accept,
+        buffer: Buffer,
+    ) -> Received:
+        """As `receive`, but end with ``buffer.size`` usable replies, of earlier rounds as well.
+
+        Messages without a reply so far stay in the buffer; what is returned has those with a reply,
+        and those whose time is over.
+        """
+        wait = self._prepare(messages, timeout)
+        start = time.monotonic()
+        pending = self._pushed(messages)
+        if buffer.inbox is None:
+            buffer.inbox = self._exchange.open_inbox(pending, self._most)
+        else:
+            buffer.inbox.add(pending)
+        buffer.add(pending, start + wait)
+        waiting = {name: one.message for name, one in buffer.pending.items()}
+        progress = Progress("nodes train", len(waiting), self.names)
+        replies = self._collect(buffer.inbox, waiting, start + wait, progress, accept, buffer.size)
+        answered = [waiting[reply.metadata.reply_to_message_id] for reply in replies]
+        expired = [one.message for one in buffer.expire()]
+        seconds = time.monotonic() - start
+        return Received([*answered, *expired], replies, seconds, wait, MessageType.TRAIN)
+
+    def _prepare(self, messages: list[Message], timeout: float | None) -> float:
+        """Complete messages before they are pushed; give the seconds in which replies count."""
         wait = min(self.deadline, math.inf if timeout is None else timeout)
         wait = min(wait, max(MIN_WAIT, SHARE * (self.due - time.monotonic())))
         for message in messages:
             message.metadata.ttl = min(message.metadata.ttl, wait)
-        if messages[0].metadata.message_type == MessageType.TRAIN:
+        if messages and messages[0].metadata.message_type == MessageType.TRAIN:
             name_companions(messages, self.together)
         self._exchange.prepare(messages)
-        start = time.monotonic()
+        return wait
+
+    def _pushed(self, messages: list[Message]) -> dict[str, Message]:
         pending = dict(zip(self.push(messages), messages, strict=True))
         pending.pop("", None)  # messages that the SuperLink refused have no id
-        replies, spool = [], Spool()
-        by_node = {message.metadata.dst_node_id: message for message in messages}
-        progress = Progress(title, len(messages), self.names)
-        for arrived in self._arriving(pending, start + wait, progress):
-            self.ledger.book_received(arrived)
-            reply = accept(by_node[arrived.metadata.src_node_id], arrived)
-            if reply.has_content():
-                self.ledger.book_parcels(reply)
-                spool.keep(reply.content)
-            replies.append(reply)
-        return Received(messages, replies, time.monotonic() - start, wait)
+        return pending
+
+    def _collect(
+        self,
+        inbox: Inbox,
+        messages: Mapping[str, Message],
+        end: float,
+        progress: Progress,
+        accept: Accept,
+        enough: float,
+    ) -> list[Message]:
+        """Check and count replies as they arrive, until so many are usable, or it is `end`."""
+        replies, spool, usable = list[Message](), Spool(), 0
+        by_node = {message.metadata.dst_node_id: message for message in messages.values()}
+        for fetched in self._arriving(inbox, messages, end, progress):
+            for arrived in fetched:
+                self.ledger.book_received(arrived)
+                reply = accept(by_node[arrived.metadata.src_node_id], arrived)
+                if reply.has_content():
+                    usable += 1
+                    self.ledger.book_parcels(reply)
+                    spool.keep(reply.content)
+                replies.append(reply)
+            if usable >= enough:
+                break
+        return replies
 
     def _arriving(
-        self, messages: Mapping[str, Message], end: float, progress: Progress
-    ) -> Iterator[Message]:
+        self, inbox: Inbox, messages: Mapping[str, Message], end: float, progress: Progress
+    ) -> Iterator[Iterator[Message]]:
         """Replies as they arrive, until all are in or it is `end`, in monotonic seconds."""
-        inbox, poll = self._exchange.open_inbox(messages, self._most), FIRST_POLL
+        poll = FIRST_POLL
         while inbox.waiting and time.monotonic() < end:
             poll = min(poll * 1.5, SOON if inbox.coming else MAX_POLL)
-            for reply in inbox.fetch(end):
+            waiting = len(inbox.waiting)
+            yield inbox.fetch(end)
+            if len(inbox.waiting) < waiting:
                 poll = FIRST_POLL
-                yield reply
             for message, reason in inbox.rejected:
                 sent = message.metadata
                 set_aside(self.failures, sent.dst_node_id, sent.message_type, reason, "transport")
@@ -132,7 +187,6 @@ class Transport:
             progress.show(messages[waiting].metadata.dst_node_id for waiting in inbox.waiting)
             if inbox.waiting:
                 inbox.wait(poll)
-        inbox.close()
 
     def _most(self, message: Message) -> Most:
         """The most in a reply to a message, whether or not the message carries the model."""

@@ -128,6 +128,19 @@ def test_hfldd_runs_on_real_processes_and_leaves_its_results(hfldd):
 
 
 @pytest.mark.slow
+def test_rounds_end_with_some_replies_and_late_ones_count_later(federation):
+    folder = completed(federation, strategy="fedavg", buffer=1, num_rounds=6, train__local_epochs=3)
+    assert [row["round"] for row in rows(folder)] == list(range(7))
+    assert rows(folder)[-1]["accuracy"] > rows(folder)[0]["accuracy"]
+    trained = phases(folder, "train")
+    assert trained[0]["asked"] == NODES
+    assert sum(phase["asked"] for phase in trained) < 6 * NODES
+    assert {node for phase in trained for node in phase["nodes"]} == {
+        node for phase in phases(folder, "query.describe") for node in phase["nodes"]
+    }
+
+
+@pytest.mark.slow
 def test_a_runs_model_is_evaluated_on_every_node_by_one_command(federation, hfldd, tmp_path):
     where = ("--state-dir", federation.state_dir, "-c", f'runs-dir="{tmp_path}"')
     shown = command("evaluate", hfldd[1], *where)

@@ -164,6 +164,13 @@ class SuperLinkInbox(Inbox):
             self._next_check = time.monotonic() + CHECK_SENDERS
             yield from self._lost_senders()
 
+    def forget(self, message_id: str) -> None:
+        """Have the SuperLink drop a message, and what has arrived of its reply."""
+        super().forget(message_id)
+        self._drop(message_id)
+        if tree := self._announced.pop(message_id, None):
+            self._drop(tree.object_id)
+
     @property
     def coming(self) -> bool:
         """Whether a reply is announced but incomplete; see `Inbox`."""
