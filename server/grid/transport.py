@@ -114,7 +114,7 @@ class Transport:
         """
         wait = self._prepare(messages, timeout)
         start = time.monotonic()
-        pending = self._pushed(messages)
+        pending = self._pushed(messages) if messages else {}
         if buffer.inbox is None:
             buffer.inbox = self._exchange.open_inbox(pending, self._most)
         else:
