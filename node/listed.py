@@ -35,8 +35,8 @@ def _rows(bound: str, names: str) -> dict[str, str]:
 SETTINGS: Mapping[str, str] = {
     **_rows(
         SERVER,
-        """num-rounds min-nodes fraction-train phase-timeout quorum buffer max-staleness patience-failed server-device
-        runs-dir resume keep-checkpoints hooks edge defence most-samples aggregator aggregator-args
+        """num-rounds min-nodes fraction-train phase-timeout quorum buffer max-staleness
+        patience-failed server-device runs-dir resume keep-checkpoints hooks edge defence most-samples aggregator aggregator-args
         norm-threshold secure-sums-norm fraction-evaluate best-metric evaluate.model
 
         aggregation most-say main-cluster cluster-size similarity rescaling eps eps-growth max-eps
