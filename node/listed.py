@@ -37,7 +37,8 @@ SETTINGS: Mapping[str, str] = {
         SERVER,
         """num-rounds min-nodes fraction-train phase-timeout quorum buffer max-staleness
         patience-failed server-device runs-dir resume keep-checkpoints hooks edge defence
-        most-samples aggregator aggregator-args norm-threshold secure-sums-norm fraction-evaluate best-metric evaluate.model
+        most-samples aggregator aggregator-args norm-threshold secure-sums-norm
+        fraction-evaluate best-metric evaluate.model
 
         aggregation most-say main-cluster cluster-size similarity rescaling eps eps-growth max-eps
         closure transitive num-malicious-nodes num-nodes-to-select
