@@ -27,7 +27,7 @@ BAD_SETTINGS = [
     ("train.lr=-1", "train.lr = -1", "greater than 0"),
     ('train.lr="fast"', "train.lr = 'fast'", "valid number"),
     ('train.optimizer="sdg"', "train.optimizer = 'sdg'", "'sgd'"),
-    ("num-rounds=0", "num-rounds = 0", "greater than or equal to 1"),
+    ("num-rounds=0", "num-rounds = 0", "must be >= 1"),
     ('links="pigeon"', "links = 'pigeon'", "'direct'"),
     ('strategy="hflddd"', "strategy = 'hflddd'", "hfldd"),
     ('strategy="nosuch_pkg:Method"', "nosuch_pkg:Method", "install"),

@@ -1,15 +1,18 @@
 """Whole runs of auto in this process."""
 
 import json
+from collections import defaultdict
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from benchmarks.in_process import run_in_process
+from benchmarks.in_process import FIRST_NODE, run_in_process
 from flwr_distill.server.page.run_files import read_run
 from flwr_distill.server.page.run_page import run_page
 from flwr_distill.server.record.checkpoint import checkpoints
+from flwr_distill.server.settings import RunSettings
+from flwr_distill.task.source import partition_samples
 
 NODES = [{"partition-id": place, "num-partitions": 4} for place in range(4)]
 RACE = {
@@ -32,8 +35,8 @@ def choice_of(folder):
     return json.loads((folder / "choice.json").read_text())
 
 
-def test_each_contest_is_judged_on_what_nodes_hold_out(race):
-    found = choice_of(race)
+def test_each_contest_is_judged_on_what_nodes_hold_out_with_classes_counting_alike(race):
+    found, settings = choice_of(race), RunSettings.from_run_config(RACE)
     assert [set(contest) for contest in found["contests"]] == [{"hfldd", "fedavg"}] * 2
     journal = [json.loads(line) for line in (race / "journal.jsonl").read_text().splitlines()]
     evaluations = [entry for entry in journal if entry.get("phase") == "evaluate"]
@@ -41,10 +44,18 @@ def test_each_contest_is_judged_on_what_nodes_hold_out(race):
     for place, contest in enumerate(found["contests"]):
         measured = []
         for evaluation in evaluations[2 * place : 2 * place + 2]:
-            numbers = list(evaluation["nodes"].values())
-            weights = [each["num-examples"] for each in numbers]
-            accuracies = [each["eval-accuracy"] for each in numbers]
-            measured.append(np.average(accuracies, weights=weights))
+            of_class = defaultdict(list)  # accuracy and samples of each node that has the class
+            for node, numbers in evaluation["nodes"].items():
+                samples = partition_samples(settings, int(node) - FIRST_NODE, len(NODES))
+                classes = set(samples.labels.tolist())
+                for label in classes:
+                    part = numbers["num-examples"] / len(classes)
+                    of_class[label].append((numbers["eval-accuracy"], part))
+            each = [
+                np.average([accuracy for accuracy, _ in nodes], weights=[part for _, part in nodes])
+                for nodes in of_class.values()
+            ]
+            measured.append(np.mean(each))
         assert sorted(contest.values()) == pytest.approx(sorted(measured))
     assert sum(each["rounds"] for each in found["tried"]) == RACE["num-rounds"]
 

@@ -308,7 +308,9 @@ INPUTS: dict[str, Result | Refusal] = {
     "csv: semicolons and decimal commas": bad_table(
         lines("a;b;label", "1,5;2;x"), "train.csv", "commas"
     ),
-    "csv: digits in groups": bad_table(lines(*TABLE, "1_000,2,x"), "train.csv, line 5", "1_000"),
+    "csv: digits in groups": bad_table(
+        lines(*TABLE, "1_000,2,x"), "train.csv, line 5", "a is no number"
+    ),
     "csv: a quote without an end": bad_table(lines(*TABLE, '"1,2,x'), "train.csv, line 5"),
     "csv: zero bytes": bad_table(lines(*TABLE, "1\0,2,x"), "train.csv, line 5"),
     "csv: a cell without end": bad_table(lines(*TABLE, f"1,2,{'x' * 200_000}"), "csv, line 5"),

@@ -28,8 +28,8 @@ OPTIONAL = (
     *("backbones", "dicom", "mlflow", "parquet", "partitions", "simulation", "tiff", "timm"),
     "wandb",
 )
-INDIRECT = {"tensorboard"}
-"""Needed by what we import of PyTorch: torch.utils.tensorboard."""
+INDIRECT = {"click", "tensorboard"}
+"""Needed by typer, in a version that fits it, and by torch.utils.tensorboard."""
 
 
 @pytest.fixture(scope="module")
