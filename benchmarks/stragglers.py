@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.arena import DATA
-from benchmarks.in_process import FIRST_NODE, only_errors
+from benchmarks.in_process import FIRST_NODE, Settings, only_errors
 from flwr_distill.client.app import app as client_app
 from flwr_distill.flower.task_identity import identify
 from flwr_distill.server.app import main as server_app
@@ -81,14 +81,14 @@ def play(config: Mapping[str, Any]) -> list[tuple[float, float]]:
         config = {**config, "runs-dir": temporary, "min-nodes": NODES}
 
         def node(place: int) -> Node:
-            settings = {
+            settings: Settings = {
                 "partition-id": place,
                 "num-partitions": NODES,
                 "device": "cpu",
                 "state-dir": f"{temporary}/nodes",
                 DURABLE: False,
             }
-            context = Context(1, FIRST_NODE + place, settings, RecordDict(), config)
+            context = Context(1, FIRST_NODE + place, dict(settings), RecordDict(), config)
             return lambda message: client_app(message, context).content
 
         seconds = {FIRST_NODE + i: SPREAD ** (i / (NODES - 1)) for i in range(NODES)}

@@ -8,9 +8,11 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO
+from typing import Any
 
 from flwr.app import Message
 from flwr.common import log
+from numpy.typing import NDArray
 
 from flwr_distill.base.text import counted
 from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record
@@ -140,7 +142,9 @@ def rebased(trained: Arrays, start: Arrays, now: Arrays) -> Arrays:
 
     Integers, such as BatchNorm's count of batches, are those of the trained model.
     """
-    return {
-        name: now[name] + (array - start[name]) if array.dtype.kind == "f" else array
-        for name, array in trained.items()
-    }
+
+    def moved(name: str, array: NDArray[Any]) -> NDArray[Any]:
+        own: NDArray[Any] = now[name]
+        return own + (array - start[name]) if array.dtype.kind == "f" else array
+
+    return {name: moved(name, array) for name, array in trained.items()}

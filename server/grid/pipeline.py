@@ -96,9 +96,10 @@ class Pipeline:
         check: Check | None,
     ) -> list[Message]:
         """Run a phase with the nodes that do not train; one of training ends with some replies."""
-        phase, model = messages[0].metadata.message_type, messages[0].content.get(ARRAYS)
+        phase = messages[0].metadata.message_type
+        model = messages[0].content.array_records.get(ARRAYS, ArrayRecord())
         messages = buffer.idle(messages)
-        buffered = phase in buffer.phases and isinstance(model, ArrayRecord)
+        buffered = phase in buffer.phases
         if not messages and not (buffered and buffer.pending):
             return []
         received = self.receive(messages, timeout, check, buffer if buffered else None)
