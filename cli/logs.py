@@ -154,7 +154,7 @@ class _Shown:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size < self._files[path]:
-                self._files[path] = 0  # it was cut, or begun again
+                self._files[path] = 0  # it was cut or replaced
             file.seek(self._files[path])
             while self._files[path] < size:
                 raw = file.readline(MAX_LINE)

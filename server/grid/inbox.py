@@ -57,6 +57,7 @@ class Inbox:
     def forget(self, message_id: str) -> None:
         """No longer wait for the reply to a message."""
         self.waiting.discard(message_id)
+        self._messages.pop(message_id, None)
 
     def fetch(self, end: float) -> Iterator[Message]:
         """Yield the replies that have arrived; stop at `end`, in ``time.monotonic()`` seconds."""
@@ -79,7 +80,8 @@ class Inbox:
 
     def _is_own(self, message_id: str, node: int, *, error: bool) -> bool:
         """Whether the node that was asked replies, or the SuperLink reports an error for it."""
-        message = self._messages[message_id]
+        if (message := self._messages.get(message_id)) is None:
+            return False  # a second reply
         if node == message.metadata.dst_node_id or (error and node == SUPERLINK):
             return True
         self.rejected.append((message, f"node {node} has sent it"))
@@ -87,7 +89,7 @@ class Inbox:
 
     def _reply(self, message_id: str, answer: RecordDict | Error) -> Message:
         self.waiting.discard(message_id)
-        message = self._messages[message_id]
+        message = self._messages.pop(message_id)  # it has a model, and an inbox may last for a run
         if isinstance(answer, RecordDict):
             most = self._most(message)
             if content_bytes(answer) > most.num_bytes:
@@ -137,7 +139,7 @@ class OneByOneInbox(Inbox):
         self._turn.extend(messages)
 
     def forget(self, message_id: str) -> None:
-        """No longer wait for the reply to a message; a pull that has begun ends by itself."""
+        """No longer wait for the reply to a message; a pull in flight ends by itself."""
         super().forget(message_id)
         if message_id in self._turn:
             self._turn.remove(message_id)

@@ -1,7 +1,6 @@
 """Auto has strategies race that suit the labels, and leaves everything else to the best one."""
 
 import json
-from collections import defaultdict
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,7 +18,6 @@ from flwr_distill.protocol.method import CHOICE
 from flwr_distill.protocol.replies import NothingUsableError
 from flwr_distill.server.record.packing import pack, unpack
 from flwr_distill.strategies.auto import Auto, panel, strategy
-from flwr_distill.strategies.auto.judge import class_weights, held_out_accuracy
 from flwr_distill.strategies.auto.method import AutoSettings
 from flwr_distill.strategies.auto.race import MOST_CONTESTS, Race
 from flwr_distill.strategies.auto.rule import candidates
@@ -433,60 +431,6 @@ def test_after_a_lost_contest_a_round_that_fails_does_not_pass_on_the_losers_mod
         for name, array in as_arrays(won).items():
             np.testing.assert_array_equal(sent[name], array)
         auto.aggregate_train(server_round, [Message(Error(0, "no"), reply_to=messages[0])])
-
-
-def test_a_node_counts_for_no_more_held_out_samples_than_it_has(racing):
-    grid = racing.grid
-    replies = [
-        racing.evaluated(Message(RecordDict(), node, "evaluate"), accuracy)
-        for node, accuracy in zip(sorted(grid.nodes)[:2], (1.0, 0.0), strict=True)
-    ]
-    replies[0].content["metrics"]["num-examples"] = 10**9
-    liar = replies[0].metadata.src_node_id
-    assert held_out_accuracy(replies, {liar: 30}, {}) == (0.75, 40)
-
-
-def evaluations(racing, accuracies, samples):
-    """Replies of nodes that hold out so many samples, and find a model so accurate."""
-    replies = []
-    for node, accuracy, size in zip(sorted(racing.grid.nodes), accuracies, samples, strict=True):
-        reply = racing.evaluated(Message(RecordDict(), node, "evaluate"), accuracy)
-        reply.content["metrics"]["num-examples"] = size
-        replies.append(reply)
-    return replies
-
-
-@pytest.mark.parametrize("last", [(0, 1), (2,)])
-def test_classes_count_alike_however_many_samples_nodes_hold_out_of_them(racing, last):
-    accuracies, sizes, classes = (0.9, 0.8, 0.1, 0.2), (40, 80, 10, 30), [(0, 1), (1,), (2,), last]
-    replies = evaluations(racing, accuracies, sizes)
-    held = dict(zip(sorted(racing.grid.nodes), classes, strict=True))
-    accuracy, certainty = held_out_accuracy(replies, {}, held)
-    of_class = defaultdict(list)  # accuracy and samples of each node that has the class
-    for right, size, labels in zip(accuracies, sizes, classes, strict=True):
-        for label in labels:
-            of_class[label].append((right, size / len(labels)))
-    each = [np.average([r for r, _ in n], weights=[w for _, w in n]) for n in of_class.values()]
-    assert accuracy == pytest.approx(np.mean(each))
-    assert certainty < sum(sizes)
-
-
-@given(st.lists(st.integers(1, 500), min_size=4, max_size=4))
-def test_nodes_with_the_same_classes_count_by_their_samples(sizes):
-    weights = class_weights(np.array(sizes, dtype=float), [(0, 1)] * 4)
-    np.testing.assert_allclose(weights, np.array(sizes) / sum(sizes))
-
-
-def test_a_node_that_does_not_say_its_classes_has_samples_count(racing):
-    replies = evaluations(racing, (1.0, 0.0, 0.0, 0.0), (30, 10, 10, 10))
-    held = dict.fromkeys(sorted(racing.grid.nodes)[:3], (0,))
-    assert held_out_accuracy(replies, {}, held) == (0.5, pytest.approx(60))
-
-
-def test_one_node_that_alone_has_a_class_makes_the_comparison_less_certain(racing):
-    replies = evaluations(racing, (0.5, 0.5, 0.5, 0.5), (100, 100, 100, 2))
-    held = dict(zip(sorted(racing.grid.nodes), [(0,), (0,), (0,), (1,)], strict=True))
-    assert held_out_accuracy(replies, {}, held)[1] < 8
 
 
 def test_where_no_node_evaluates_the_likeliest_leads_and_the_log_says_so(racing, caplog):

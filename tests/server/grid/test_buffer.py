@@ -125,6 +125,26 @@ def test_a_node_that_never_replies_is_named_after_its_deadline_and_holds_nobody_
     assert rounds.clock.count[3] == 2
 
 
+def test_no_model_of_an_earlier_round_stays_in_memory_but_those_that_nodes_train():
+    rounds = Rounds(2)
+    for _ in range(8):
+        rounds.ask()
+    assert rounds.buffer.inbox._messages.keys() == rounds.buffer.pending.keys()
+    assert len(rounds.buffer.pending) <= 1
+
+
+def test_a_second_reply_to_a_message_counts_for_nothing():
+    class Twice(SimulationGrid):
+        def pull_messages(self, message_ids):
+            return [reply for reply in super().pull_messages(message_ids) for _ in range(2)]
+
+    grid = Twice(list(SECONDS), Clock(dict.fromkeys(SECONDS, trained), SECONDS))
+    replies = RunGrid(Transport(grid, 60.0), phases={}).send_and_receive(
+        [Message(RecordDict({"arrays": as_record(model(1))}), node, "train") for node in SECONDS]
+    )
+    assert [reply.metadata.src_node_id for reply in replies] == sorted(SECONDS)
+
+
 def test_with_as_many_replies_as_nodes_a_run_learns_what_a_plain_run_learns():
     config = {"dataset": "digits", "strategy": "fedavg", "num-rounds": 2, "fraction-evaluate": 0.0}
     plain, all_of_them = play(config), play({**config, "buffer": 10})
