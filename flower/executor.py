@@ -47,8 +47,8 @@ _POLL = 0.1
 class Executor:
     """Claims a SuperNode's tasks, one after the other, and has the child run them.
 
-    `api` is an `AppIo` of the installed line, `guarding` a `flower.guarding.Guarding`, and
-    `sandboxes` a `node.run_sandbox.RunSandboxes`.
+    `api` is an `AppIo` of the installed line, `guarding` a `flower.guarding.Guarding`, `codec` a
+    `node.codec.NodeCodec`, and `sandboxes` a `node.run_sandbox.RunSandboxes`.
     Reports are ``("worker", pid)`` when a child starts; ``("device", name)`` and ``("ready", pid)``
     when it is warm; ``("released", pid)`` when it was ended after `release_after` idle seconds.
     At its `bell` the SuperNode rings for each task; without one it polls.
@@ -60,6 +60,7 @@ class Executor:
         child_arguments: list[str],
         guarding: Any,
         *,
+        codec: Any = None,
         sandboxes: Any = None,
         report: Notes | None = None,
         bell: Bell | None = None,
@@ -69,6 +70,7 @@ class Executor:
         self._api = api
         self._child_arguments = child_arguments
         self._guarding = guarding
+        self._codec = codec
         self._sandboxes = sandboxes
         self._report = report
         self._bell = bell
@@ -167,7 +169,9 @@ class Executor:
                 json_lines.work_on(context.run_id, work.header.metadata.message_id)
                 with suppress(TaskEndedError):
                     reply, num_bytes = self._reply(task, work)
-                    task.push(self._guarding.release(reply, num_bytes), context)
+                    coded, saved = self._codec.encode(reply)
+                    released = self._guarding.release(reply, num_bytes - saved)
+                    task.push(self._codec.finish(released, coded), context)
         except appio.REFUSED as error:
             if not task.has_ended():
                 reason = f"the SuperNode refused to serve a task: {error}"
@@ -178,6 +182,8 @@ class Executor:
         try:
             payload = work.payload(task.pull_contents(work))
             message = payload.message()
+            if self._codec.receive(message):
+                payload = payload.replaced(message)
         except appio.REFUSED:
             raise
         except Exception as error:  # hostile objects may raise any
@@ -285,10 +291,12 @@ def main() -> None:
     # Here: these import other rooms, and workers are forked from a process with this module.
     from flwr_distill.flower.app_config import run_config_of
     from flwr_distill.flower.guarding import Guarding
+    from flwr_distill.node.codec import NodeCodec
     from flwr_distill.node.guard import Guard
     from flwr_distill.node.policy import Policy
     from flwr_distill.node.run_sandbox import RunSandboxes
     from flwr_distill.node.settings import NODE_CONFIG
+    from flwr_distill.storage.store import DURABLE
 
     policy = Policy.model_validate_json(args.policy, by_alias=True)
     settings = tomllib.loads((args.state_dir / NODE_CONFIG).read_text(encoding="utf-8"))
@@ -305,6 +313,7 @@ def main() -> None:
         ),
         child_arguments,
         Guarding(Guard(policy, args.state_dir, settings, run_config_of)),
+        codec=NodeCodec(args.state_dir, durable=bool(settings.get(DURABLE, True))),
         sandboxes=sandboxes,
         report=report,
         bell=Bell(args.bell_fd) if args.bell_fd is not None else None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self, cast
 
 from flwr.app import Array, Context, Message
@@ -56,6 +56,10 @@ class Payload:
             contents = {each: part.deflate() for each, part in objects.items()}
         return cls(name, contents, context, {})
 
+    def replaced(self, message: Message) -> Self:
+        """A payload with another message, which has the same id for the app."""
+        return replace(self.of(message, self.context), about={**self.about, "message": self.name})
+
     @property
     def num_bytes(self) -> int:
         """Bytes of the message's objects."""
@@ -66,7 +70,7 @@ class Payload:
         _check_expansion(self.contents)
         message = cast(Message, inflate_object_from_contents(self.name, dict(self.contents)))
         # An inflated message has no id of its own, which replies need.
-        message.metadata.__dict__["_message_id"] = self.name
+        message.metadata.__dict__["_message_id"] = self.about.get("message", self.name)
         return message
 
     def parts(self) -> list[bytes]:

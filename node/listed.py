@@ -35,7 +35,8 @@ def _rows(bound: str, names: str) -> dict[str, str]:
 SETTINGS: Mapping[str, str] = {
     **_rows(
         SERVER,
-        """num-rounds min-nodes fraction-train phase-timeout quorum buffer max-staleness
+        """num-rounds min-nodes fraction-train phase-timeout quorum buffer max-staleness down-codec
+        up-codec
         patience-failed server-device runs-dir resume keep-checkpoints hooks edge defence
         most-samples aggregator aggregator-args norm-threshold secure-sums-norm
         fraction-evaluate best-metric evaluate.model

@@ -45,6 +45,8 @@ SUMS = "sums"
 CONTINUE = "query.continue_run"
 """Have a node take over its files of the run that this one resumes."""
 
+MAX_CODECS = 20
+Codec = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,20}$")]
 MAX_REASONS = 8
 MAX_REASON = 300
 Name = Annotated[Printable, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
@@ -144,6 +146,8 @@ class DescribeConfig(Block):
     fingerprint: Secret | None = None
     """Of the data that it has read, by `NodeStore.keyed`; None where its policy lets only declared
     replies leave."""
+    codecs: Annotated[list[Codec], Field(max_length=MAX_CODECS)] = Field(default_factory=list)
+    """Codecs of models that it reads and writes; what connects it has them, not the app."""
 
 
 class ColumnsMetrics(Block):

@@ -16,6 +16,7 @@ from flwr_distill.protocol.registry import phases_of, summed_in
 from flwr_distill.server.columns import check_scale, run_scale
 from flwr_distill.server.edge import Commands, EdgeRounds, check_below, commands_from_above
 from flwr_distill.server.grid.buffer import buffer_of
+from flwr_distill.server.grid.codec import codec_of_run
 from flwr_distill.server.grid.failures import Failures
 from flwr_distill.server.grid.grid import RunGrid
 from flwr_distill.server.grid.node_counts import NodeCounts
@@ -70,6 +71,7 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
     settings = settings.defended(find_strategy(settings.strategy)[1])
     strategy_class, method = find_strategy(settings.strategy)  # the defence may take another
     buffer = buffer_of(settings, method)
+    codec = codec_of_run(settings)
     check_privacy(settings, method)
     check_below(settings, strategy_class, method)
     check_columns(settings, edge=bool(settings.edge))
@@ -121,7 +123,7 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
             )
             failures = Failures(journal)
             transport = Transport(
-                grid, settings.phase_timeout, failures, directory.names, start_model
+                grid, settings.phase_timeout, failures, directory.names, start_model, codec
             )
             run_grid = RunGrid(
                 transport,

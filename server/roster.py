@@ -67,6 +67,11 @@ class Roster:
         return {node: about.resumed_key for node, about in self.nodes.items() if about.resumed_key}
 
     @property
+    def with_codecs(self) -> set[int]:
+        """Nodes that code models, whatever app they run."""
+        return {node for node, about in self.nodes.items() if about.codecs}
+
+    @property
     def together(self) -> dict[int, int]:
         """Partition of each virtual node that trains together with others."""
         return {

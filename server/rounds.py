@@ -26,7 +26,13 @@ from flwr_distill.server.record.frozen import load_frozen, save_frozen
 from flwr_distill.server.record.history import History
 from flwr_distill.server.record.journal import Journal
 from flwr_distill.server.record.recorder import write_json
-from flwr_distill.server.record.resume import continue_on_nodes, restore, state_of, way_to_resume
+from flwr_distill.server.record.resume import (
+    continue_on_nodes,
+    ids_of_returned,
+    restore,
+    state_of,
+    way_to_resume,
+)
 from flwr_distill.server.roster import Roster
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.server.task import Task
@@ -83,6 +89,9 @@ class Rounds:
             done, self.model = checkpoint.round, checkpoint.arrays
             continue_on_nodes(self.grid, checkpoint, self.roster, self.settings.phase_timeout)
             restore(self.strategy, checkpoint, self.roster)
+            self.grid.transport.codec.load_state_dict(
+                checkpoint.record.get("codec", {}), ids_of_returned(checkpoint, self.roster)
+            )
             self.grid.begin_round(done + 1)
         else:
             save_frozen(self.folder, self.task.frozen)
@@ -273,6 +282,7 @@ class Rounds:
             record={
                 **self.history.state_dict(),
                 "data": self.task.fingerprint,
+                "codec": self.grid.transport.codec.state_dict(),
                 "classes": list(self.roster.directory.class_names),
                 "scale": asdict(scale) if (scale := self.roster.directory.scale) else None,
             },
@@ -307,6 +317,7 @@ class Rounds:
         )
         self.grid.nodes.order = self.roster.order
         self.grid.transport.together = self.roster.together
+        self.grid.transport.codec.meet(self.roster.names, self.roster.with_codecs)
         self.grid.nodes.excluded = self.roster.excluded.keys()
         about = about_run(self.task.spec, self.roster, self.history.started, self.task.fingerprint)
         if about != self._about:

@@ -13,6 +13,7 @@ from flwr.app import Context, RecordDict
 
 from flwr_distill.flower.task_identity import identify
 from flwr_distill.protocol.messages import SIMULATED
+from flwr_distill.simulation.coded import Coded
 from flwr_distill.simulation.grid import Pool, SimulationGrid
 from flwr_distill.simulation.workers import Config, OnAnswer, Workers
 from flwr_distill.storage.store import DURABLE
@@ -91,7 +92,10 @@ def simulate(
         pool: Pool = started
         if policy is not None:
             pool = guarded.Guarded(started, by_id, policy, run_id, config)
-        main(SimulationGrid(by_id, pool), Context(run_id, 1, {}, RecordDict(), config))
+        main(
+            SimulationGrid(by_id, Coded(pool, by_id, run_id)),
+            Context(run_id, 1, {}, RecordDict(), config),
+        )
     return runs_dir / str(run_id)
 
 

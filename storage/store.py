@@ -105,6 +105,11 @@ class NodeStore:
                 return untrusted.read(folder, file, most)
         return None
 
+    def remove(self, name: str) -> None:
+        """Remove a file by its name as in `names`, if it is there."""
+        with suppress(FileNotFoundError), untrusted.folder(self.folder) as folder:
+            os.unlink(name, dir_fd=folder)
+
     def file(self, name: str) -> Path | None:
         """File of the blob ``name`` of the last round; None if there is none."""
         with suppress(FileNotFoundError), untrusted.folder(self.folder) as folder:

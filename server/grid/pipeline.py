@@ -65,6 +65,7 @@ class Pipeline:
         """Seed node sampling for a round; drop the notes of the one before."""
         self.round = server_round
         self.failures.begin_round()
+        self.transport.codec.round = server_round
         if self.buffer:
             self.buffer.round = server_round
         self.answered: dict[str, bool] = {}

@@ -8,14 +8,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from flwr.app import ConfigRecord, Message, MessageType
+from flwr.app import ConfigRecord, Error, Message, MessageType
 from flwr.serverapp import Grid
 
 from flwr_distill.protocol.arrays import Arrays
+from flwr_distill.protocol.codecs import CodecError
 from flwr_distill.protocol.edge import SHARE
 from flwr_distill.protocol.messages import BATCH, PARTITIONS, ROUTE, TOGETHER
-from flwr_distill.protocol.replies import set_aside
+from flwr_distill.protocol.replies import UNREADABLE, set_aside
 from flwr_distill.server.grid.buffer import Buffer
+from flwr_distill.server.grid.codec import ModelCodec
 from flwr_distill.server.grid.exchange import exchange_over
 from flwr_distill.server.grid.failures import Failures
 from flwr_distill.server.grid.inbox import Inbox, Most
@@ -64,6 +66,7 @@ class Transport:
     failures: Failures = field(default_factory=Failures)  # gets replies of wrong senders
     names: Mapping[int, str] = field(default_factory=dict)  # by node, for the log; may grow
     model: Arrays = field(default_factory=dict)  # for which any reply has room
+    codec: ModelCodec = field(default_factory=ModelCodec)
 
     def __post_init__(self) -> None:
         self.ledger = Ledger()
@@ -140,7 +143,9 @@ class Transport:
         return wait
 
     def _pushed(self, messages: list[Message]) -> dict[str, Message]:
-        pending = dict(zip(self.push(messages), messages, strict=True))
+        with self.codec.coding(messages):
+            ids = self.push(messages)
+        pending = dict(zip(ids, messages, strict=True))
         pending.pop("", None)  # messages that the SuperLink refused have no id
         return pending
 
@@ -159,7 +164,9 @@ class Transport:
         for fetched in self._arriving(inbox, messages, end, progress):
             for arrived in fetched:
                 self.ledger.book_received(arrived)
-                reply = accept(by_node[arrived.metadata.src_node_id], arrived)
+                message = by_node[arrived.metadata.src_node_id]
+                reply = accept(message, self._decoded(message, arrived))
+                self.codec.note(reply, counts=reply.has_content())
                 if reply.has_content():
                     usable += 1
                     self.ledger.book_parcels(reply)
@@ -168,6 +175,16 @@ class Transport:
             if usable >= enough:
                 break
         return replies
+
+    def _decoded(self, message: Message, reply: Message) -> Message:
+        if reply.has_content():
+            try:
+                self.codec.decode(message, reply)
+            except CodecError as error:
+                return Message(
+                    Error(UNREADABLE, f"Its model is unreadable: {error}"), reply_to=message
+                )
+        return reply
 
     def _arriving(
         self, inbox: Inbox, messages: Mapping[str, Message], end: float, progress: Progress

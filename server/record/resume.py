@@ -202,7 +202,7 @@ def restore(strategy: Strategy, checkpoint: Checkpoint, roster: Roster) -> None:
     name = type(strategy).__name__
     if has_own_loop(type(strategy)):
         raise CheckpointError("it has its own loop, which cannot be resumed", where=name)
-    state = renamed(checkpoint.state, _returned(checkpoint, roster))
+    state = renamed(checkpoint.state, ids_of_returned(checkpoint, roster))
     try:
         load_state(strategy, state)
     except (KeyError, TypeError, ValueError) as error:
@@ -212,7 +212,7 @@ def restore(strategy: Strategy, checkpoint: Checkpoint, roster: Roster) -> None:
 
 def continue_on_nodes(grid: Grid, checkpoint: Checkpoint, roster: Roster, timeout: float) -> None:
     """Have nodes load the state that they stored in the checkpoint's run."""
-    returned = _returned(checkpoint, roster)
+    returned = ids_of_returned(checkpoint, roster)
     old_ids = {node: old for old, node in returned.items()}
     messages = []
     for node in roster.nodes:
@@ -230,7 +230,8 @@ def continue_on_nodes(grid: Grid, checkpoint: Checkpoint, roster: Roster, timeou
     usable(grid.send_and_receive(messages, timeout=timeout))
 
 
-def _returned(checkpoint: Checkpoint, roster: Roster) -> dict[int, int]:
+def ids_of_returned(checkpoint: Checkpoint, roster: Roster) -> dict[int, int]:
+    """Ids of nodes that are back, by those that they had when the checkpoint was written."""
     return returned_nodes(checkpoint.nodes, checkpoint.keys, roster.identities, roster.resumed_keys)
 
 

@@ -63,6 +63,8 @@ class Description:
     """The same with the secret for the run that this one resumes."""
     fingerprint: str = ""
     """Of the data that it has read, keyed for this run; empty if it does not say."""
+    codecs: tuple[str, ...] = ()
+    """Codecs of models that what connects it reads and writes."""
 
     @property
     def read(self) -> dict[str, Any]:
@@ -263,6 +265,7 @@ def _checked(reply: Message) -> Description:
         key=key or _hashed(config.secret),
         resumed_key=key or _hashed(config.resumed_secret),
         fingerprint=(config.fingerprint or b"").hex(),
+        codecs=tuple(config.codecs),
     )
 
 

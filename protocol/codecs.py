@@ -1,0 +1,177 @@
+"""Codecs of single arrays: fewer bits for a model's weights, or for what training changed in them.
+
+They know nothing of messages. Sources: stochastic rounding, Alistarh et al., "QSGD" (2017), with
+one scale a channel; the largest values alone, with what was left out added the next time, Stich et
+al., "Sparsified SGD with Memory" (2018). Packing is Zstandard's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+Values = NDArray[np.float32]
+Raw = NDArray[Any]
+
+TOP_SHARE = 0.01
+"""Share of an array's values that ``topk`` sends."""
+LEVEL = 3
+"""Of Zstandard: its default."""
+
+
+class CodecError(ValueError):
+    """Bytes that are no array in this codec."""
+
+
+@dataclass(frozen=True)
+class Codec:
+    """How float32 values become bytes, and back.
+
+    Parameters
+    ----------
+    encode : callable
+        Values and a generator for random rounding; gives the parts of the encoding.
+    parts : callable
+        Types and sizes of these parts for an array's shape.
+    decode : callable
+        Parts and the shape; gives the values.
+    unbiased : bool (default: True)
+        Whether values are kept on average; if not, what is left out must be sent later.
+    """
+
+    encode: Callable[[Values, np.random.Generator], list[Raw]]
+    parts: Callable[[tuple[int, ...]], list[tuple[str, int]]]
+    decode: Callable[[list[Raw], tuple[int, ...]], Values]
+    unbiased: bool = True
+
+    def pack(self, values: Values, rng: np.random.Generator) -> bytes:
+        """Encode and pack finite values."""
+        raw = b"".join(_planes(part) for part in self.encode(values, rng))
+        return zstandard.compress(raw, LEVEL)
+
+    def unpack(self, packed: bytes, shape: tuple[int, ...]) -> Values:
+        """Decode the bytes of an array of this shape.
+
+        Raises CodecError if they are none. Nothing larger than the shape asks for is unpacked.
+        """
+        kinds = [(np.dtype(kind), count) for kind, count in self.parts(shape)]
+        size = sum(kind.itemsize * count for kind, count in kinds)
+        try:
+            if zstandard.frame_content_size(packed) != size:
+                raise CodecError(f"it does not unpack to the {size:,} bytes of its shape")
+            raw = zstandard.decompress(packed, max_output_size=size)
+        except zstandard.ZstdError as error:
+            raise CodecError(f"it cannot be unpacked ({error})") from None
+        parts, start = [], 0
+        for kind, count in kinds:
+            end = start + kind.itemsize * count
+            parts.append(_from_planes(raw[start:end], kind, count))
+            start = end
+        return self.decode(parts, shape)
+
+
+def _planes(part: Raw) -> bytes:
+    """All first bytes, then all second ones: equal bytes stand together, and pack better."""
+    whole = np.ascontiguousarray(part).reshape(-1)
+    return whole.view(np.uint8).reshape(whole.size, whole.itemsize).T.tobytes()
+
+
+def _from_planes(raw: bytes, kind: np.dtype[Any], count: int) -> Raw:
+    planes = np.frombuffer(raw, np.uint8).reshape(kind.itemsize, count)
+    return np.ascontiguousarray(planes.T).view(kind).reshape(count)
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    return math.prod(shape)
+
+
+def _float16() -> Codec:
+    return Codec(
+        encode=lambda values, rng: [np.clip(values, -65504, 65504).astype("<f2")],
+        parts=lambda shape: [("<f2", _size(shape))],
+        decode=lambda parts, shape: parts[0].astype(np.float32).reshape(shape),
+    )
+
+
+def _bfloat16() -> Codec:
+    def encode(values: Values, rng: np.random.Generator) -> list[Raw]:
+        bits = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint32)
+        to_even = 0x7FFF + (bits >> 16 & 1)
+        return [(bits + to_even >> 16).astype("<u2")]
+
+    def decode(parts: list[Raw], shape: tuple[int, ...]) -> Values:
+        return (parts[0].astype(np.uint32) << 16).view(np.float32).reshape(shape)
+
+    return Codec(encode, lambda shape: [("<u2", _size(shape))], decode)
+
+
+def _integer(most: int) -> Codec:
+    """Integers from ``-most`` to ``most``, with a scale for each channel, which is the first axis.
+
+    They take a byte each: packing makes less of few levels than half a byte would.
+    """
+
+    def rows_of(shape: tuple[int, ...]) -> tuple[int, int]:
+        return (shape[0], _size(shape[1:])) if len(shape) > 1 else (1, _size(shape))
+
+    def encode(values: Values, rng: np.random.Generator) -> list[Raw]:
+        rows = values.reshape(rows_of(values.shape))
+        scales = np.abs(rows).max(axis=1, initial=0, keepdims=True) / np.float32(most)
+        steps = np.divide(rows, scales, out=np.zeros_like(rows), where=scales > 0)
+        steps += rng.random(steps.shape, np.float32)
+        return [scales.astype("<f4"), np.clip(np.floor(steps), -most, most).astype(np.int8)]
+
+    def parts(shape: tuple[int, ...]) -> list[tuple[str, int]]:
+        return [("<f4", rows_of(shape)[0]), ("i1", _size(shape))]
+
+    def decode(parts: list[Raw], shape: tuple[int, ...]) -> Values:
+        scales, steps = parts
+        rows = steps.astype(np.float32).reshape(rows_of(shape))
+        return (rows * scales[:, None]).reshape(shape)
+
+    return Codec(encode, parts, decode)
+
+
+def _top() -> Codec:
+    """The values that are largest by amount, and the distances between their places."""
+
+    def count(shape: tuple[int, ...]) -> int:
+        return math.ceil(TOP_SHARE * _size(shape))
+
+    def encode(values: Values, rng: np.random.Generator) -> list[Raw]:
+        flat, number = values.reshape(-1), count(values.shape)
+        places = np.sort(np.argpartition(np.abs(flat), -number)[-number:])
+        chosen = flat[places]
+        scale = np.abs(chosen).max(initial=0) or np.float32(1)
+        steps = np.diff(places, prepend=0).astype("<u4")
+        return [np.array([scale], "<f4"), steps, (chosen / scale).astype("<f2")]
+
+    def parts(shape: tuple[int, ...]) -> list[tuple[str, int]]:
+        return [("<f4", 1), ("<u4", count(shape)), ("<f2", count(shape))]
+
+    def decode(parts: list[Raw], shape: tuple[int, ...]) -> Values:
+        scale, steps, chosen = parts
+        places = np.cumsum(steps, dtype=np.uint64)
+        if places.size and places.max() >= _size(shape):
+            raise CodecError("it has values beyond its shape")
+        flat = np.zeros(_size(shape), np.float32)
+        flat[places] = chosen.astype(np.float32) * scale
+        return flat.reshape(shape)
+
+    return Codec(encode, parts, decode, unbiased=False)
+
+
+CODECS = {
+    "float16": _float16(),
+    "bfloat16": _bfloat16(),
+    "int8": _integer(127),
+    "int4": _integer(7),
+    "topk": _top(),
+}
+"""By name; ``float32`` is no codec: arrays as Flower sends them."""

@@ -1,0 +1,174 @@
+"""Coded models in messages: what both ends of a link agree on.
+
+A message whose model is coded, or whose reply is to be, has a record `CODEC`. Coded arrays keep
+their names, types and shapes; `stype` names the codec. Those of a reply are what training changed
+in the model that the node got, so the server adds them to the one that it sent.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
+from pydantic import Field
+
+from flwr_distill.protocol.arrays import Arrays, DecodedArray, as_arrays, digest
+from flwr_distill.protocol.codecs import CODECS, CodecError
+from flwr_distill.task.settings import Block
+
+CODEC = "codec"
+"""Config record of a message: a `Coding`."""
+PREFIX = "flwr-distill."
+"""Begins the `stype` of a coded array; the codec's name follows."""
+SAME = "same"
+"""In place of a codec: the array is that of the model which the node has."""
+DELTA = "delta-"
+"""Begins the name of a codec that is used for the difference to a model that the node has."""
+FEWEST = 256
+"""Values from which an array is coded; smaller ones bring nothing."""
+STATISTICS = ("running_mean", "running_var")
+"""Last parts of the names of arrays that stay exact, as integers do: they are not trained."""
+
+UpCodec = Literal["float32", "float16", "bfloat16", "int8", "int4", "topk"]
+DownCodec = Literal[
+    "float32",
+    "float16",
+    "bfloat16",
+    "int8",
+    "int4",
+    "delta-float16",
+    "delta-bfloat16",
+    "delta-int8",
+    "delta-int4",
+    "delta-topk",
+]
+Version = Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
+
+
+class Coding(Block):
+    """How the model of a message is coded, and how that of the reply is to be."""
+
+    up: UpCodec = "float32"
+    """Codec of the reply's model."""
+    version: Version = ""
+    """Hash of the message's model, once it is decoded."""
+    base: Version = ""
+    """Hash of the model to which coded arrays are differences; empty if to none."""
+    round: Annotated[int, Field(ge=0)] = 0
+    """The round, by which a node keeps what it has left out."""
+    received: Annotated[int, Field(ge=-1)] = -1
+    """Last round whose reply of this type counted."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """For random rounding of the reply."""
+
+
+def version_of(arrays: Arrays) -> str:
+    """Hash of a model."""
+    return digest("", arrays)
+
+
+def is_coded(name: str, array: Array) -> bool:
+    """Whether a codec may be used for an array of this name, type and shape."""
+    size = int(np.prod(array.shape, dtype=np.int64))
+    trained = name.rpartition(".")[2] not in STATISTICS
+    return array.dtype == "float32" and size >= FEWEST and trained
+
+
+def coded(
+    record: ArrayRecord,
+    codec: str,
+    rng: np.random.Generator,
+    start: Arrays | None = None,
+    rest: Arrays | None = None,
+) -> tuple[ArrayRecord, dict[str, NDArray[Any]]]:
+    """Code the arrays of a record where a codec may be used; others are as before.
+
+    Parameters
+    ----------
+    record : ArrayRecord
+        A model.
+    codec : str
+        A key of `CODECS`.
+    rng : Generator
+        For random rounding.
+    start : Arrays, optional (default: None)
+        What is coded is the difference to these; an array that is not like the one here stays as it
+        is.
+    rest : Arrays, optional (default: None)
+        What was left out before, and is added to the difference.
+
+    Returns
+    -------
+    ArrayRecord
+        The coded record.
+    dict
+        What a biased codec has left out now, by name.
+    """
+    result, left = ArrayRecord(), {}
+    method = CODECS[codec]
+    values = as_arrays(record)
+    for name, array in record.items():
+        result[name] = array
+        own: NDArray[Any] | None = None
+        if is_coded(name, array) and (start is None or _alike(values[name], start.get(name))):
+            own = values[name] if start is None else values[name] - start[name]
+            if rest and _alike(own, rest.get(name)):
+                own = own + rest[name]
+        if own is None or not np.isfinite(own).all():
+            continue
+        packed = method.pack(own, rng)
+        result[name] = Array(array.dtype, array.shape, PREFIX + codec, packed)
+        if not method.unbiased:
+            left[name] = own - method.unpack(packed, own.shape)
+    return result, left
+
+
+def unchanged(arrays: Arrays) -> ArrayRecord:
+    """A record that stands for the model that a node has: names and forms without values."""
+    record = ArrayRecord()
+    for name, array in arrays.items():
+        record[name] = Array(str(array.dtype), array.shape, PREFIX + SAME, b"")
+    return record
+
+
+def decoded(record: ArrayRecord, start: Arrays | None = None) -> ArrayRecord:
+    """The record with coded arrays decoded, and added to those of `start` if there is one.
+
+    Raises
+    ------
+    CodecError
+        If an array is coded and cannot be decoded, or differs in form from the one in `start`.
+    """
+    result = ArrayRecord()
+    for name, array in record.items():
+        if not array.stype.startswith(PREFIX):
+            result[name] = array
+            continue
+        codec = array.stype.removeprefix(PREFIX)
+        shape, own = tuple(array.shape), None if start is None else start.get(name)
+        if start is not None and (
+            own is None or (own.shape, str(own.dtype)) != (shape, array.dtype)
+        ):
+            raise CodecError(f"{name} is coded, but not like the model that was sent")
+        if codec == SAME and own is not None:
+            result[name] = DecodedArray(own)
+            continue
+        if codec not in CODECS or array.dtype != "float32":
+            raise CodecError(f"{name} is coded in an unknown way")
+        try:
+            values = CODECS[codec].unpack(array.data, shape)
+        except CodecError as error:
+            raise CodecError(f"{name}: {error}") from None
+        result[name] = DecodedArray(values if own is None else own + values)
+    return result
+
+
+def _alike(array: NDArray[Any], other: NDArray[Any] | None) -> bool:
+    return other is not None and (array.shape, array.dtype) == (other.shape, other.dtype)
+
+
+def codec_of(down: str) -> tuple[str, bool]:
+    """The codec in the name of one for models to nodes, and whether it codes differences."""
+    return down.removeprefix(DELTA), down.startswith(DELTA)
