@@ -13,6 +13,7 @@ from flwr.app import Context, RecordDict
 from flwr_distill.client.app import app as client_app
 from flwr_distill.flower.task_identity import identify
 from flwr_distill.server.app import main as server_app
+from flwr_distill.simulation.coded import Coded
 from flwr_distill.simulation.grid import Functions, Node, SimulationGrid
 from flwr_distill.storage.store import DURABLE
 
@@ -22,11 +23,16 @@ Settings = Mapping[str, bool | int | float | str]
 
 
 class InProcessGrid(SimulationGrid):
-    """Runs a node's function for each message, one after the other; `nodes` may change."""
+    """Runs a node's function for each message, one after the other; `nodes` may change.
 
-    def __init__(self, nodes: Mapping[int, Node]) -> None:
+    With a `state_dir` their links are coded, if the run has that.
+    """
+
+    def __init__(self, nodes: Mapping[int, Node], state_dir: str = "") -> None:
         self._functions = Functions(nodes)
-        super().__init__(nodes, self._functions)
+        configs = {node: {"state-dir": state_dir, DURABLE: False} for node in nodes}
+        pool = Coded(self._functions, configs, 1) if state_dir else self._functions
+        super().__init__(nodes, pool)
 
     @property
     def nodes(self) -> Mapping[int, Node]:
@@ -94,7 +100,8 @@ def run_in_process(
             context = Context(1, FIRST_NODE + place, settings, RecordDict(), config)
             return wrap(place, lambda message: client_app(message, context).content)
 
-        grid = InProcessGrid({FIRST_NODE + i: node(i, own) for i, own in enumerate(nodes)})
+        functions = {FIRST_NODE + i: node(i, own) for i, own in enumerate(nodes)}
+        grid = InProcessGrid(functions, str(folder / "nodes"))
         server_app(grid, Context(1, 1, {}, RecordDict(), config))
         lines = (folder / "1" / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]

@@ -122,8 +122,8 @@ def _kept_model(store: NodeStore, version: str) -> Arrays:
 
 
 def _keep_model(store: NodeStore, coding: Coding, arrays: Arrays) -> None:
-    """Keep a model, and the one that it builds on: the server may not hear of the new one."""
-    kept = {MODEL + coding.version, MODEL + coding.base}
+    """Keep a model, and those that the server builds on until it hears of this one."""
+    kept = {MODEL + name for name in (coding.version, *coding.keep)}
     names = {name for name in store.names() if name.startswith(MODEL)}
     for name in names - kept:
         store.remove(name)

@@ -56,6 +56,8 @@ class Coding(Block):
     """Hash of the message's model, once it is decoded."""
     base: Version = ""
     """Hash of the model to which coded arrays are differences; empty if to none."""
+    keep: Annotated[list[Version], Field(max_length=4)] = Field(default_factory=list)
+    """Hashes of models that the node is to keep besides."""
     round: Annotated[int, Field(ge=0)] = 0
     """The round, by which a node keeps what it has left out."""
     received: Annotated[int, Field(ge=-1)] = -1

@@ -8,6 +8,7 @@ coding loses on the way to nodes does not add up over rounds.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -37,18 +38,23 @@ from flwr_distill.task.errors import SettingsError
 
 WHOLE = "float16"
 """Codec of a model that is sent to a node without one to build a difference on."""
+MAX_KEPT = 2
+"""Models that a node keeps: the last one of training, and one that it got for something else."""
 MAX_VERSIONS = 8
 """Models that the server keeps to build differences on."""
 
 
 @dataclass(frozen=True)
 class _Version:
-    """A model as nodes have it."""
+    """A model as all nodes have it that get it."""
 
     name: str
     source: str
     """Hash of the model that the strategy sent."""
     arrays: Arrays
+    record: ArrayRecord | None = None
+    """How it is sent to nodes that have its base; None if whole."""
+    base: str = ""
 
 
 @dataclass
@@ -66,14 +72,13 @@ class ModelCodec:
     down: DownCodec = "float32"
     up: UpCodec = "float32"
     seed: int = 0
-    able: Collection[int] = ()
-    """Nodes that have said that they have codecs; others get plain messages."""
-    _plain: set[int] = field(default_factory=set)
     round: int = 0
-    _known: dict[int, str] = field(default_factory=dict)
-    """The version that each node had last, as far as its replies show."""
+    _names: Mapping[int, str] = field(default_factory=dict)
+    _able: Collection[int] = ()
+    _known: dict[int, list[str]] = field(default_factory=dict)
+    """The versions that each node had last, as far as its replies show; the latest first."""
     _sure: set[int] = field(default_factory=set)
-    """Nodes that still have it, unless they lost their files: no error or resume came between."""
+    """Nodes that still have them, as no error and no resume came between."""
     _received: dict[int, dict[str, int]] = field(default_factory=dict)
     """Last round whose reply counted, by node and message type."""
     _versions: dict[str, _Version] = field(default_factory=dict)
@@ -87,41 +92,32 @@ class ModelCodec:
 
     def meet(self, names: Mapping[int, str], able: Collection[int]) -> None:
         """Take note of the nodes that have codecs; the log names the others once."""
-        if plain := sorted(names[node] for node in names.keys() - {*able, *self._plain}):
-            self._plain |= names.keys() - {*able}
+        plain = sorted(names[node] for node in names.keys() - {*able} - self._names.keys())
+        if plain and self.is_used:
             text = "%s: no codecs, so their models travel whole, as float32 (they run another "
             text += "version, or no flwr-distill node)"
-            if self.is_used:
-                log(WARNING, text, listed(plain))
-        self.able = able
+            log(WARNING, text, listed(plain))
+        self._names, self._able = dict(names), able
 
     @contextmanager
     def coding(self, messages: Sequence[Message]) -> Iterator[None]:
         """Code the models in messages within the block, in which they are pushed."""
         own = [message.content for message in messages]
-        made: dict[tuple[int, str], tuple[ArrayRecord, _Version, str]] = {}
-        hashes: dict[int, str] = {}
-        versions: dict[int, str] = {}
-        if self.is_used:
-            for place, message in enumerate(messages):
-                node, model = (
-                    message.metadata.dst_node_id,
-                    message.content.array_records.get(ARRAYS),
-                )
-                if model is None or node not in self.able:
-                    continue
-                if id(model) not in hashes:
-                    hashes[id(model)] = version_of(as_arrays(model))
-                source = hashes[id(model)]
-                message.content, versions[node] = self._coded(message, source, place, made)
+        versions = self._versions_of(messages) if self.is_used else {}
+        for place, message in enumerate(messages):
+            version = versions.get(id(message.content.array_records.get(ARRAYS)))
+            if version and message.metadata.dst_node_id in self._able:
+                message.content = self._coded(message, version, place)
         try:
             yield
         finally:
+            coded_ones = []
             for message, content in zip(messages, own, strict=True):
+                if message.content is not content:
+                    coded_ones.append((message, versions[id(content.array_records[ARRAYS])]))
                 message.content = content
-        for message in messages:
-            if (node := message.metadata.dst_node_id) in versions:
-                self._sent[node] = message.metadata.message_id, versions[node]
+        for message, version in coded_ones:
+            self._sent[message.metadata.dst_node_id] = message.metadata.message_id, version.name
         self._forget_versions()
 
     def decode(self, message: Message, reply: Message) -> None:
@@ -140,7 +136,8 @@ class ModelCodec:
         if not counts:
             self._sure.discard(node)
             return
-        self._known[node] = version
+        earlier = self._known.get(node, []) if node in self._sure else []
+        self._known[node] = [version, *(name for name in earlier if name != version)][:MAX_KEPT]
         self._sure.add(node)
         self._received.setdefault(node, {})[about.message_type] = self.round
 
@@ -150,7 +147,7 @@ class ModelCodec:
             return {}
         is_delta = codec_of(self.down)[1]  # only these build on what nodes have
         return {
-            "known": dict(self._known),
+            "known": {node: list(names) for node, names in self._known.items()},
             "received": {node: dict(rounds) for node, rounds in self._received.items()},
             "versions": {
                 name: {"source": version.source, "arrays": dict(version.arrays)}
@@ -163,69 +160,79 @@ class ModelCodec:
         """Take over what a checkpoint has; `returned` are the nodes' ids by their earlier ones."""
         for old, node in returned.items():
             if old in state.get("known", {}):
-                self._known[node] = state["known"][old]
+                self._known[node] = list(state["known"][old])
             if old in state.get("received", {}):
                 self._received[node] = dict(state["received"][old])
         for name, version in state.get("versions", {}).items():
             self._versions[name] = _Version(name, version["source"], version["arrays"])
 
-    def _coded(
-        self,
-        message: Message,
-        source: str,
-        place: int,
-        made: dict[tuple[int, str], tuple[ArrayRecord, _Version, str]],
-    ) -> tuple[RecordDict, str]:
-        """A message's content with its model coded for the node, and the version that this is."""
-        node, model = message.metadata.dst_node_id, message.content.array_records[ARRAYS]
-        base = self._versions.get(self._known.get(node, ""))
-        if base is not None and base.source == source:
-            record, version, start = unchanged(base.arrays), base, base.name
-        else:
-            key = id(model), base.name if base else ""
-            if key not in made:
-                made[key] = self._new_version(model, source, base)
-            record, version, start = made[key]
-        if start and node not in self._sure:
-            record, start = as_record(version.arrays), ""
-        about = Coding(
-            up=self.up,
-            version=version.name,
-            base=start,
-            round=self.round,
-            received=self._received.get(node, {}).get(message.metadata.message_type, -1),
-            seed=_seed(self.seed, self.round, message.metadata.message_type, place),
-        )
-        content = RecordDict({**message.content, ARRAYS: record})
-        content[CODEC] = ConfigRecord(about.model_dump(by_alias=True))
-        return content, version.name
+    def _versions_of(self, messages: Sequence[Message]) -> dict[int, _Version]:
+        """The versions of the models in messages, by the models' ``id``."""
+        nodes: dict[int, tuple[ArrayRecord, list[int]]] = {}
+        for message in messages:
+            node, model = message.metadata.dst_node_id, message.content.array_records.get(ARRAYS)
+            if model and node in self._able:
+                nodes.setdefault(id(model), (model, []))[1].append(node)
+        return {key: self._version_of(model, asked) for key, (model, asked) in nodes.items()}
 
-    def _new_version(
-        self, model: ArrayRecord, source: str, base: _Version | None
-    ) -> tuple[ArrayRecord, _Version, str]:
-        """Code a model; give it, what nodes make of it, and the version that it builds on."""
+    def _version_of(self, model: ArrayRecord, nodes: Sequence[int]) -> _Version:
+        """The one version of a model; a new one builds on what most of these nodes have."""
+        arrays = as_arrays(model)
+        source = version_of(arrays)
+        for version in self._versions.values():
+            if version.source == source:
+                return version
         codec, is_delta = codec_of(self.down)
+        base = self._most_known(nodes) if is_delta else None
         if is_delta and base is None:
             codec = WHOLE
         if codec == "float32":
-            version = _Version(source, source, as_arrays(model))
-            record, start = model, ""
+            version = _Version(source, source, arrays, model)
         else:
-            arrays, start = (base.arrays, base.name) if is_delta and base else (None, "")
-            rng = np.random.default_rng(_seed(self.seed, source, start))
-            record, _ = coded(model, codec, rng, arrays)
-            values = as_arrays(decoded(record, arrays))
-            version = _Version(version_of(values), source, values)
+            start, name = (base.arrays, base.name) if base else (None, "")
+            rng = np.random.default_rng(_seed(self.seed, source, name))
+            record, _ = coded(model, codec, rng, start)
+            values = as_arrays(decoded(record, start))
+            version = _Version(version_of(values), source, values, record, name)
         self._versions[version.name] = version
-        return record, version, start
+        return version
+
+    def _most_known(self, nodes: Sequence[int]) -> _Version | None:
+        """The version that most of these nodes have; of several, the latest."""
+        counts = Counter(name for node in nodes for name in self._known.get(node, []))
+        known = [version for name, version in self._versions.items() if counts[name]]
+        return max(reversed(known), key=lambda version: counts[version.name], default=None)
+
+    def _coded(self, message: Message, version: _Version, place: int) -> RecordDict:
+        """A message's content with a version of its model, as its node can read it."""
+        node, message_type = message.metadata.dst_node_id, message.metadata.message_type
+        known = self._known.get(node, []) if node in self._sure else []
+        if version.name in known:
+            record, base = unchanged(version.arrays), version.name
+        elif version.record is not None and version.base in ("", *known):
+            record, base = version.record, version.base
+        else:
+            record, base = as_record(version.arrays), ""
+        about = Coding(
+            up=self.up,
+            version=version.name,
+            base=base,
+            keep=known,
+            round=self.round,
+            received=self._received.get(node, {}).get(message_type, -1),
+            seed=_seed(self.seed, self.round, message_type, place),
+        )
+        content = RecordDict({**message.content, ARRAYS: record})
+        content[CODEC] = ConfigRecord(about.model_dump(by_alias=True))
+        return content
 
     def _forget_versions(self) -> None:
-        """Keep the versions that nodes have, the latest ones first."""
+        """Keep those versions that nodes have, and of these the latest."""
         sent = {version for _, version in self._sent.values()}
-        needed = sent.union(self._known.values())
+        needed = sent.union(*self._known.values())
         for name in [name for name in self._versions if name not in needed]:
             del self._versions[name]
-        while len(self._versions) > max(MAX_VERSIONS, len(sent)):
+        while len(self._versions) > MAX_VERSIONS:
             del self._versions[next(iter(self._versions))]
 
 

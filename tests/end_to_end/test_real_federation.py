@@ -248,6 +248,22 @@ def test_a_resumed_run_on_real_processes_learns_what_a_whole_one_in_one_process_
 
 
 @pytest.mark.slow
+def test_a_resumed_run_over_coded_links_learns_what_a_whole_one_in_one_process_does(federation):
+    config = {
+        **{"strategy": "fedavg", "num-rounds": 4, "fraction-evaluate": 1.0, "min-nodes": NODES},
+        **{"down-codec": "delta-int4", "up-codec": "topk", "train.batch-size": 64},
+    }
+    nodes = [{"partition-id": place, "num-partitions": NODES} for place in range(NODES)]
+    whole, runs = run_in_process(config, nodes), federation.folder / "runs"
+    folder = complete(federation, runs, config | {"num-rounds": 2})
+    complete(federation, runs, config | {"resume": folder.name})
+    for row, same in zip(rows(folder), whole, strict=True):
+        for measure in ("accuracy", "loss", "node_accuracy"):
+            assert row[measure] == pytest.approx(same[measure], abs=1e-5)
+    assert rows(folder)[2]["server_bytes"] == pytest.approx(whole[2]["server_bytes"], rel=0.02)
+
+
+@pytest.mark.slow
 def test_a_strategy_of_another_package_runs_by_name_and_a_failing_node_does_not_end_it(federation):
     outcome, folder = run(federation, strategy="decay", num_rounds=3)
     assert outcome.completed, outcome.lines[-20:]

@@ -29,6 +29,7 @@ from flwr_distill.flower import executor as node_executor
 from flwr_distill.flower.app_config import run_config_of
 from flwr_distill.flower.guarding import Guarding
 from flwr_distill.flower.lines import module_of_line
+from flwr_distill.node.codec import NodeCodec
 from flwr_distill.node.guard import Guard
 from flwr_distill.node.log_lines import OutputQuota
 from flwr_distill.node.policy import OPEN
@@ -73,7 +74,7 @@ def make_executor(
     def make(**more: Any) -> Any:
         guarding = Guarding(Guard(OPEN, tmp_path, {}, run_config_of))
         api = appio.AppIo(idle.address, None)
-        executor: Any = node_executor.Executor(api, [], guarding, **more)
+        executor: Any = node_executor.Executor(api, [], guarding, NodeCodec(tmp_path), **more)
         started.append((executor, executor._child.pid))
         return executor
 

@@ -1,0 +1,111 @@
+"""Runs over coded links: fewer bytes, the same models for the same seed, resumed or not."""
+
+import json
+
+import pytest
+
+from benchmarks.in_process import run_in_process
+from flwr_distill.protocol.coded import CODEC
+from flwr_distill.protocol.registry import all_methods
+from flwr_distill.simulation import coded
+from flwr_distill.task.errors import ReportedError, SettingsError
+from tests.matrix import OURS
+
+from .test_runs import NODE, NODES, TASK, models_of
+
+SMALL = {"down-codec": "delta-int4", "up-codec": "int4"}
+TOP = {"down-codec": "delta-topk", "up-codec": "topk"}
+
+
+@pytest.fixture
+def run(tmp_path, little_distillation):
+    """Runs in this process, in a folder of its own; gives the run's folder."""
+
+    def run(folder, **config):
+        config = {**TASK, **little_distillation, "fraction-evaluate": 1.0, **config}
+        run_in_process(config, [NODE] * NODES, tmp_path / folder)
+        return tmp_path / folder / "1"
+
+    return run
+
+
+def rows(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_coded_run_sends_a_fraction_and_learns_as_much(run):
+    plain = rows(run("plain", strategy="fedavg", **{"num-rounds": 6}))
+    small = rows(run("small", strategy="fedavg", **{"num-rounds": 6}, **SMALL))
+    sent = small[-1]["server_bytes"] - small[1]["server_bytes"]  # after the first, whole model
+    assert sent < 0.12 * (plain[-1]["server_bytes"] - plain[1]["server_bytes"])
+    assert small[-1]["accuracy"] > plain[-1]["accuracy"] - 0.03
+
+
+@pytest.mark.parametrize("codecs", [SMALL, TOP], ids=["int4", "topk"])
+def test_a_resumed_run_ends_with_the_same_model(codecs, run):
+    config = {"strategy": "fedavg", "fraction-train": 0.5, **codecs}
+    whole = run("whole", **config, **{"num-rounds": 4})
+    run("parts", **config, **{"num-rounds": 2})
+    parts = run("parts", **config, **{"num-rounds": 4}, resume="latest")
+    assert models_of(parts) == models_of(whole)
+
+
+def test_a_node_that_lost_its_files_gets_the_whole_model(run, monkeypatch):
+    """Once; its failed message says what it is missing."""
+    lost = []
+    receive = coded.NodeCodec.receive
+
+    def forgetful(self, message):
+        about, record = message.metadata, message.content.config_records.get(CODEC)
+        if not lost and record and record["base"] and about.message_type == "train":
+            lost.append(record["base"])
+            self._state_dir = f"{self._state_dir}-elsewhere"
+        return receive(self, message)
+
+    monkeypatch.setattr(coded.NodeCodec, "receive", forgetful)
+    folder = run("lost", strategy="fedavg", **{"num-rounds": 4}, **SMALL)
+    report = (folder / "journal.jsonl").read_text()
+    assert lost
+    assert report.count("no longer has the model") >= 1
+    assert [row["accuracy"] is not None for row in rows(folder)] == [True] * 5
+
+
+DEFENDED = {"defence": "on"}
+PRIVATE = {"train.dp-noise": 1.0, "train.dp-clip": 1.0}
+EIGHT = {"down-codec": "int8", "up-codec": "float16"}
+HALF = {"down-codec": "float32", "up-codec": "bfloat16"}
+ALWAYS = {
+    *((strategy, "small", "plain") for strategy in OURS),
+    ("cadis", "small", "defended"),
+    ("fedavg", "small", "private"),
+}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "codecs", "more"),
+    [
+        pytest.param(s, c, m, marks=() if (s, c, m) in ALWAYS else pytest.mark.matrix)
+        for s in sorted(all_methods())
+        for c in ("small", "top", "eight", "half")
+        for m in ("plain", "defended", "private")
+    ],
+)
+def test_what_runs_without_codecs_runs_with_them(strategy, codecs, more, run):
+    config = {"strategy": strategy, "num-rounds": 2}
+    config |= {"plain": {}, "defended": DEFENDED, "private": PRIVATE}[more]
+    try:
+        plain = rows(run("without", **config))[-1]
+    except ReportedError as error:
+        pytest.skip(f"it does not run without: {error}")
+    config |= {"small": SMALL, "top": TOP, "eight": EIGHT, "half": HALF}[codecs]
+    last = rows(run("with", **config))[-1]
+    assert last["round"] == 2
+    assert last["set_aside"] <= plain["set_aside"]
+    assert last["server_bytes"] <= plain["server_bytes"]
+
+
+def test_secure_sums_take_codecs_of_models_to_nodes_alone(run):
+    sums = {"strategy": "fedavg", "secure-sums": True, "down-codec": "delta-int8"}
+    assert rows(run("down", **sums))[-1]["accuracy"]
+    with pytest.raises(SettingsError, match="up-codec"):
+        run("up", **sums, **{"up-codec": "int8"})
