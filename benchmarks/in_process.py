@@ -30,7 +30,9 @@ class InProcessGrid(SimulationGrid):
 
     def __init__(self, nodes: Mapping[int, Node], state_dir: str = "") -> None:
         self._functions = Functions(nodes)
-        configs = {node: {"state-dir": state_dir, DURABLE: False} for node in nodes}
+        configs: dict[int, Settings] = {
+            node: {"state-dir": state_dir, DURABLE: False} for node in nodes
+        }
         pool = Coded(self._functions, configs, 1) if state_dir else self._functions
         super().__init__(nodes, pool)
 

@@ -197,7 +197,7 @@ def main() -> None:
                         row = measure(federation, folder / "runs", config)
                         found.setdefault((strategy, name), []).append(row)
                         print(f"seed {seed}, {strategy}, {name}: {row}", flush=True)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             **{"strategy": strategy, "codec": name},
             **{key: statistics.mean(one[key] for one in ones) for key in ones[0]},

@@ -111,7 +111,7 @@ class NodeCodec:
 
 def _num_bytes(array: Array) -> int:
     """Bytes of an array once it is decoded, by its claimed shape; coded ones are float32."""
-    return 4 * math.prod(array.shape)
+    return 4 * abs(math.prod(array.shape))
 
 
 def _kept_model(store: NodeStore, version: str) -> Arrays:

@@ -7,6 +7,7 @@ in the model that the node got, so the server adds them to the one that it sent.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -82,8 +83,8 @@ def coded(
     record: ArrayRecord,
     codec: str,
     rng: np.random.Generator,
-    start: Arrays | None = None,
-    rest: Arrays | None = None,
+    start: Mapping[str, NDArray[Any]] | None = None,
+    rest: Mapping[str, NDArray[Any]] | None = None,
 ) -> tuple[ArrayRecord, dict[str, NDArray[Any]]]:
     """Code the arrays of a record where a codec may be used; others are as before.
 
@@ -110,7 +111,7 @@ def coded(
     """
     result, left = ArrayRecord(), {}
     method = CODECS[codec]
-    values = as_arrays(record)
+    values: dict[str, NDArray[Any]] = as_arrays(record)
     for name, array in record.items():
         result[name] = array
         own: NDArray[Any] | None = None
@@ -135,7 +136,7 @@ def unchanged(arrays: Arrays) -> ArrayRecord:
     return record
 
 
-def decoded(record: ArrayRecord, start: Arrays | None = None) -> ArrayRecord:
+def decoded(record: ArrayRecord, start: Mapping[str, NDArray[Any]] | None = None) -> ArrayRecord:
     """The record with coded arrays decoded, and added to those of `start` if there is one.
 
     Raises

@@ -150,3 +150,15 @@ def test_values_that_are_not_finite_are_sent_as_they_are():
 def test_a_coded_array_unlike_the_sent_model_is_an_error(array):
     with pytest.raises(CodecError, match=r"^w"):
         decoded(ArrayRecord({"w": array}), model())
+
+
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [("float16", 0.43), ("bfloat16", 0.36), ("int8", 0.22), ("int4", 0.11), ("topk", 0.006)],
+)
+def test_normally_distributed_values_take_this_share_of_their_bytes(name, share):
+    rng = np.random.default_rng(0)
+    channels = rng.lognormal(0, 1, (256, 1))
+    values = (channels * rng.standard_normal((256, 4608))).astype(np.float32)
+    packed = CODECS[name].pack(values, rng)
+    assert len(packed) / values.nbytes == pytest.approx(share, rel=0.05)

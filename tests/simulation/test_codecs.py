@@ -3,9 +3,11 @@
 import json
 
 import pytest
+from flwr.app import Array
 
 from benchmarks.in_process import run_in_process
-from flwr_distill.protocol.coded import CODEC
+from flwr_distill.protocol.coded import CODEC, PREFIX
+from flwr_distill.protocol.messages import ARRAYS
 from flwr_distill.protocol.registry import all_methods
 from flwr_distill.simulation import coded
 from flwr_distill.task.errors import ReportedError, SettingsError
@@ -109,3 +111,22 @@ def test_secure_sums_take_codecs_of_models_to_nodes_alone(run):
     assert rows(run("down", **sums))[-1]["accuracy"]
     with pytest.raises(SettingsError, match="up-codec"):
         run("up", **sums, **{"up-codec": "int8"})
+
+
+@pytest.mark.parametrize("codecs", [SMALL, {}], ids=["coded", "plain"])
+def test_a_node_whose_coded_model_is_unreadable_harms_nobody_else(codecs, tmp_path):
+    def hostile(place, node):
+        def answer(message):
+            content = node(message)
+            if place == 0 and message.metadata.message_type == "train":
+                name, array = next(iter(content[ARRAYS].items()))
+                content[ARRAYS][name] = Array(array.dtype, array.shape, f"{PREFIX}int8", b"x")
+            return content
+
+        return answer
+
+    config = {**TASK, "strategy": "fedavg", **codecs}
+    run_in_process(config, [NODE] * NODES, tmp_path, wrap=hostile)
+    lines = [json.loads(line) for line in (tmp_path / "1" / "journal.jsonl").open()]
+    trained = [line for line in lines if line.get("phase") == "train" and "nodes" in line]
+    assert [len(line["nodes"]) for line in trained] == [NODES - 1] * TASK["num-rounds"]

@@ -1,0 +1,111 @@
+"""The node's end of a coded link: what it keeps, and messages that it does not decode."""
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+
+from flwr_distill.node.codec import NodeCodec
+from flwr_distill.protocol.arrays import as_arrays, as_record
+from flwr_distill.protocol.codecs import CodecError
+from flwr_distill.protocol.coded import CODEC, PREFIX, Coding, coded, decoded, version_of
+from flwr_distill.protocol.messages import ARRAYS
+from flwr_distill.task.errors import SettingsError
+
+START = {"w": np.random.default_rng(0).standard_normal((30, 40)).astype(np.float32)}
+
+
+def message(record, **about):
+    coding = Coding(version=version_of(START), **about)
+    content = {ARRAYS: record, CODEC: ConfigRecord(coding.model_dump(by_alias=True))}
+    made = Message(RecordDict(content), 7, "train")
+    made.metadata.__dict__["_run_id"] = 5
+    return made
+
+
+def trained(codec, server_round, received):
+    """What the server decodes of a node's reply in a round, and the bytes saved."""
+    sent = message(as_record(START), up="topk", round=server_round, received=received)
+    assert codec.receive(sent)
+    change = np.random.default_rng(server_round).standard_normal((30, 40)).astype(np.float32)
+    reply = Message(RecordDict({ARRAYS: as_record({"w": START["w"] + change})}), reply_to=sent)
+    model, saved = codec.encode(reply)
+    return as_arrays(decoded(codec.finish(reply, model).content[ARRAYS], START))["w"], saved
+
+
+def test_of_a_reply_that_was_lost_nothing_is_left_out_later(tmp_path):
+    lost, never = NodeCodec(tmp_path / "lost"), NodeCodec(tmp_path / "never")
+    for codec in (lost, never):
+        saved = trained(codec, 1, -1)[1]
+        assert saved > 0.9 * START["w"].nbytes
+    trained(lost, 2, 1)
+    again, as_if_never = (trained(codec, 3, 1)[0] for codec in (lost, never))
+    np.testing.assert_array_equal(again, as_if_never)
+    counted = NodeCodec(tmp_path / "counted")
+    for server_round in (1, 2):
+        trained(counted, server_round, server_round - 1)
+    assert (trained(counted, 3, 2)[0] != again).any()
+
+
+def test_another_process_of_the_node_has_what_the_first_kept(tmp_path):
+    one, other = NodeCodec(tmp_path / "one"), NodeCodec(tmp_path / "other")
+    for codec in (one, other):
+        trained(codec, 1, -1)
+    restarted = NodeCodec(tmp_path / "one")
+    pairs = (trained(codec, 2, 1)[0] for codec in (restarted, other))
+    np.testing.assert_array_equal(*pairs)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda file: file.unlink(),
+        lambda file: file.write_bytes(b"{}"),
+        lambda file: file.write_bytes(file.read_bytes()[:-4] + bytes(4)),
+    ],
+    ids=["gone", "no arrays", "changed"],
+)
+def test_a_model_that_is_no_longer_there_is_named_and_nothing_is_built_on_it(damage, tmp_path):
+    codec = NodeCodec(tmp_path)
+    codec.receive(message(as_record(START)))
+    (file,) = tmp_path.rglob("received-*")
+    damage(file)
+    record, _ = coded(as_record(START), "int8", np.random.default_rng(0), START)
+    with pytest.raises(CodecError, match="no longer has the model"):
+        codec.receive(message(record, base=version_of(START)))
+
+
+def test_a_message_that_does_not_give_the_servers_model_is_not_trained(tmp_path):
+    other = {"w": START["w"] + 1}
+    with pytest.raises(CodecError, match="not the one that the server coded"):
+        NodeCodec(tmp_path).receive(message(as_record(other)))
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        Array("float32", (1 << 40,), PREFIX + "int8", b"x"),
+        Array("float32", (-(1 << 40),), PREFIX + "int8", b"x"),
+        Array("float32", (30, 40), PREFIX + "same", b""),
+    ],
+    ids=["huge", "negative", "same as nothing"],
+)
+def test_a_hostile_model_is_an_error(array, tmp_path):
+    with pytest.raises(CodecError):
+        NodeCodec(tmp_path).receive(message(ArrayRecord({"w": array})))
+
+
+def test_a_record_that_is_no_coding_is_an_error(tmp_path):
+    sent = message(as_record(START))
+    sent.content[CODEC]["up"] = "int9"
+    with pytest.raises((CodecError, SettingsError)):
+        NodeCodec(tmp_path).receive(sent)
+
+
+def test_a_message_without_a_codec_passes_unchanged(tmp_path):
+    sent = Message(RecordDict({ARRAYS: as_record(START)}), 7, "train")
+    codec = NodeCodec(tmp_path)
+    assert not codec.receive(sent)
+    reply = Message(RecordDict({ARRAYS: as_record(START)}), reply_to=sent)
+    assert codec.encode(reply) == (None, 0)
+    assert codec.finish(reply, None) is reply
+    assert not list(tmp_path.rglob("received-*"))
