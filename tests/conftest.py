@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
-from matplotlib.figure import Figure
 
 from benchmarks.in_process import FIRST_NODE, InProcessGrid
 from benchmarks.virtual_device import VirtualDevice, unsupported
@@ -20,6 +19,7 @@ from flwr_distill.client.app import app
 from flwr_distill.flower.lines import FOLDERS, line
 from flwr_distill.flower.task_identity import identify
 from flwr_distill.protocol.registry import all_methods
+from flwr_distill.server.record.recorder import Recorder
 from flwr_distill.task.plugin import installed_plugins
 
 OF_A_LINE = "flwr_distill.flower.line_"
@@ -50,8 +50,9 @@ def pytest_collection_modifyitems(items):
             item.user_properties.append(("deployment", mark.args[0]))
 
 
-def pytest_collection_finish():
-    """Flower collects garbage for each array that it reads: do not look at what stays anyway."""
+@pytest.fixture(scope="module", autouse=True)
+def no_garbage_of_other_files():
+    """Flower collects garbage for arrays that it reads: do not look at what stays anyway."""
     gc.collect()
     gc.freeze()
 
@@ -99,6 +100,13 @@ def same_draws_every_time():
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - Flower draws from it
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def without_pictures(request, monkeypatch):
+    """Leave out pictures in a run's folder, a third of a small run's time, but where marked."""
+    if not request.node.get_closest_marker("pictures"):
+        monkeypatch.setattr(Recorder, "_save_picture", lambda *picture: None)
 
 
 @pytest.fixture
@@ -153,12 +161,6 @@ def little_distillation():
         "vhl.per-class": 2,
         "vhl.virtual-batch": 8,
     }
-
-
-@pytest.fixture
-def without_pictures(monkeypatch):
-    """Leave out the pictures of a run's report, which take a fifth of a small run's time."""
-    monkeypatch.setattr(Figure, "savefig", lambda *given, **options: None)
 
 
 @pytest.fixture

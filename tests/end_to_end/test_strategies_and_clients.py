@@ -17,6 +17,7 @@ from .conftest import QUICK
 from .runs import phases, read, rows
 
 
+@pytest.mark.pictures
 def test_a_run_leaves_metrics_settings_topology_traffic_curve_and_model(run):
     folder = run(strategy="hfldd")
     assert [row["round"] for row in rows(folder)] == [0, 1, 2]
@@ -65,6 +66,7 @@ def test_each_strategy_runs_by_its_name_and_the_model_moves(run, strategy):
     assert (rows(folder)[-1]["link_bytes"] > 0) == (strategy != "feddf")
 
 
+@pytest.mark.pictures
 def test_the_leaders_of_each_round_are_in_the_topology_and_its_picture(run):
     folder = run(strategy="fedhead", num_rounds=3, fedhead__distill_epochs=1)
     topology = read(folder, "topology")

@@ -38,8 +38,6 @@ from tests.errors import at
 from tests.matrix import strategies
 from tests.server.run_folder import journal, rows
 
-pytestmark = pytest.mark.usefixtures("without_pictures")
-
 NODES = 4
 ROUNDS = 4
 QUICK = {
