@@ -25,6 +25,8 @@ ON_OTHER = PYTHONPATH=$(CURDIR):$(CURDIR)/baselines:$(CURDIR)/$(OTHER)/ours $(OT
 COMPILE := $(BIN)/uv pip compile --quiet --no-header --no-annotate --no-emit-index-url \
 	--universal --python-version 3.11 --all-extras pyproject.toml
 
+LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
 FAST := -m "not slow and not faults and not docker and not matrix and not wheel"
 # All but what has a target of its own. Three workers, as tests of processes mostly wait; a file is one
 # worker's, which shares its federations, and files of slow tests come first (tests/conftest.py).
@@ -89,13 +91,11 @@ demo: $(READY)
 		$(ROUNDS:%=--rounds %) --strategy $(STRATEGY)
 
 lint: $(READY)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(LINT)
 
 # mypy takes minutes of one core: the tests run meanwhile.
 test: $(READY)
-	$(MAKE) lint & $(BIN)/pytest $(CHECKS); tests=$$?; wait $$! && exit $$tests
+	{ $(LINT); } & $(BIN)/pytest $(CHECKS); tests=$$?; wait $$! && exit $$tests
 
 test-faults: $(READY)
 	$(BIN)/pytest -m "faults and not all_faults" -n 3 --dist loadfile

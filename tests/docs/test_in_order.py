@@ -1,8 +1,8 @@
 """The pages' sequences of commands, typed as they stand there, with real processes.
 
-The tutorials are typed from their first command to their last, and so is "Without Docker"; of README,
-docs/start.md and docs/recovery.md the commands that need a federation. Hosts, ports, and numbers of
-nodes and rounds are those of a small machine.
+The tutorials are typed from their first command to their last, and so is "Without Docker"; of
+README, docs/start.md and docs/recovery.md the commands that need a federation. Hosts, ports, and
+numbers of nodes and rounds are those of a small machine.
 What stays running, or takes minutes, is left once it has said the words in `UNTIL`.
 """
 
