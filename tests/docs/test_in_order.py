@@ -114,7 +114,7 @@ def test_a_federation_of_the_readme_runs_is_stopped_and_resumes(reader):
     first, resumed = IN_ORDER["docs/recovery.md"]
     assert "hfldd" in reader.type(demo)
     reader.type(source)
-    reader.type(up.replace("10", "3"), until="3 nodes are online.")
+    reader.type(up.replace("10", "3"), until="online. In another terminal")
     reader.type(run, until="round   1/50")
     assert "online" in reader.type(status)
     assert "is stopped" in reader.type(stop)
