@@ -25,7 +25,13 @@ ON_OTHER = PYTHONPATH=$(CURDIR):$(CURDIR)/baselines:$(CURDIR)/$(OTHER)/ours $(OT
 COMPILE := $(BIN)/uv pip compile --quiet --no-header --no-annotate --no-emit-index-url \
 	--universal --python-version 3.11 --all-extras pyproject.toml
 
+LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
 FAST := -m "not slow and not faults and not docker and not matrix and not wheel"
+# All but what has a target of its own. Three workers, as tests of processes mostly wait; a file is one
+# worker's, which shares its federations, and files of slow tests come first (tests/conftest.py).
+CHECKS := -m "not all_faults and not docker and not matrix and not wheel" \
+	-n 3 --dist loadfile --no-loadscope-reorder
 
 OUT ?= gpu-results
 PARTS ?=
@@ -43,9 +49,10 @@ STRATEGY ?= hfldd
 help:
 	@echo "make demo    train on digits with FedAvg and HFLDD or FedHEAD, real processes; compare"
 	@echo "             (NODES=$(NODES) CLASSES=$(CLASSES) ROUNDS=$(or $(ROUNDS),10) STRATEGY=$(STRATEGY))"
-	@echo "make test    lint, types and tests (make test-faults: those that kill processes in mid-run;"
-	@echo "             make test-matrix: tests of each strategy for the other ones too;"
-	@echo "             make test-faults-all: every fault with every strategy)"
+	@echo "make test    lint, types and tests: what a change must pass"
+	@echo "             (make test-faults: those tests alone that kill processes in mid-run)"
+	@echo "make test-matrix  tests of each strategy or option for the other ones too (marked matrix)"
+	@echo "make test-faults-all  every fault with every strategy"
 	@echo "make test-attacks  the proofs of docs/promises.md against hostile nodes, apps and runs"
 	@echo "make test-flower VERSION=1.42.0  installs that Flower beside ours, tries all that a deployment needs,"
 	@echo "             and writes its column of the table in docs/flower.md; half an hour"
@@ -84,13 +91,11 @@ demo: $(READY)
 		$(ROUNDS:%=--rounds %) --strategy $(STRATEGY)
 
 lint: $(READY)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(LINT)
 
-test: lint
-	$(BIN)/pytest $(FAST) -n 2
-	$(BIN)/pytest -m "slow or (faults and not all_faults)" -n 3 --dist loadfile
+# mypy takes minutes of one core: the tests run meanwhile.
+test: $(READY)
+	{ $(LINT); } & $(BIN)/pytest $(CHECKS); tests=$$?; wait $$! && exit $$tests
 
 test-faults: $(READY)
 	$(BIN)/pytest -m "faults and not all_faults" -n 3 --dist loadfile
@@ -111,7 +116,7 @@ mutants: $(READY)
 	$(BIN)/python tests/mutants/mutants.py --json mutants.json
 
 test-docker: $(READY)
-	$(BIN)/pytest -m docker
+	$(BIN)/pytest -m docker tests/deploy
 
 # On a GPU machine without internet: its own torch, and the wheels of `make gpu-kit`.
 ifneq ($(wildcard .gpu-kit/wheels),)

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
-from matplotlib.figure import Figure
 
 from benchmarks.in_process import FIRST_NODE, InProcessGrid
 from benchmarks.virtual_device import VirtualDevice, unsupported
@@ -20,6 +19,7 @@ from flwr_distill.client.app import app
 from flwr_distill.flower.lines import FOLDERS, line
 from flwr_distill.flower.task_identity import identify
 from flwr_distill.protocol.registry import all_methods
+from flwr_distill.server.record.recorder import Recorder
 from flwr_distill.task.plugin import installed_plugins
 
 OF_A_LINE = "flwr_distill.flower.line_"
@@ -39,14 +39,20 @@ def pytest_runtest_setup(item):
 
 
 def pytest_collection_modifyitems(items):
-    """Note the row of the table in docs/flower.md that a test is about."""
+    """Slow files first, so that quick ones fill the workers' last minutes.
+
+    Notes the row of the table in docs/flower.md that a test is about.
+    """
+    slow = {i.path for i in items if i.get_closest_marker("slow") or i.get_closest_marker("faults")}
+    items.sort(key=lambda item: item.path not in slow)
     for item in items:
         for mark in item.iter_markers("deployment"):
             item.user_properties.append(("deployment", mark.args[0]))
 
 
-def pytest_collection_finish():
-    """Flower collects garbage for each array that it reads: do not look at what stays anyway."""
+@pytest.fixture(scope="module", autouse=True)
+def no_garbage_of_other_files():
+    """Flower collects garbage for arrays that it reads: do not look at what stays anyway."""
     gc.collect()
     gc.freeze()
 
@@ -55,7 +61,10 @@ def pytest_ignore_collect(collection_path):
     """Tests of what serves one line of Flower need that line's modules."""
     if collection_path.suffix != ".py":
         return None
-    statements = ast.parse(collection_path.read_bytes()).body
+    source = collection_path.read_bytes()
+    if OF_A_LINE.encode() not in source:  # nearly all: parsing them takes seconds
+        return None
+    statements = ast.parse(source).body
     imported = [each.module or "" for each in statements if isinstance(each, ast.ImportFrom)]
     folders = {name.split(".")[2] for name in imported if name.startswith(OF_A_LINE)}
     return True if folders - {FOLDERS.get(line())} else None
@@ -91,6 +100,13 @@ def same_draws_every_time():
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - Flower draws from it
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def without_pictures(request, monkeypatch):
+    """Leave out pictures in a run's folder, a third of a small run's time, but where marked."""
+    if not request.node.get_closest_marker("pictures"):
+        monkeypatch.setattr(Recorder, "_save_picture", lambda *picture: None)
 
 
 @pytest.fixture
@@ -145,12 +161,6 @@ def little_distillation():
         "vhl.per-class": 2,
         "vhl.virtual-batch": 8,
     }
-
-
-@pytest.fixture
-def without_pictures(monkeypatch):
-    """Leave out the pictures of a run's report, which take a fifth of a small run's time."""
-    monkeypatch.setattr(Figure, "savefig", lambda *given, **options: None)
 
 
 @pytest.fixture

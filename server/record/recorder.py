@@ -54,7 +54,7 @@ class Recorder(Hook):
             self._save_model(end.model)
         if any(self._history.heads.values()):
             topology = {**self._history.topology, "heads": self._history.heads}
-            topology_picture(topology).savefig(self._folder / "topology.png", dpi=120)
+            self._save_picture(topology_picture(topology), "topology.png")
         self._write_traffic(end.formula_bytes)
         for name, content in end.artifacts.items():
             (self._folder / Path(name).name).write_bytes(content)
@@ -110,13 +110,16 @@ class Recorder(Hook):
         rows = [row for row in self._history.rows if row.accuracy is not None]
         if not rows:
             return
-        figure = Figure(figsize=(6, 4), layout="constrained")
+        figure = Figure(figsize=(6, 4))
         axes = figure.subplots()
         axes.plot([r.round for r in rows], [100 * (r.accuracy or 0) for r in rows], marker="o")
         axes.set(xlabel="round", ylabel="test accuracy (%)", ylim=(0, 100))
         axes.set_title(f"{self._settings.strategy} on {self._settings.dataset}")
         axes.grid(alpha=0.3)
-        figure.savefig(self._folder / "accuracy.png", dpi=120)
+        self._save_picture(figure, "accuracy.png")
+
+    def _save_picture(self, figure: Figure, name: str) -> None:
+        figure.savefig(self._folder / name, dpi=120)
 
 
 def write_json(file: Path, content: Any) -> None:

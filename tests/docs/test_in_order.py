@@ -1,8 +1,8 @@
 """The pages' sequences of commands, typed as they stand there, with real processes.
 
-The tutorials are typed from their first command to their last, and so is "Without Docker", on hosts
-and ports of this machine; of README, docs/start.md and docs/recovery.md the commands that need a
-federation.
+The tutorials are typed from their first command to their last, and so is "Without Docker"; of
+README, docs/start.md and docs/recovery.md the commands that need a federation. Hosts, ports, and
+numbers of nodes and rounds are those of a small machine.
 What stays running, or takes minutes, is left once it has said the words in `UNTIL`.
 """
 
@@ -70,12 +70,15 @@ def reader(clone):
     typing.close()
 
 
-def type_tutorial(reader, page, folder):
-    """Save the files of a tutorial, and type its commands; return what each said."""
+def type_tutorial(reader, page, folder, rounds):
+    """Save the files of a tutorial, and type its commands; return what each said.
+
+    So many rounds are enough to predict.
+    """
     for name, content in files(page).items():
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(content)
+        file.write_text(content.replace("num-rounds = 10", f"num-rounds = {rounds}"))
     output = {}
     for text in IN_ORDER[f"docs/{page.name}"]:
         until = "online. In another terminal" if text.startswith("flwr-distill up") else None
@@ -84,7 +87,7 @@ def type_tutorial(reader, page, folder):
 
 
 def test_the_tutorial_leads_from_nothing_to_a_prediction(reader, clone):
-    output = type_tutorial(reader, TUTORIAL, clone / "tutorial")
+    output = type_tutorial(reader, TUTORIAL, clone / "tutorial", rounds=6)
     (prediction,) = (lines for text, lines in output.items() if " predict " in text)
     rows = [line for line in prediction.splitlines() if "new/three/" in line]
     new = clone / "tutorial" / "new" / "three"
@@ -93,7 +96,7 @@ def test_the_tutorial_leads_from_nothing_to_a_prediction(reader, clone):
 
 
 def test_the_tutorial_for_tables_leads_from_nothing_to_a_prediction(reader, clone):
-    output = type_tutorial(reader, TABLES, clone / "tables")
+    output = type_tutorial(reader, TABLES, clone / "tables", rounds=3)
     (prediction,) = (lines for text, lines in output.items() if " predict " in text)
     with open(clone / "tables" / "new.csv") as file:
         diseases = [row["disease"] for row in csv.DictReader(file)]
@@ -111,7 +114,7 @@ def test_a_federation_of_the_readme_runs_is_stopped_and_resumes(reader):
     first, resumed = IN_ORDER["docs/recovery.md"]
     assert "hfldd" in reader.type(demo)
     reader.type(source)
-    reader.type(up, until="online. In another terminal")
+    reader.type(up.replace("10", "3"), until="online. In another terminal")
     reader.type(run, until="round   1/50")
     assert "online" in reader.type(status)
     assert "is stopped" in reader.type(stop)

@@ -24,7 +24,6 @@ CONFIG = {
 }
 DIGITS = load_dataset("digits")
 TEST = DIGITS.test.to_samples(DIGITS.spec)
-pytestmark = pytest.mark.usefixtures("without_pictures")
 
 
 def run(folder, places, **settings):

@@ -20,7 +20,6 @@ RACE = {
     **{"partition.scheme": "pathological", "partition.classes": 3, "train.local-epochs": 1},
     **{"hfldd.distiller": "dm", "hfldd.distilled-size": 10, "hfldd.distill-steps": 5},
 }
-pytestmark = pytest.mark.usefixtures("without_pictures")
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,6 @@ from flwr_distill.task.labels import LabelMap
 from .runs import complete, export
 
 WITHIN = 0.01
-pytestmark = pytest.mark.usefixtures("without_pictures")
 
 
 PICTURES = {

@@ -17,7 +17,6 @@ from flwr_distill.task.datasets import load_dataset
 NODES = 3
 UPDATES = {"network.first.up.weight", "network.last.up.weight"}
 TRAINED = {"head.weight", "head.bias"} | UPDATES
-pytestmark = pytest.mark.usefixtures("without_pictures")
 
 
 class Features(nn.Module):

@@ -16,6 +16,7 @@ from flwr_distill.server.page.privacy import spent
 from flwr_distill.server.page.run_files import read_run
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
+from tests.matrix import strategies
 
 from .runs import rows
 
@@ -30,7 +31,9 @@ PRIVATE_HFLDD = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "scaffold", "feddyn", "moon"])
+@pytest.mark.parametrize(
+    "strategy", strategies(["fedavg", "fedprox", "scaffold", "feddyn", "moon"])
+)
 def test_every_node_reports_its_epsilon_and_the_model_moves(run, strategy):
     """Some keep state on nodes, and all of them read replies without a loss."""
     noise = {"train.dp-noise": 2.0, "train.proximal-mu": 0.1}

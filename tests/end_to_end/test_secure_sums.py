@@ -47,9 +47,7 @@ FEDLGD = {
     ],
     ids=lambda settings: settings["strategy"],
 )
-def test_a_run_with_secure_sums_learns_what_a_plain_run_learns(
-    settings, tmp_path, monkeypatch, without_pictures
-):
+def test_a_run_with_secure_sums_learns_what_a_plain_run_learns(settings, tmp_path, monkeypatch):
     monkeypatch.setattr("gc.collect", lambda *_: 0)  # Flower does it for each record
     models, losses = [], []
     for secure in (False, True):

@@ -24,7 +24,6 @@ PICTURES = {
     "num-rounds": 1,
     "train.holdout": 0.0,
 }
-pytestmark = pytest.mark.usefixtures("without_pictures")
 
 
 def digits():

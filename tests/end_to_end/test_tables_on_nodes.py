@@ -79,7 +79,6 @@ def predicted(runs, *tables):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize("secure_sums", [False, True])
 def test_four_hospitals_learn_what_all_their_patients_in_one_table_teach(tmp_path, secure_sums):
     if not HOSPITALS.is_dir():
@@ -110,7 +109,6 @@ def test_four_hospitals_learn_what_all_their_patients_in_one_table_teach(tmp_pat
     assert np.mean(names == labels) > best - 0.05
 
 
-@pytest.mark.usefixtures("without_pictures")
 def test_all_nodes_standardise_by_the_rows_of_all_and_the_card_says_by_what(tmp_path):
     wards = [write_ward(tmp_path, name, rows) for name, rows in (("a", 60), ("b", 30), ("c", 90))]
     run_in_process(SMALL, wards, tmp_path / "runs")
@@ -227,7 +225,6 @@ def columns_into(seen):
 SUMMED = SMALL | {"secure-sums": True}
 
 
-@pytest.mark.usefixtures("without_pictures")
 def test_under_secure_sums_the_server_learns_the_scale_and_no_nodes_part(tmp_path):
     wards = [write_ward(tmp_path, name, rows) for name, rows in (("a", 60), ("b", 30), ("c", 90))]
     seen = {}

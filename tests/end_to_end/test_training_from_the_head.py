@@ -36,7 +36,6 @@ TRAINED = {
     "last-block": {*HEAD, "network.last.weight", "network.last.bias"},
     "all": {*HEAD, *(f"network.{p}.{n}" for p in ("first", "last") for n in ("weight", "bias"))},
 }
-pytestmark = pytest.mark.usefixtures("without_pictures")
 
 
 class Small(nn.Module):

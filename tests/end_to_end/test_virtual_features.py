@@ -38,7 +38,6 @@ CONFIG = {
     "fedlgd.global-steps": 2,
 }
 HEAD = 10 * (WIDTH + 1)
-pytestmark = pytest.mark.usefixtures("without_pictures")
 
 
 def play(folder, **settings):

@@ -41,7 +41,7 @@ def gpu(request):
 
 
 @pytest.fixture
-def federation(tmp_path_factory, without_pictures):
+def federation(tmp_path_factory):
     """Run a federation of two small nodes in this process; returns accuracy and loss by round."""
 
     def run(device, server_device=None, partitions=40, **settings):

@@ -169,9 +169,9 @@ def write_tiny_app(app_dir: Path, greeting: str = "hello") -> None:
     (app_dir / "tiny" / "server.py").write_text(SERVER)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory, tiny_app: Path) -> Iterator[Tiny]:
-    """Two of our nodes, without torch, for all tests of a session."""
+    """Two of our nodes, without torch, for all tests of a file."""
     federation = LocalFederation(
         2,
         tmp_path_factory.mktemp("federation"),

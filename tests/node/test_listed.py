@@ -300,7 +300,6 @@ def test_all_that_a_run_of_a_method_asks_is_on_the_list(
     client_grid: Any,
     tmp_path: Any,
     little_distillation: dict[str, Any],
-    without_pictures: None,
 ) -> None:
     config = {
         **DEFAULTS,

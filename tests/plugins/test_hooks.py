@@ -21,7 +21,6 @@ QUICK = {
     "partition.scheme": "iid",
     "train.local-epochs": 1,
 }
-pytestmark = pytest.mark.usefixtures("without_pictures")
 
 
 def example():

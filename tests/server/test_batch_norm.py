@@ -6,8 +6,6 @@ from flwr_distill.protocol.registry import all_methods
 from tests.matrix import strategies
 from tests.server.run_folder import rows
 
-pytestmark = pytest.mark.usefixtures("without_pictures")
-
 QUICK = {"model": "resnet8", "partition.scheme": "iid", "train.batch-size": 64}
 ELSEWHERE = {
     *("bulyan", "fedadagrad", "fedavgm", "fedyogi", "krum", "multikrum"),

@@ -42,7 +42,7 @@ def table(tmp_path):
 
 
 @pytest.fixture
-def train(play, tmp_path, table, without_pictures):
+def train(play, tmp_path, table):
     """Run our ServerApp on the table, by two nodes."""
     config = {
         "dataset": "csv",

@@ -23,10 +23,7 @@ from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model
 from tests.server.run_folder import journal, rows
 
-pytestmark = [
-    pytest.mark.usefixtures("without_pictures"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit.load:DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.load:DeprecationWarning")
 
 EVALUATION = {"num-rounds": 0, "fraction-evaluate": 1.0, "evaluate.counts": True}
 

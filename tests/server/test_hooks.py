@@ -14,7 +14,6 @@ from flwr_distill.server.rounds import NothingLearntError
 from tests.server.run_folder import journal, rows
 
 EVENTS = ("run_start", "phase", "round_end", "checkpoint", "failure", "run_end")
-pytestmark = pytest.mark.usefixtures("without_pictures")
 
 
 class Notes(Hook):

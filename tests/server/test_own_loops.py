@@ -20,7 +20,6 @@ from tests.server.run_folder import journal, rows
 
 ROUNDS = 3
 QUICK = {"num-rounds": ROUNDS, "partition.scheme": "iid", "train.batch-size": 64}
-pytestmark = pytest.mark.usefixtures("without_pictures")
 
 
 class OwnEvaluation(FedAvg):

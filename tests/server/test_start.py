@@ -14,8 +14,6 @@ from flwr_distill.strategies.analytic.method import TRAIN_SUMS
 from tests.errors import at
 from tests.server.run_folder import rows
 
-pytestmark = pytest.mark.usefixtures("without_pictures")
-
 CONFIG = {
     "start": "analytic",
     "model": "random-features",

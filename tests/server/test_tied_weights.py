@@ -11,8 +11,6 @@ from flwr_distill.task.errors import SettingsError
 from tests.matrix import strategies
 from tests.server.run_folder import rows
 
-pytestmark = pytest.mark.usefixtures("without_pictures")
-
 QUICK = {
     "model": f"{__name__}:Tied",
     "partition.scheme": "iid",

@@ -33,9 +33,14 @@ ALONE = """
 import contextlib, json, sys, time
 from pathlib import Path
 from benchmarks import in_process
-from flwr_distill.server.trackers import tracker
-tracker.FIRST_ANSWER = float(sys.argv[1])
-settings = json.loads(sys.argv[2])
+from flwr_distill.server.trackers import mlflow, tracker, wandb
+first_answer, settings = float(sys.argv[1]), json.loads(sys.argv[2])
+of_its_length = first_answer / tracker.FIRST_ANSWER
+tracker.FIRST_ANSWER = first_answer
+for limits in (mlflow.LIMITS, wandb.RUN_ALONE):
+    waits = [name for name in limits if name.lower().endswith(("timeout", "timeout_seconds"))]
+    for name in waits:
+        limits[name] = type(limits[name])(max(1, round(of_its_length * float(limits[name]))))
 in_process.only_errors = contextlib.nullcontext  # the log says what is missing there
 in_process.run_in_process(settings, [{"num-partitions": 2}] * 2, Path(sys.argv[3]))
 print(f"over at {time.time()}.", flush=True)
@@ -70,7 +75,7 @@ class Service(Tracker):
 
 
 @pytest.fixture
-def track(play, monkeypatch, caplog, without_pictures):
+def track(play, monkeypatch, caplog):
     """Run our ServerApp with a tracker; give the run's folder and its warnings."""
 
     def track(service, **settings):
@@ -171,7 +176,10 @@ def test_a_package_that_is_missing_is_named_before_any_node_is_asked(name, monke
 
 
 def run_alone(folder, limit=30, env=None, **settings):
-    """A run in a process of its own, where services may keep what they want; also its output."""
+    """A run in a process of its own, where services may keep what they want; also its output.
+
+    All waits for a service are as many times shorter or longer as `limit` is than `FIRST_ANSWER`.
+    """
     config = {**QUICK, "hooks": "mlflow,wandb", "runs-dir": str(folder / "runs"), **settings}
     own = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "WANDB_"))}
     done = subprocess.run(

@@ -74,7 +74,7 @@ def test_virtual_nodes_train_in_batches_where_that_is_set(simulated):
 
 def test_one_seed_gives_one_model_whatever_the_number_of_workers(simulated, in_process):
     model = models_of(in_process(strategy="fedavg"))
-    for workers in (1, 2, 4):
+    for workers in (1, 3):
         assert models_of(simulated(workers, strategy="fedavg")) == model
 
 

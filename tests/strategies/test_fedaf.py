@@ -217,7 +217,7 @@ def test_knowledge_is_checked_before_the_strategy_sees_it(memory_grid, how):
     assert reply.has_error()
 
 
-def test_a_run_learns_and_reports_what_nodes_disclosed(client_grid, tmp_path, without_pictures):
+def test_a_run_learns_and_reports_what_nodes_disclosed(client_grid, tmp_path):
     config = {
         "strategy": "fedaf",
         "num-rounds": 2,

@@ -166,7 +166,7 @@ def test_a_node_that_joins_late_pre_trains_before_it_digests(client_grid, tmp_pa
 
 
 @pytest.fixture
-def run(client_grid, tmp_path, without_pictures):
+def run(client_grid, tmp_path):
     """Run our ServerApp on nodes in this process."""
 
     def start_run(node_config=None, **settings):

@@ -152,7 +152,7 @@ def test_a_restarted_node_goes_on_with_its_own_model(client_grid, tmp_path):
 
 
 @pytest.fixture
-def run(client_grid, tmp_path, without_pictures):
+def run(client_grid, tmp_path):
     """Run our ServerApp on nodes in this process; give the run's folder."""
 
     def start_run(node_config=None, broken=lambda node, message: False, **settings):

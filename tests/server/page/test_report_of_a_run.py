@@ -54,7 +54,7 @@ def test_a_run_of_hfldd_tells_all_that_the_report_shows(run):
         assert title in page, title
 
 
-def test_the_report_tells_what_left_the_nodes_by_the_method_that_auto_took(play, without_pictures):
+def test_the_report_tells_what_left_the_nodes_by_the_method_that_auto_took(play):
     settings = {"strategy": "auto", "hfldd.share-raw-data": True, "partition.classes": 4}
     folder = play(settings, num_rounds=1)
     assert json.loads((folder / "choice.json").read_text())["strategy"] == "hfldd"

@@ -17,7 +17,7 @@ KILOBYTES = 1000
 
 
 @pytest.fixture
-def run(play, tmp_path, without_pictures):
+def run(play, tmp_path):
     return partial(play, {"runs-dir": str(tmp_path / "runs")}, nodes=2)
 
 
