@@ -208,8 +208,11 @@ def main() -> None:
     for row in rows:
         whole = next((r["bytes"] for r in rows if r["strategy"] == row["strategy"]), row["bytes"])
         table.add_row(
-            *(row["strategy"], row["codec"], f"{row['bytes'] / 1e6:.2f}"),
-            *(f"{row['bytes'] / whole:.1%}", f"{100 * row['accuracy']:.1f}"),
+            str(row["strategy"]),
+            str(row["codec"]),
+            f"{row['bytes'] / 1e6:.2f}",
+            f"{row['bytes'] / whole:.1%}",
+            f"{100 * row['accuracy']:.1f}",
             f"{row['seconds']:.1f}",
         )
     Console().print(table)
