@@ -38,7 +38,7 @@ SETTINGS: Mapping[str, str] = {
         """num-rounds min-nodes fraction-train phase-timeout quorum buffer max-staleness
         patience-failed server-device runs-dir resume keep-checkpoints hooks edge defence
         most-samples aggregator aggregator-args norm-threshold secure-sums-norm
-        fraction-evaluate best-metric evaluate.model
+        fraction-evaluate best-metric evaluate.model statistics
 
         aggregation most-say main-cluster cluster-size similarity rescaling eps eps-growth max-eps
         closure transitive num-malicious-nodes num-nodes-to-select
