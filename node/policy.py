@@ -202,10 +202,8 @@ class Policy(Block):
     def _have_noise(cls, value: str, info: ValidationInfo) -> str:
         promised = info.data.get("least_noise") or info.data.get("evaluation_epsilon")
         if value == "allowed" and promised and info.data.get(f"{info.field_name}_epsilon") is None:
-            raise ValueError(
-                f"needs {info.field_name}-epsilon, as the policy promises differential privacy (set "
-                "it to 1.0)"
-            )
+            needed = f"needs {info.field_name}-epsilon, as the policy promises"
+            raise ValueError(f"{needed} differential privacy (set it to 1.0)")
         return value
 
     @field_validator("hours")

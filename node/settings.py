@@ -252,7 +252,7 @@ class NodeSettings(BaseModel):
             CLASSES: None if policy.classes is None else ",".join(policy.classes),
             HOLDOUT: policy.holdout,
             COUNTS_EPSILON: policy.counts_epsilon,
-            STATISTICS: policy.statistics,
+            STATISTICS: policy.statistics if policy.statistics == "allowed" else None,
             # Then a run's own does not count.
             DATA_ROOT: os.environ.get("FLWR_DISTILL_DATA_ROOT", "data") if listed else None,
             **{f"{FILE}@{name}": path for name, path in self.files.items()},

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import RecordDict
 
 from flwr_distill.node.evaluation import geometric
 from flwr_distill.node.policy import Policy
@@ -61,7 +61,9 @@ def release_statistics(
         return None
     epsilon, floor = policy.statistics_epsilon, policy.statistics_floor
     try:
-        tables, _ = read_statistics(reply.config_records.get(STATISTICS, ConfigRecord()))
+        if STATISTICS not in reply.config_records:
+            raise ValueError("it has no counts")
+        tables, _ = read_statistics(reply.config_records[STATISTICS])
         known = _known_cells(request)
         _check(tables, known, {*class_names, *_class_names(request)}, samples)
     except ValueError as error:

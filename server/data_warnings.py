@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from statistics import median
 
 from flwr_distill.base.text import listed
@@ -32,17 +32,17 @@ _COLUMN = column_table("")
 
 def data_warnings(nodes: Nodes, classes: Sequence[str]) -> list[str]:
     """What is wrong with nodes' data, a line each; `classes` are the run's, perhaps unknown."""
-    checks = (
-        lambda: _other_classes(nodes, classes),
-        lambda: _columns(nodes),
-        lambda: _unusable(nodes),
-        lambda: _channels(nodes),
-        lambda: _swapped_colours(nodes),
-        lambda: _brightness(nodes),
-        lambda: _sizes(nodes),
-        lambda: _classes_of_nobody(nodes, classes),
+    lines = chain(
+        _other_classes(nodes, classes),
+        _columns(nodes),
+        _unusable(nodes),
+        _channels(nodes),
+        _swapped_colours(nodes),
+        _brightness(nodes),
+        _sizes(nodes),
+        _classes_of_nobody(nodes, classes),
     )
-    return list(islice((line for check in checks for line in check()), MAX_LINES))
+    return list(islice(lines, MAX_LINES))
 
 
 def _other_classes(nodes: Nodes, classes: Sequence[str]) -> Iterator[str]:

@@ -52,7 +52,7 @@ class RunSettings(TaskSettings):
     """Whether the run asks nodes for counts of their data and trains nothing (``num-rounds = 0``);
     nodes' policies decide, and round them. ``flwr-distill stats`` sets it."""
     num_rounds: Annotated[int, Field(ge=0, validate_default=True)] = 10
-    """Rounds of the run, T in the papers; 0 for ``evaluate.model`` and ``statistics``."""
+    """Rounds, T in the papers; 0 with ``evaluate.model`` or ``statistics``."""
     min_nodes: Annotated[int, Field(ge=1)] = 2
     """Nodes to wait for before the run starts."""
     fraction_train: Annotated[float, Field(gt=0, le=1)] = 1.0

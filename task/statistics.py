@@ -27,7 +27,7 @@ from flwr_distill.task.cells import (
     values_of,
 )
 from flwr_distill.task.columns import Column, Columns
-from flwr_distill.task.datasets import DataSpec, RawSamples
+from flwr_distill.task.datasets import DatasetError, DataSpec, RawSamples
 from flwr_distill.task.datasets.own_tables import header_of
 from flwr_distill.task.survey import survey
 from flwr_distill.task.table_survey import ColumnSurvey, survey_table
@@ -39,8 +39,12 @@ MAX_SIZES = 16
 def count_images(path: Path, channels: int, only: Collection[str] | None = None) -> Tables:
     """Count images by class, size, stored mode and brightness; with 3 channels, of each colour.
 
-    Only those of some classes, where these are given. For errors see `task.survey.survey`.
+    Only those of some classes, where these are given. For errors see `task.survey.survey`;
+    a table is one, too.
     """
+    if path.suffix in (".csv", ".parquet") and path.is_file():
+        remedy = "have the run name its columns, private.columns, or take images"
+        raise DatasetError("is a table, and the run reads images", where=path, remedy=remedy)
     names = (BRIGHTNESS, *COLOURS) if channels == 3 else (BRIGHTNESS,)
     means: list[Counter[str]] = [Counter() for _ in names]
 
@@ -118,8 +122,8 @@ def _of_column(own: ColumnSurvey) -> dict[str, int]:
 
 def _ranges(column: Column, numbers: NDArray[np.generic]) -> dict[str, int]:
     names = values_of(column)
-    places, counts = np.unique(np.digitize(numbers, edges_of(column)), return_counts=True)
-    return {names[place]: int(count) for place, count in zip(places, counts, strict=True)}
+    places = np.digitize(numbers.astype(np.float64), edges_of(column))
+    return Counter(names[place] for place in places.tolist())
 
 
 def _brightness(means: NDArray[np.float64]) -> list[str]:
