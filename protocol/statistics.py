@@ -17,7 +17,7 @@ ASK_STATISTICS = "query.statistics"
 """Ask a node for counts of its data, whether it can take part in training or not."""
 DEFAULT_FLOOR = 10
 """Samples to multiples of which a node without a guard rounds."""
-MAX_CELLS = 20_000
+MAX_CELLS = 10_000
 """Cells of all tables."""
 MAX_NAME = 100
 """Characters in the name of a table or cell."""

@@ -3,7 +3,6 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from statistics import median
 
 from flwr_distill.base.text import listed
 from flwr_distill.task.cells import (
@@ -13,6 +12,7 @@ from flwr_distill.task.cells import (
     CLASS,
     MISSING,
     MODE,
+    NUMBERS,
     OWN,
     SIZE,
     UNUSABLE,
@@ -26,6 +26,8 @@ MAX_LINES = 100
 """Warnings in all: nodes may name any columns and classes."""
 FAR = 3
 """Tenths of brightness between nodes that need a reason."""
+FAR_OFF = 18
+"""Ranges of numbers between nodes, nine to a power of ten, that another unit explains."""
 GREY = ("1", "L", "LA", "I;16", "I", "F")
 _COLUMN = column_table("")
 
@@ -38,6 +40,7 @@ def data_warnings(nodes: Nodes, classes: Sequence[str]) -> list[str]:
         _unusable(nodes),
         _channels(nodes),
         _swapped_colours(nodes),
+        _units(nodes),
         _brightness(nodes),
         _sizes(nodes),
         _classes_of_nobody(nodes, classes),
@@ -106,29 +109,44 @@ def _channels(nodes: Nodes) -> Iterator[str]:
 
 def _swapped_colours(nodes: Nodes) -> Iterator[str]:
     """Nodes where red and blue differ as they do elsewhere, but the other way round."""
-    leans: dict[str, float] = {}
+    leans: dict[str, int] = {}
     for name, tables in nodes.items():
-        levels = [_level(tables.get(colour, {})) for colour in ("red", "blue")]
+        levels = [_level(tables.get(colour, {}), BRIGHTNESS_CELLS) for colour in ("red", "blue")]
         if None not in levels:
             leans[name] = levels[0] - levels[1]  # type: ignore[operator]
-    for name, lean in leans.items():
-        others = [other for key, other in leans.items() if key != name]
-        if others and abs(lean) >= 1 and lean * median(others) <= -abs(lean):
+    for name, usual in _of_others(leans).items():
+        lean = leans[name]
+        if abs(lean) >= 1 and lean * usual <= -abs(lean):
             yield (
                 f"{name}: red and blue may have changed places, by brightness beside other nodes' "
                 "(store images as RGB)"
             )
 
 
+def _units(nodes: Nodes) -> Iterator[str]:
+    """Nodes whose middle value of a column is of another order of magnitude than the others'."""
+    places: dict[str, dict[str, int]] = defaultdict(dict)
+    for node, tables in nodes.items():
+        for table, cells in tables.items():
+            if table.startswith(_COLUMN) and (place := _level(cells, NUMBERS)) is not None:
+                places[table.removeprefix(_COLUMN)][node] = place
+    for name, by_node in places.items():
+        for node, usual in _of_others(by_node).items():
+            if abs(by_node[node] - usual) >= FAR_OFF:
+                yield (
+                    f"{node}: column {name} may be in another unit than other nodes' (use the same "
+                    "on all nodes)"
+                )
+
+
 def _brightness(nodes: Nodes) -> Iterator[str]:
-    levels = {name: _level(tables.get(BRIGHTNESS, {})) for name, tables in nodes.items()}
+    levels = {
+        name: _level(tables.get(BRIGHTNESS, {}), BRIGHTNESS_CELLS) for name, tables in nodes.items()
+    }
     known = {name: level for name, level in levels.items() if level is not None}
-    if len(known) < 2:
-        return
-    for name, level in known.items():
-        usual = median(other for key, other in known.items() if key != name)
-        if abs(level - usual) >= FAR:
-            word = "darker" if level < usual else "brighter"
+    for name, usual in _of_others(known).items():
+        if abs(known[name] - usual) >= FAR:
+            word = "darker" if known[name] < usual else "brighter"
             yield (
                 f"{name}: images are much {word} than other nodes' (scale them by the same rule on "
                 "all nodes)"
@@ -168,6 +186,18 @@ def _odd_ones(kinds: Mapping[str, str], text: str, remedy: str) -> Iterator[str]
                 yield f"{listed(names)}: {own} ({remedy})"
 
 
+def _of_others(values: Mapping[str, int]) -> dict[str, float]:
+    """Median of all other nodes' values for each node, if there are others."""
+    order = sorted(values, key=values.__getitem__)
+    left = len(order) - 1
+    medians = {}
+    for place, name in enumerate(order if left else ()):
+        middle = ((left - 1) // 2, left // 2)
+        pair = [values[order[at if at < place else at + 1]] for at in middle]
+        medians[name] = sum(pair) / 2
+    return medians
+
+
 def _names_by(
     nodes: Nodes, key: Callable[[Tables], tuple[str, ...]]
 ) -> Mapping[tuple[str, ...], str]:
@@ -182,10 +212,10 @@ def _without_own(cells: Mapping[str, int]) -> dict[str, int]:
     return {cell: count for cell, count in cells.items() if cell not in OWN}
 
 
-def _level(cells: Mapping[str, int]) -> int | None:
-    """Place of the middle image's brightness, in tenths; None without images."""
-    total, below = sum(_without_own(cells).values()), 0
-    for place, cell in enumerate(BRIGHTNESS_CELLS):
+def _level(cells: Mapping[str, int], ranges: Sequence[str]) -> int | None:
+    """Place of the middle sample among ranges; None if it is in none."""
+    total, below = sum(cells.get(cell, 0) for cell in ranges), 0
+    for place, cell in enumerate(ranges):
         below += cells.get(cell, 0)
         if total and 2 * below >= total:
             return place

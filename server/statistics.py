@@ -83,14 +83,14 @@ def ask_for_statistics(
     found = sorted(answers.values(), key=lambda answer: answer.name)
     classes = roster.directory.class_names or spec.labels.classes
     refusing = {roster.directory.name(node): why for node, why in roster.excluded.items()}
-    warnings = [
-        *(f"Cannot take part: {line}" for line in by_reason(refusing)),
-        *data_warnings({own.name: own.tables for own in found if own.tables}, classes),
-    ]
     silent = {own.name: [own.problem] for own in found if own.problem}
-    warnings += [f"Sent no statistics: {line}" for line in by_reason(silent)]
+    warnings = [
+        *data_warnings({own.name: own.tables for own in found if own.tables}, classes),
+        *(f"Sent no statistics: {line}" for line in by_reason(silent)),
+    ]
     for text in warnings:
         log(WARNING, "%s", text)
+    warnings[:0] = [f"Cannot take part: {line}" for line in by_reason(refusing)]  # in the log
     log(INFO, "Statistics of %s", counted(len(found) - len(silent), "node"))
     write_json(folder / FILE, _content(found, classes, warnings))
 

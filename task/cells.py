@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping
 from itertools import pairwise
 
-from flwr_distill.task.columns import Column
 from flwr_distill.task.settings import PrivateSettings
 
 Tables = dict[str, dict[str, int]]
@@ -27,8 +26,16 @@ MODES = ("1", "L", "LA", "I;16", "I", "F", "P", "RGB", "RGBA", "CMYK", "YCbCr", 
 """Modes of stored images that have a cell of their own."""
 BRIGHTNESS_CELLS = tuple(f"{step / 10:g} to {(step + 1) / 10:g}" for step in range(10))
 """Of an image's mean pixel, black is 0 and white is 1."""
-_DEVIATIONS = (-3.0, -2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
-_SIZES = tuple(float(f"{digit}e{power}") for power in range(-3, 7) for digit in (1, 2, 5))
+_SIZES = tuple(float(f"{digit}e{power}") for power in range(-3, 6) for digit in range(1, 10))
+EDGES = (*(-size for size in reversed(_SIZES)), 0.0, *_SIZES)
+"""Where ranges of a column's numbers end, the same for all columns and runs.
+
+Extremes of the data would be single rows, and edges that a run chooses could be moved until one
+row is on the other side.
+"""
+_RANGES = tuple(f"{low:g} to {high:g}" for low, high in pairwise(EDGES))
+NUMBERS = (f"below {EDGES[0]:g}", *_RANGES, f"{EDGES[-1]:g} or more")
+"""Cells of a column's numbers, in their order."""
 
 
 def column_table(name: str) -> str:
@@ -36,36 +43,11 @@ def column_table(name: str) -> str:
     return f"column {name}"
 
 
-def edges_of(column: Column) -> tuple[float, ...]:
-    """Where cells of a column's numbers end: by the run's scale, else in steps of 1, 2 and 5.
-
-    The data have no say: their extremes would be single rows.
-    """
-    if column.scale is None:
-        return (*(-size for size in reversed(_SIZES)), 0.0, *_SIZES)
-    mean, deviation = column.scale
-    return tuple(mean + step * deviation for step in _DEVIATIONS)
-
-
-def values_of(column: Column) -> tuple[str, ...]:
-    """Cells of a column's values: its categories, or ranges of numbers, in their order.
-
-    By the run's scale these are in deviations from its mean.
-    """
-    if column.categories:
-        return column.categories
-    edges, unit = edges_of(column), ""
-    if column.scale:  # whose edges may be too near to each other to be written
-        edges, unit = _DEVIATIONS, " deviations"
-    inner = (f"{low:g} to {high:g}{unit}" for low, high in pairwise(edges))
-    return (f"below {edges[0]:g}{unit}", *inner, f"{edges[-1]:g}{unit} or more")
-
-
 def cells_of(private: PrivateSettings) -> dict[str, tuple[str, ...]]:
     """The tables of nodes' own data, with all cells that follow from a run's settings alone."""
     classes, columns = private.class_names, private.table
     if columns:
-        tables = {column_table(c.name): values_of(c) for c in columns.features}
+        tables = {column_table(c.name): c.categories or NUMBERS for c in columns.features}
         return {name: (*own, *OWN) for name, own in {**tables, CLASS: classes}.items()}
     is_colour = private.shape.startswith("3x")
     names = (BRIGHTNESS, *COLOURS) if is_colour else (BRIGHTNESS,)

@@ -14,19 +14,19 @@ from flwr_distill.task.cells import (
     BRIGHTNESS_CELLS,
     CLASS,
     COLOURS,
+    EDGES,
     MISSING,
     MODE,
     MODES,
+    NUMBERS,
     OTHER,
     SIZE,
     UNUSABLE,
     WRONG,
     Tables,
     column_table,
-    edges_of,
-    values_of,
 )
-from flwr_distill.task.columns import Column, Columns
+from flwr_distill.task.columns import Columns
 from flwr_distill.task.datasets import DatasetError, DataSpec, RawSamples
 from flwr_distill.task.datasets.own_tables import header_of
 from flwr_distill.task.survey import survey
@@ -108,22 +108,19 @@ def count_samples(raw: RawSamples, spec: DataSpec) -> Tables:
             of_colours = zip(COLOURS, means.T, strict=True)
             tables |= {name: Counter(_brightness(values)) for name, values in of_colours}
     elif spec.kind == "table":
-        scales = zip(spec.mean, spec.std, strict=True)
-        for place, (name, scale) in enumerate(zip(spec.labels.columns, scales, strict=False)):
-            column = Column(name, scale=scale)
-            tables[column_table(name)] = _ranges(column, raw.images[:, place, 0, 0])
+        for place, name in enumerate(spec.labels.columns):
+            tables[column_table(name)] = _ranges(raw.images[:, place, 0, 0])
     return _complete(tables, 0)
 
 
 def _of_column(own: ColumnSurvey) -> dict[str, int]:
-    values = own.categories if own.categories else _ranges(own.column, np.array(own.numbers))
+    values = own.categories if own.categories else _ranges(np.array(own.numbers))
     return {**values, MISSING: own.missing, WRONG: own.wrong}
 
 
-def _ranges(column: Column, numbers: NDArray[np.generic]) -> dict[str, int]:
-    names = values_of(column)
-    places = np.digitize(numbers.astype(np.float64), edges_of(column))
-    return Counter(names[place] for place in places.tolist())
+def _ranges(numbers: NDArray[np.generic]) -> dict[str, int]:
+    places = np.digitize(numbers.astype(np.float64), EDGES)
+    return Counter(NUMBERS[place] for place in places.tolist())
 
 
 def _brightness(means: NDArray[np.float64]) -> list[str]:

@@ -9,12 +9,11 @@ from flwr_distill.base.text import counted, listed
 from flwr_distill.server.page.drawings import dot_plot
 from flwr_distill.server.page.run_files import RunFiles
 from flwr_distill.strategies.common.sections import Figure, Section, Table
-from flwr_distill.task.cells import BRIGHTNESS_CELLS, CLASS, OWN, values_of
-from flwr_distill.task.columns import Column
+from flwr_distill.task.cells import BRIGHTNESS_CELLS, CLASS, NUMBERS, OWN
 from flwr_distill.task.labels import in_order
 
-MAX_TABLES = 100
-MAX_NODES = 200
+MAX_TABLES = 30
+MAX_NODES = 100
 MAX_CELLS = 60
 """Tables, and nodes and cells in each drawing; the file has all."""
 SCROLLING = Markup('<div class="scroll">{}</div>')
@@ -23,7 +22,7 @@ LEGEND = (
     "so that what is not shown may be none or a few, and may add noise. statistics.json has all "
     "numbers."
 )
-_ORDER = (*BRIGHTNESS_CELLS, *values_of(Column("")), *values_of(Column("", scale=(0.0, 1.0))))
+_ORDER = (*BRIGHTNESS_CELLS, *NUMBERS)
 
 
 def faults_of_data(run: RunFiles) -> Section | None:
@@ -65,9 +64,12 @@ def _figure(name: str, nodes: Sequence[Mapping[str, Any]], classes: Sequence[str
         own["name"]: [own["tables"].get(name, {}).get(cell, 0) for cell in cells[:MAX_CELLS]]
         for own in nodes
     }
-    drawing = dot_plot(counts, cells.__getitem__, what=name)
+    # Names in drawings are short: ranges are named by where they begin.
+    drawing = dot_plot(counts, lambda place: cells[place].partition(" to ")[0], what=name)
     largest = max(max(of_node) for of_node in counts.values())
     caption = f"A column for each node; the largest dot is {counted(largest, 'sample')}."
+    if any(cell in _ORDER for cell in cells):
+        caption += " Rows are named by where their range begins."
     if left > 0:
         caption += f" {left} more rows are not drawn."
     return Figure(name, caption, SCROLLING.format(drawing), wide=len(nodes) > len(BRIGHTNESS_CELLS))

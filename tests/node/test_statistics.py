@@ -98,7 +98,7 @@ def released(tables: Tables, **given: Any) -> tuple[Any, Tables]:
         {"class": {"cat": 61}},
         {"class": {"cat": 30}, "brightness": {"0.1 to 0.2": 31}},
         {"class": {"Jane Doe": 30}},
-        {"column age": {"0 to 0.5 deviations": 30}},
+        {"column age": {"50 to 60": 30}},
         {"brightness": {"Jane Doe": 30}},
         {"size": {"Jane Doe": 30}},
         {"size": {"8x8": 30}, "mode": {"Jane": 30}},

@@ -12,7 +12,7 @@ PLAIN = {
     "red": {"0.5 to 0.6": 40},
     "blue": {"0.2 to 0.3": 40},
 }
-TABLE = {"class": {"cat": 20, "dog": 20}, "column age": {"0 to 0.5 deviations": 40}}
+TABLE = {"class": {"cat": 20, "dog": 20}, "column age": {"50 to 60": 40}}
 
 
 @pytest.mark.parametrize(
@@ -25,10 +25,11 @@ TABLE = {"class": {"cat": 20, "dog": 20}, "column age": {"0 to 0.5 deviations": 
         (PLAIN, {"brightness": {"0.9 to 1": 40}}, "brighter"),
         (PLAIN, {"red": {"0.2 to 0.3": 40}, "blue": {"0.5 to 0.6": 40}}, "red and blue"),
         (PLAIN, {"class": {"cat": 20, "dog": 20, "(unusable)": 10}}, "cannot be read"),
+        (TABLE, {"column age": {"0.05 to 0.06": 40}}, "unit"),
         (TABLE, {"column age": {"(missing)": 40}}, "age is empty"),
         (TABLE, {"column age": {"(no such column)": 40}}, "age is not there"),
-        (TABLE, {"column age": {"0 to 0.5 deviations": 20, "(missing)": 20}}, "without a value"),
-        (TABLE, {"column age": {"0 to 0.5 deviations": 20, "(wrong)": 20}}, "refuses"),
+        (TABLE, {"column age": {"50 to 60": 20, "(missing)": 20}}, "without a value"),
+        (TABLE, {"column age": {"50 to 60": 20, "(wrong)": 20}}, "refuses"),
     ],
 )
 def test_the_node_that_differs_is_named_with_a_remedy(usual, odd, words):

@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flwr_distill.task.cells import cells_of, edges_of, rounded, values_of
-from flwr_distill.task.columns import Column
+from flwr_distill.task.cells import EDGES, NUMBERS, cells_of, rounded
 from flwr_distill.task.settings import PrivateSettings
 
 
@@ -62,5 +61,6 @@ def test_cells_are_the_runs_and_not_the_datas():
     assert tables["column sex"][:2] == ("f", "m")
     assert all(len(set(cells)) == len(cells) for cells in tables.values())
     assert "class" not in cells_of(PrivateSettings())
-    for column in (Column("age", scale=(1e9, 1e-6)), Column("age")):
-        assert len(set(values_of(column))) == len(edges_of(column)) + 1
+    assert len(set(NUMBERS)) == len(EDGES) + 1
+    stated = cells_of(PrivateSettings(columns="age:54.01+-0.001", classes="no,yes"))
+    assert stated["column age"] == tables["column age"], "a run moves no edge"

@@ -48,10 +48,10 @@ def test_rows_are_counted_by_the_values_of_each_column(tmp_path):
     shown = {name: {c: n for c, n in cells.items() if n} for name, cells in tables.items()}
     assert shown == {
         "column age": {
-            **{"0 to 0.5 deviations": 2, "1 to 1.5 deviations": 1},
+            **{"50 to 60": 2, "60 to 70": 1},
             **{"(missing)": 1, "(unusable)": 1},
         },
-        "column chol": {"100 to 200": 2, "5e+06 or more": 1, "(missing)": 1, "(unusable)": 1},
+        "column chol": {"100 to 200": 2, "900000 or more": 1, "(missing)": 1, "(unusable)": 1},
         "column sex": {"f": 2, "m": 1, "(wrong)": 1, "(unusable)": 1},
         "column bmi": {"(no such column)": 5},
         "class": {"no": 2, "yes": 1, "(wrong)": 1, "(unusable)": 1},
@@ -89,5 +89,5 @@ def test_texts_have_classes_alone_and_tables_their_columns(kind):
     raw = RawSamples(np.full((4, 1, 1, 1), 5.5), np.array([0, 1, 1, 1]))
     expected = {"class": {"no": 1, "yes": 3, "(unusable)": 0}}
     if kind == "table":
-        expected["column age"] = {"0 to 0.5 deviations": 4, "(unusable)": 0}
+        expected["column age"] = {"5 to 6": 4, "(unusable)": 0}
     assert count_samples(raw, spec) == expected
