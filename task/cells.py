@@ -75,7 +75,8 @@ def rounded(tables: Mapping[str, Mapping[str, int]], floor: int) -> Tables:
     shown = multiples(tables, floor)
     # Each cell but one may have floor - 1 more than it shows: so many samples need not be in that.
     hidden = {
-        name: (sum(map(bool, cells.values())) - 1) * (floor - 1) for name, cells in tables.items()
+        name: max(0, sum(map(bool, cells.values())) - 1) * (floor - 1)
+        for name, cells in tables.items()
     }
     totals = {name: sum(cells.values()) for name, cells in shown.items()}
     while max(totals.values(), default=0) > (

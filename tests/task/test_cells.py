@@ -49,6 +49,12 @@ def test_the_sum_of_another_table_does_not_tell_that_ten_small_cells_are_full():
     assert rounded({"class": small, "size": {"8x8": 90}}, 10) == {"class": {}, "size": {"8x8": 80}}
 
 
+def test_tables_without_samples_show_none():
+    """A hostile app can send them, and the guard must not work on them forever."""
+    assert rounded({"class": {"cat": 0}, "size": {}}, 10) == {"class": {}, "size": {}}
+    assert rounded({}, 10) == {}
+
+
 @given(tables_of_the_same_samples())
 def test_with_a_floor_of_one_counts_are_exact(tables):
     assert rounded(tables, 1) == tables
