@@ -25,6 +25,7 @@ from flwr_distill.cli.run import run
 from flwr_distill.cli.runs import report, runs
 from flwr_distill.cli.settings import settings
 from flwr_distill.cli.simulate import simulate
+from flwr_distill.cli.stats import stats
 from flwr_distill.cli.superlink import register, superlink
 from flwr_distill.flower.own_app import APP_DIR
 
@@ -73,7 +74,7 @@ _COMMANDS: dict[str, list[Callable[..., Any]]] = {
     _TRY: [demo, settings],
     _FEDERATION: [up, run, simulate, status, logs, stop, register],
     _NODE: [node, edge, doctor, outbox],
-    _DATA: [partition, distill, audit],
+    _DATA: [stats, partition, distill, audit],
     _RESULTS: [report, evaluate, predict],
 }
 for panel, commands in _COMMANDS.items():

@@ -105,9 +105,17 @@ class LifetimeAccount:
 
     def book_evaluation(self, data: str, epsilon: float) -> None:
         """Book an evaluation and what it costs; call it before the reply leaves."""
+        self._add(data, epsilon, evaluations=1)
+
+    def book_statistics(self, data: str, epsilon: float) -> None:
+        """Book what noisy counts of the data cost; call it before they leave."""
+        self._add(data, epsilon)
+
+    def _add(self, data: str, epsilon: float, evaluations: int = 0) -> None:
         accounts = self._read()
         own = {"left": 0.0, "runs": {}, "evaluations": 0} | accounts.get(data, {})
-        own |= {"left": own["left"] + epsilon, "evaluations": own["evaluations"] + 1}
+        own["left"] += epsilon
+        own["evaluations"] += evaluations
         self._write({**accounts, data: self._marked(data, own)})
 
     def _marked(self, name: str, own: Mapping[str, Any]) -> dict[str, Any]:

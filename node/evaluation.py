@@ -148,7 +148,7 @@ def noisy_confusion(confusion: NDArray[np.int64], epsilon: float) -> NDArray[np.
     cells that has the sum, and rounding by largest remainders.
     """
     total = int(confusion.sum())
-    noise = [_geometric(epsilon / 2) - _geometric(epsilon / 2) for _ in range(confusion.size)]
+    noise = [geometric(epsilon / 2) - geometric(epsilon / 2) for _ in range(confusion.size)]
     noisy = confusion.ravel() + np.array(noise, float)
     falling = -np.sort(-noisy)
     levels = (np.cumsum(falling) - total) / np.arange(1, noisy.size + 1)
@@ -166,11 +166,11 @@ def noisy_rate(rate: float, samples: int, epsilon: float) -> float:
     The geometric mechanism (Ghosh et al. 2009): noise k has probability in proportion to
     ``exp(-epsilon |k|)``. Rounding and clipping cost nothing.
     """
-    count = round(rate * samples) + _geometric(epsilon) - _geometric(epsilon)
+    count = round(rate * samples) + geometric(epsilon) - geometric(epsilon)
     return round(min(max(count / samples, 0.0), 1.0), DECIMALS)
 
 
-def _geometric(epsilon: float) -> int:
+def geometric(epsilon: float) -> int:
     """Failures before a success of probability ``1 - exp(-epsilon)``, from the system's randomness.
 
     The uniform number has 64 bits: noise ends beyond ``44 / epsilon``, which happens with 2^-64.

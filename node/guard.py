@@ -47,9 +47,11 @@ from flwr_distill.node.requests import Form, MessageRequest, Refusal
 from flwr_distill.node.rules import judge_bundle, judge_message, judge_request, judge_spending
 from flwr_distill.node.run_records import RunRecordError, RunRecords
 from flwr_distill.node.settings import FLOWER_HOME
+from flwr_distill.node.statistics import cost_of_statistics, release_statistics
 from flwr_distill.protocol.meeting import DESCRIBE, identity, one_line, place_secrets
 from flwr_distill.protocol.messages import CONFIG, FINGERPRINT, METRICS
 from flwr_distill.protocol.replies import REFUSED
+from flwr_distill.protocol.statistics import ASK_STATISTICS
 from flwr_distill.storage.store import NodeStore
 
 _MAX_MODELS = 16
@@ -282,6 +284,7 @@ class Guard:
         spent = self._account.after(pending.data, run, claim) + cost
         left = math.inf if most is None else most - spent
         cost += judge_counts(policy, request, content, left=left)
+        cost += (of_statistics := cost_of_statistics(policy, request))
         # First: what exceeds the account is refused for that alone, whatever is in the reply.
         refusal = judge_spending(
             self._policy,
@@ -293,14 +296,26 @@ class Guard:
         if refusal is not None:
             return refusal
         drop_details(policy, request, content)
-        refusal = judge_reply(
-            policy,
-            request,
-            content,
-            payloads,
-            self._own_words(header, request),
-            self._max_classes if policy.classes or policy.counts_classes else None,
-        ) or judge_evaluation(policy, request, content, self._num_samples(request))
+        if of_statistics:  # that the app's are refused is an answer, too
+            self._account.book_statistics(pending.data, of_statistics)
+        refusal = (
+            release_statistics(
+                policy,
+                request,
+                content,
+                samples=self._num_samples(request),
+                class_names=self._data.class_names(),
+            )
+            or judge_reply(
+                policy,
+                request,
+                content,
+                payloads,
+                self._own_words(header, request),
+                self._max_classes if policy.classes or policy.counts_classes else None,
+            )
+            or judge_evaluation(policy, request, content, self._num_samples(request))
+        )
         images: Images = {}
         if refusal is None:
             images = self._virtual.with_reply(run, request, payloads)
@@ -357,8 +372,9 @@ class Guard:
         return sum(count >= self._policy.fewest_of_a_class for count in self._data.counts())
 
     def _num_samples(self, request: MessageRequest) -> int | None:
-        """Samples of the node's data, where an evaluation may not claim more; None if unknown."""
+        """Samples of the node's data, where a reply may not claim more; None if unknown."""
         bounded = request.evaluates and self._policy.evaluation_epsilon is not None
+        bounded = bounded or request.message_type == ASK_STATISTICS
         return sum(self._data.counts()) if bounded and self._data.is_there else None
 
     def _own_words(self, header: Header, request: MessageRequest) -> NodeIdentity:

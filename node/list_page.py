@@ -7,10 +7,12 @@ from pathlib import Path
 
 from flwr_distill.node.listed import BOUNDS, METRIC_BOUNDS, METRICS, SETTINGS
 from flwr_distill.protocol.counts import COUNTS
+from flwr_distill.protocol.messages import STATISTICS
 from flwr_distill.protocol.method import Phase
 from flwr_distill.protocol.registry import COMMON, built_in_methods, phases_of, summed_in
 from flwr_distill.protocol.schema import Request
 from flwr_distill.protocol.secure_sums import PHASES as SECURE_SUMS
+from flwr_distill.protocol.statistics import ASK_STATISTICS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "asks.md"
 
@@ -103,6 +105,8 @@ def _blocks() -> set[tuple[str, str]]:
 
 def _bounds(phase: Phase, *, summed: bool) -> Iterable[str]:
     yield "replies"
+    if phase.message_type == ASK_STATISTICS:
+        yield from (STATISTICS, "statistics-floor", "statistics-epsilon")
     if phase.message_type.startswith("evaluate"):
         yield "evaluation-epsilon"
         yield from ("most-evaluations", "fewest-held-out", "holdout") if phase.rates else ()

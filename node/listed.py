@@ -39,7 +39,7 @@ SETTINGS: Mapping[str, str] = {
         up-codec
         patience-failed server-device runs-dir resume keep-checkpoints hooks edge defence
         most-samples aggregator aggregator-args norm-threshold secure-sums-norm
-        fraction-evaluate best-metric evaluate.model
+        fraction-evaluate best-metric evaluate.model statistics
 
         aggregation most-say main-cluster cluster-size similarity rescaling eps eps-growth max-eps
         closure transitive num-malicious-nodes num-nodes-to-select

@@ -79,6 +79,9 @@ _NEEDS: dict[str, list[tuple[str, Callable[[Any], bool], str]]] = {
         (*_DECLARED, "replies: declared, else counts can leave in another record"),
         ("holdout", bool, "holdout, else a run chooses the samples (set it to 0.1)"),
     ],
+    "statistics_epsilon": [
+        (*_DECLARED, "replies: declared, else counts can leave in another record")
+    ],
     "single_updates": [(*_DECLARED, "replies: declared: the node must see what it sends")],
     "most_bytes_a_day": [(*_NO_LINKS, "direct-links: false: the node must see all bytes")],
     "sandbox": [(*_NO_LINKS, "direct-links: false, because a sandboxed app has no network")],
@@ -158,6 +161,14 @@ class Policy(Block):
     counts: Literal["never", "allowed"] = "never"
     """Whether counts of held-out samples by class and prediction may leave (``evaluate.counts``).
     Where the policy promises differential privacy, they need `counts_epsilon`."""
+    statistics_epsilon: Annotated[Annotated[float, Field(gt=0)] | None, _OrAny] = None
+    """Epsilon that each answer with `statistics` costs each sample: the node adds noise to all
+    counts. Needs ``replies: declared``."""
+    statistics_floor: Count = 10
+    """Samples to multiples of which `statistics` are rounded down: a cell of fewer shows none."""
+    statistics: Literal["never", "allowed"] = "never"
+    """Whether counts of its data may leave (``flwr-distill stats``). Where the policy promises
+    differential privacy, they need `statistics_epsilon`."""
     direct_links: bool = True
     """Whether the app may send to other nodes itself, past the node. Otherwise parcels go through
     the server, and the node opens each before it leaves."""
@@ -186,15 +197,14 @@ class Policy(Block):
                     raise ValueError(f"needs {what}")
         return value
 
-    @field_validator("counts")
+    @field_validator("counts", "statistics")
     @classmethod
-    def _have_noise(cls, counts: str, info: ValidationInfo) -> str:
+    def _have_noise(cls, value: str, info: ValidationInfo) -> str:
         promised = info.data.get("least_noise") or info.data.get("evaluation_epsilon")
-        if counts == "allowed" and promised and info.data.get("counts_epsilon") is None:
-            raise ValueError(
-                "needs counts-epsilon, as the policy promises differential privacy (set it to 1.0)"
-            )
-        return counts
+        if value == "allowed" and promised and info.data.get(f"{info.field_name}_epsilon") is None:
+            needed = f"needs {info.field_name}-epsilon, as the policy promises"
+            raise ValueError(f"{needed} differential privacy (set it to 1.0)")
+        return value
 
     @field_validator("hours")
     @classmethod
@@ -229,6 +239,8 @@ OPEN = Policy(
     real_per_virtual=1,
     fewest_held_out_of_a_class=1,
     counts="allowed",
+    statistics_floor=1,
+    statistics="allowed",
 )
 HOSPITAL = Policy(
     strategies=["agreement", "fedavg", "fedlgd", "fedprox", "hfldd"],
@@ -319,6 +331,7 @@ def described(policy: Policy) -> list[str]:
         else f"Trains for {p.most_epochs} epochs a message at most.",
         _evaluation_in_words(p),
         _counts_in_words(p),
+        _statistics_in_words(p),
         "Lets the app send to other nodes directly, unseen."
         if p.direct_links
         else "Sends to other nodes through the server only, and looks into each parcel first.",
@@ -378,6 +391,16 @@ def _counts_in_words(p: Policy) -> str:
     return (
         "Sends counts of held-out samples, if a run asks and each class there has "
         f"{p.fewest_held_out_of_a_class:,} or more."
+    )
+
+
+def _statistics_in_words(p: Policy) -> str:
+    if p.statistics == "never":
+        return "Never sends statistics of its data."
+    noise = "" if p.statistics_epsilon is None else f", with noise at {p.statistics_epsilon:g}"
+    return (
+        "Sends statistics of its data, if a run asks: counts that are rounded down to multiples of "
+        f"{p.statistics_floor:,}{noise and noise + ' of epsilon each time'}."
     )
 
 

@@ -18,10 +18,11 @@ from flwr_distill.node.policy import Policy
 from flwr_distill.node.requests import MessageRequest, Refusal, Setting, json_table, table_of
 from flwr_distill.protocol.arguments import method_settings
 from flwr_distill.protocol.meeting import DESCRIBE_COLUMNS
-from flwr_distill.protocol.messages import PACE
+from flwr_distill.protocol.messages import PACE, STATISTICS
 from flwr_distill.protocol.method import Method
 from flwr_distill.protocol.registry import COMMON, all_methods
 from flwr_distill.protocol.schema import Pace
+from flwr_distill.protocol.statistics import ASK_STATISTICS
 from flwr_distill.task.auxiliary_names import NAMED, NOISE, OWN_FILE, RESERVED
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.settings import TaskSettings, TrainSettings
@@ -169,6 +170,16 @@ def _message_types(policy: Policy, request: MessageRequest) -> Refusal | None:
     return None
 
 
+def _statistics(policy: Policy, request: MessageRequest) -> Refusal | None:
+    if request.message_type != ASK_STATISTICS:
+        return None
+    if policy.statistics == "never":
+        return Refusal(STATISTICS, "never (its owner can set it to allowed)")
+    if policy.statistics_epsilon is not None and request.run_config.get("dataset") != "private":
+        return Refusal("statistics-epsilon", 'is for data of its own (set dataset to "private")')
+    return None
+
+
 def _raw_data(policy: Policy, request: MessageRequest) -> Refusal | None:
     if policy.raw_data == "allowed":
         return None
@@ -190,7 +201,7 @@ def _starts(policy: Policy, request: MessageRequest) -> Refusal | None:
 
 def _noise(policy: Policy, request: MessageRequest) -> Refusal | None:
     least = policy.least_noise
-    if not least:
+    if not least or request.message_type == ASK_STATISTICS:  # which has noise of its own
         return None
     if request.message_type == DESCRIBE_COLUMNS:
         reason = f"{least:g}, and means of columns have none (state them in private.columns)"
@@ -312,7 +323,7 @@ def _links(policy: Policy, request: MessageRequest) -> Refusal | None:
 
 
 def _single_updates(policy: Policy, request: MessageRequest) -> Refusal | None:
-    if policy.single_updates == "allowed":
+    if policy.single_updates == "allowed" or request.message_type == ASK_STATISTICS:
         return None
     strategy, method = f"strategy = {request.strategy!r:.60}", request.method
     if request.run_config.get("secure-sums") is not True:
@@ -342,6 +353,7 @@ _RULES: tuple[Callable[[Policy, MessageRequest], Refusal | None], ...] = (
     _epochs,
     _links,
     _evaluations,
+    _statistics,
     _listed,
 )
 

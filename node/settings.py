@@ -23,6 +23,7 @@ from flwr_distill.protocol.messages import (
     HOLDOUT_SECRET,
     MIN_OF_A_CLASS,
     REAL_PER_VIRTUAL,
+    STATISTICS,
 )
 from flwr_distill.task.auxiliary_names import OWN_FILE
 from flwr_distill.task.errors import ReportedError, SettingsError
@@ -251,6 +252,7 @@ class NodeSettings(BaseModel):
             CLASSES: None if policy.classes is None else ",".join(policy.classes),
             HOLDOUT: policy.holdout,
             COUNTS_EPSILON: policy.counts_epsilon,
+            STATISTICS: policy.statistics if policy.statistics == "allowed" else None,
             # Then a run's own does not count.
             DATA_ROOT: os.environ.get("FLWR_DISTILL_DATA_ROOT", "data") if listed else None,
             **{f"{FILE}@{name}": path for name, path in self.files.items()},

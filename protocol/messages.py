@@ -77,6 +77,10 @@ secret that draws them, as hexadecimal text."""
 COUNTS_EPSILON = "counts-epsilon"
 """Key of the node config: the epsilon at which the node, not the app, puts noise on counts."""
 
+STATISTICS = "statistics"
+"""Record of counts of a node's data, the policy's key for them, and that of the node config, which
+shows that a guard rounds them."""
+
 FILE = "file."
 """Beginning of keys of the node config, ``file.@NAME``: paths that runs name as ``@NAME``."""
 

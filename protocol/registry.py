@@ -21,6 +21,7 @@ from flwr_distill.protocol.messages import CONFIG
 from flwr_distill.protocol.method import EVALUATE_PHASE, TRAIN_PHASE, Method, Phase
 from flwr_distill.protocol.secure_sums import PHASES as SECURE_SUMS
 from flwr_distill.protocol.secure_sums import in_secure_sums
+from flwr_distill.protocol.statistics import PHASES as STATISTICS
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.plugin import (
     PluginError,
@@ -34,7 +35,7 @@ from flwr_distill.task.settings import (
 )
 
 STRATEGIES = "flwr_distill.strategies"
-COMMON = (*MEETING, *SECURE_SUMS)
+COMMON = (*MEETING, *STATISTICS, *SECURE_SUMS)
 """Phases of no single method."""
 
 
@@ -115,7 +116,8 @@ def phases_of(
     send a single node's model without masks are not among them.
     """
     own = [phase for each in (start, method) if each for phase in each.phases]
-    phases = {p.message_type: p for p in (*MEETING, TRAIN_PHASE, EVALUATE_PHASE, *own)}
+    common = (*MEETING, *STATISTICS, TRAIN_PHASE, EVALUATE_PHASE)
+    phases = {p.message_type: p for p in (*common, *own)}
     if secure_sums and method and method.summed:
         phases |= {name: in_secure_sums(phases[name]) for name in summed_in(method)}
         phases = {name: phase for name, phase in phases.items() if not phase.shows_single}

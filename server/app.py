@@ -44,6 +44,7 @@ from flwr_distill.server.roster import Roster, meet_nodes
 from flwr_distill.server.rounds import Rounds
 from flwr_distill.server.scoring import check_scoring
 from flwr_distill.server.settings import RunSettings
+from flwr_distill.server.statistics import ask_for_statistics, check_statistics
 from flwr_distill.server.strategy import method_of_start, settings_of_start, strategy_of_run
 from flwr_distill.server.task import Task
 from flwr_distill.strategies.common.directory import Directory
@@ -67,6 +68,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands | None) -> None:
+    check_statistics(settings)
     check_secure_sums(settings, find_strategy(settings.strategy)[1])
     settings = settings.defended(find_strategy(settings.strategy)[1])
     strategy_class, method = find_strategy(settings.strategy)  # the defence may take another
@@ -140,15 +142,20 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
             directory.resumes = str(checkpoint.run_id) if checkpoint else ""
             if checkpoint:
                 directory.class_names = tuple(checkpoint.record.get("classes", task.class_names))
-            columns = open_columns(settings)
-            directory.scale = run_scale(run_grid, columns, settings, checkpoint)
             roster = Roster(directory, task.tested, task.spec.num_classes)
-            meet_nodes(run_grid, roster, settings.min_nodes, settings.phase_timeout, first)
-            check_scale(directory.scale, columns)
-            if directory.scale:
-                task = replace(task, spec=data_spec(settings, scale=directory.scale))
-            getattr(strategy, "check_nodes", lambda count: None)(len(roster.nodes))
-            if task.evaluate is None and not settings.fraction_evaluate:
+            if settings.statistics:
+                ask_for_statistics(run_grid, roster, settings, task.spec, folder)
+                task = replace(task, evaluate=None)
+            else:
+                columns = open_columns(settings)
+                directory.scale = run_scale(run_grid, columns, settings, checkpoint)
+                meet_nodes(run_grid, roster, settings.min_nodes, settings.phase_timeout, first)
+                check_scale(directory.scale, columns)
+                if directory.scale:
+                    task = replace(task, spec=data_spec(settings, scale=directory.scale))
+                getattr(strategy, "check_nodes", lambda count: None)(len(roster.nodes))
+            trains = not settings.statistics
+            if trains and task.evaluate is None and not settings.fraction_evaluate:
                 log(
                     WARNING,
                     "The model's accuracy will be unknown: the server has no test samples, and "

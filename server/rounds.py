@@ -136,7 +136,9 @@ class Rounds:
         """
         arrays: ArrayRecord | None
         try:
-            if self.settings.evaluate.model:
+            if self.settings.statistics:
+                self.end_round(0, arrays := self.model)
+            elif self.settings.evaluate.model:
                 arrays = self._evaluated()
             elif isinstance(self.strategy, Observed):
                 arrays = OwnLoop(self).run(self.strategy)

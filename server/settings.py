@@ -49,8 +49,11 @@ class RunSettings(TaskSettings):
     secure_sums_norm: Annotated[float, Field(gt=0, le=MAX_VALUE)] = 1000.0
     """L2 norm to which nodes shorten a longer update in secure sums, where the server cannot judge
     it (``norm-threshold``)."""
+    statistics: bool = False
+    """Whether the run asks nodes for counts of their data and trains nothing (``num-rounds = 0``);
+    nodes' policies decide, and round them. ``flwr-distill stats`` sets it."""
     num_rounds: Annotated[int, Field(ge=0, validate_default=True)] = 10
-    """Rounds of the run, T in the papers; 0 evaluates ``evaluate.model``."""
+    """Rounds, T in the papers; 0 with ``evaluate.model`` or ``statistics``."""
     min_nodes: Annotated[int, Field(ge=1)] = 2
     """Nodes to wait for before the run starts."""
     fraction_train: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -109,10 +112,14 @@ class RunSettings(TaskSettings):
     @classmethod
     def _trains_or_evaluates(cls, rounds: int, info: ValidationInfo) -> int:
         evaluates = bool("evaluate" in info.data and info.data["evaluate"].model)
+        if evaluates and info.data.get("statistics"):
+            raise ValueError("evaluate.model and statistics are of two runs: drop one")
         if evaluates and rounds:
             raise ValueError("must be 0 with evaluate.model, which is evaluated and not trained")
-        if not evaluates and not rounds:
-            raise ValueError("must be >= 1, but for an evaluation (evaluate.model)")
+        if info.data.get("statistics") and rounds:
+            raise ValueError("must be 0 with statistics, which trains nothing")
+        if not (evaluates or info.data.get("statistics") or rounds):
+            raise ValueError("must be >= 1, but for evaluate.model and statistics")
         return rounds
 
     @classmethod

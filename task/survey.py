@@ -5,7 +5,7 @@ For headers of images it imports neither torch nor NumPy: a node's supervisor in
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -132,14 +132,21 @@ class Survey:
         self.add_image(place, label, picture.stored, content)
 
 
-def survey(path: Path, watch: Watch | None = None, *, decode: bool = True) -> Survey:
+def survey(
+    path: Path,
+    watch: Watch | None = None,
+    *,
+    decode: bool = True,
+    only: Collection[str] | None = None,
+) -> Survey:
     """Survey a node's data: images by class of any kind that has a reader, npz or CSV.
 
     All images are decoded and compared with each other, in one pass. One sample at a time is in
     memory, with a few hundred bytes about each earlier one; an npz is read whole. With
     ``decode=False`` only the headers of image files are read: damage behind a header and duplicates
     are not found. All rows of a table then count, by the column ``label`` if a CSV file has one.
-    `task.table_survey` reads a table by the columns of a run.
+    `task.table_survey` reads a table by the columns of a run. Images of other classes than those in
+    `only`, if it is given, are left out.
 
     Raises
     ------
@@ -147,11 +154,11 @@ def survey(path: Path, watch: Watch | None = None, *, decode: bool = True) -> Su
         If the data cannot be read at all.
     """
     if reader := data_reader(path):
-        return _survey_images(path, reader, decode=decode, watch=watch)
+        return _survey_images(path, reader, decode=decode, watch=watch, only=only)
     if path.suffix in (".csv", ".parquet") and path.is_file() and not decode:
         return Survey(path, counts=_rows_by_label(path))
     if path.suffix == ".npz" and path.is_file():
-        return _survey_npz(path, watch)
+        return _survey_npz(path, watch, only)
     if path.suffix == ".csv" and path.is_file():
         return _survey_csv(path, watch)
     if path.suffix == ".parquet" and path.is_file():
@@ -166,13 +173,20 @@ def survey(path: Path, watch: Watch | None = None, *, decode: bool = True) -> Su
 
 
 def _survey_images(
-    path: Path, reader: DataReader, *, decode: bool, watch: Watch | None = None
+    path: Path,
+    reader: DataReader,
+    *,
+    decode: bool,
+    watch: Watch | None = None,
+    only: Collection[str] | None = None,
 ) -> Survey:
     total = reader.number(path)
     result = Survey(path, counts={printable(name): 0 for name in reader.classes(path)})
     for sample in reader.images(path):
         if isinstance(sample, Finding):
             result.findings.append(sample)
+            continue
+        if only is not None and sample.label not in only:
             continue
         label, shown = printable(sample.label), None
         try:
@@ -211,7 +225,7 @@ def skipped_in_a_line(findings: list[Finding]) -> str:
     return f"; skipped {number}, first {skipped[0].place}: {skipped[0].reason}"
 
 
-def _survey_npz(path: Path, watch: Watch | None) -> Survey:
+def _survey_npz(path: Path, watch: Watch | None, only: Collection[str] | None) -> Survey:
     import numpy as np
 
     from flwr_distill.task.datasets.npz import as_pixels, read_array, read_npz_labels
@@ -229,6 +243,8 @@ def _survey_npz(path: Path, watch: Watch | None) -> Survey:
     mode = str(images.dtype) if images.dtype != np.uint8 else {1: "L", 3: "RGB"}[channels]
     stored = Stored((height, width), mode, ("scaled",) if is_scaled else (), channels == 1)
     for number, (pixels, label) in enumerate(zip(raw.images, raw.labels, strict=True)):
+        if only is not None and str(label) not in only:
+            continue
         picture = Picture(pixels, stored)
         result.add_picture(f"image {number}", str(label), picture)
         if watch:

@@ -2,7 +2,7 @@
 
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -100,9 +100,16 @@ class TableSurvey(Survey):
 
 
 def survey_table(
-    path: Path, columns: Columns, classes: Sequence[str], watch: Watch | None = None
+    path: Path,
+    columns: Columns,
+    classes: Sequence[str],
+    watch: Watch | None = None,
+    *,
+    only: Collection[str] | None = None,
 ) -> TableSurvey:
     """Survey a node's ``.csv`` or ``.parquet`` table by the columns and classes of a run.
+
+    Rows of other classes than those in `only`, if it is given, are left out.
 
     Raises
     ------
@@ -114,6 +121,8 @@ def survey_table(
     label = ColumnSurvey(Column(columns.label, tuple(classes)))
     result.columns = [*features, label]
     for record in read_records(path, columns):
+        if only is not None and record.values and record.values[-1] not in only:
+            continue
         problems = [record.problem] if record.problem else []
         inputs = array("d")
         for column, text in zip(result.columns, record.values, strict=False):

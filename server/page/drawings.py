@@ -129,10 +129,12 @@ def leader_grid(topology: Mapping[str, Any]) -> Markup:
     return _table_drawing(parts, list(rounds), cell, len(rows) * NODE, "round")
 
 
-def dot_plot(counts: Mapping[str, Sequence[int]], class_name: Callable[[int], str]) -> Markup:
+def dot_plot(
+    counts: Mapping[str, Sequence[int]], class_name: Callable[[int], str], what: str = "class"
+) -> Markup:
     """Draw samples by node (columns) and class (rows); a dot's area is the number of samples.
 
-    Class names are cut to fit; those at the dots are whole.
+    Class names are cut to fit; those at the dots are whole. Rows may be of something else, `what`.
     """
     largest = max(max(of_node) for of_node in counts.values()) or 1
     num_classes = len(next(iter(counts.values())))
@@ -147,7 +149,7 @@ def dot_plot(counts: Mapping[str, Sequence[int]], class_name: Callable[[int], st
         for label, count in enumerate(of_node):
             if count:
                 radius = max(1.0, min(cell, CLASS_ROW) * 0.48 * math.sqrt(count / largest))
-                title = _element("title", f"{node}: {count} of class {class_name(label)}")
+                title = _element("title", f"{node}: {count} of {what} {class_name(label)}")
                 circle = {"cx": x, "cy": ys[label], "r": round(radius, 1), "class": "dot"}
                 parts.append(_element("circle", title, **circle))
     return _table_drawing(parts, list(counts), cell, num_classes * CLASS_ROW, "node")

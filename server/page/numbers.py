@@ -66,7 +66,9 @@ def numbers(run: RunFiles) -> list[tuple[str, str]]:
     peak = best(run.rows, metric)
     nodes = run.about.get("nodes", {})
     samples = sum(node["samples"] or 0 for node in nodes.values())
-    rounds = f"{last['round']} of {run.settings['num-rounds']}"
+    rounds = [("rounds", f"{last['round']} of {run.settings['num-rounds']}")]
+    if run.evaluated or run.statistics:  # which train nothing
+        rounds = [("model", run.evaluated)] if run.evaluated else []
     accuracy = []
     if best(run.rows):
         accuracy.append(("accuracy", stated(last)))
@@ -81,7 +83,7 @@ def numbers(run: RunFiles) -> list[tuple[str, str]]:
             accuracy.append(("mean over nodes", percent(last["node_accuracy"])))
     return [
         *accuracy,
-        ("model", run.evaluated) if run.evaluated else ("rounds", rounds),
+        *rounds,
         *([("nodes", str(len(nodes))), ("training samples", f"{samples:,}")] if nodes else []),
         ("through the server", data_size(last["server_bytes"])),
         ("between nodes", data_size(last["link_bytes"])),

@@ -36,11 +36,15 @@ class RunFiles:
     topology: Mapping[str, Any]
     traffic: Mapping[str, Any]
     partition: Mapping[str, Any]
+    statistics: Mapping[str, Any]
+    """What nodes counted, in a run that asked for nothing else."""
 
     @property
     def title(self) -> str:
         """Strategy, or the model that was evaluated, and data set."""
         what = f"{self.evaluated}, evaluated" if self.evaluated else self.settings["strategy"]
+        if self.settings.get("statistics"):
+            what = "statistics"
         return f"{what} on {self.settings['dataset']}"
 
     @property
@@ -122,6 +126,7 @@ def read_run(folder: Path) -> RunFiles:
         topology=_json(folder / "topology.json"),
         traffic=_json(folder / "traffic.json"),
         partition=_json(folder / "partition.json"),
+        statistics=_json(folder / "statistics.json"),
     )
 
 

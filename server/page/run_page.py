@@ -18,6 +18,7 @@ from flwr_distill.server.page.method import panels
 from flwr_distill.server.page.numbers import numbers
 from flwr_distill.server.page.privacy import privacy
 from flwr_distill.server.page.run_files import REPORT, RunFiles, flat, read_run
+from flwr_distill.server.page.statistics import faults_of_data, held_by_nodes
 from flwr_distill.server.page.words import between, data_size, seconds, spans
 from flwr_distill.strategies.common.sections import Figure, Section, Table
 
@@ -40,8 +41,10 @@ def run_page(run: RunFiles) -> str:
     """HTML page of a run; sections without content are omitted."""
     sections = [
         _errors(run),
-        _notices(run),
-        None if run.evaluated else learning(run),
+        faults_of_data(run),
+        None if run.statistics else _notices(run),  # which are among its faults
+        held_by_nodes(run),
+        None if run.evaluated or run.statistics else learning(run),
         by_node(run),
         beyond_accuracy(run),
         _topology(run),
@@ -158,7 +161,7 @@ def _topology(run: RunFiles) -> Section | None:
 
 def _partition(run: RunFiles) -> Section | None:
     """Samples by node and class; None if the settings do not determine them."""
-    if not run.partition:
+    if not run.partition or run.statistics:
         return None
     classes = [sum(count > 0 for count in counts) for counts in run.partition.values()]
     sizes = [sum(counts) for counts in run.partition.values()]

@@ -58,6 +58,12 @@ def load_own_table(
     return RawSamples(inputs, np.array(labels, dtype=np.int64))
 
 
+def header_of(path: Path) -> tuple[str, ...]:
+    """Names of a table's columns as the file has them; DatasetError if it is unreadable."""
+    with _header(path) as (header, _):
+        return tuple(header)
+
+
 def load_inputs(path: Path, spec: DataSpec) -> NDArray[np.float64]:
     """Inputs of a model for each row of a table, (n, C, 1, 1), not yet standardised.
 
@@ -148,13 +154,23 @@ def read_records(path: Path, columns: Columns) -> Iterator[Record]:
 
 @contextmanager
 def _opened(path: Path, columns: Columns) -> Iterator[Iterator[Record]]:
+    with _header(path) as (header, table):
+        places = _places(path, header, columns)
+        if path.suffix == ".csv":
+            yield _csv_rows(places, len(header), table)
+        else:
+            yield _parquet_rows(table, columns.names)
+
+
+@contextmanager
+def _header(path: Path) -> Iterator[tuple[list[str], Any]]:
+    """Names of a table's columns, and its rows as the reader of its format has them."""
     if path.suffix == ".csv" and path.is_file():
         with open_csv(path) as (header, rows):
-            yield _csv_rows(_places(path, header, columns), len(header), rows)
+            yield header, rows
     elif path.suffix == ".parquet" and path.is_file():
         with opened(path) as table:
-            _places(path, table.schema_arrow.names, columns)
-            yield _parquet_rows(table, columns.names)
+            yield table.schema_arrow.names, table
     else:
         raise DatasetError(
             "is no existing .csv or .parquet file, and a run with private.columns reads tables",

@@ -218,7 +218,7 @@ def test_words_tell_all_policies_apart() -> None:
     changes |= {"message_types": [], "bundles": [], "most_bytes_a_day": 5, "hours": "1:00-2:00"}
     changes |= {"fewest_of_a_class": 9, "real_per_virtual": 50, "single_updates": "never"}
     changes |= {"publishers": {"hub": HUB}, "readable": ["/weights"], "most_disk": 5}
-    changes |= {"classes": ["cat"], "counts_epsilon": 1.0}
+    changes |= {"classes": ["cat"], "counts_epsilon": 1.0, "statistics_epsilon": 1.0}
     assert changes.keys() == Policy.model_fields.keys()
     words = {" ".join(described(OPEN.model_copy(update={k: v}))) for k, v in changes.items()}
     # A delta without noise, and what may be read or kept without a sandbox, say nothing.

@@ -139,7 +139,7 @@ def test_a_preset_of_everything_is_a_run_config_at_its_defaults():
     text = preset(TABLES.values())
     settings = composed_settings(built_in_methods())
     assert settings.model_validate(tomllib.loads(text)).model_dump() == settings().model_dump()
-    about = "# Rounds of the run, T in the papers; 0 evaluates `evaluate.model`."
+    about = "# Rounds, T in the papers; 0 with `evaluate.model` or `statistics`."
     assert f"{about} (whole number: at least 0)\nnum-rounds = 10\n" in text
     assert max(map(len, text.splitlines())) <= 100
 

@@ -91,7 +91,7 @@ def test_the_table_of_epsilons_is_folded_where_there_are_many_nodes(count, is_fo
     spent = {node: 1.0 + node for node in range(count)}
     settings = {"train": {"dp-delta": 1e-5, "dp-noise": 1.0}}
     about = {"nodes": {str(node): {"name": f"node {node}"} for node in spent}}
-    run = RunFiles(Path(), settings, about, [], journal_of(spent), {}, {}, {})
+    run = RunFiles(Path(), settings, about, [], journal_of(spent), {}, {}, {}, {})
     section = privacy(run)
     (table,) = section.tables
     assert table.rows == [[f"node {node}", f"{1.0 + node:.3g}"] for node in range(count)]

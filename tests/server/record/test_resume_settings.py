@@ -102,6 +102,7 @@ TOGETHER = {
     "hfldd.votes": {"hfldd.rotate": False, "hfldd.complete-clusters": False},
     "evaluate.model": {"num-rounds": 0},
     "fedlgd.dp-epsilon": {"fedlgd.refine-steps": 0},
+    "statistics": {"num-rounds": 0},
     "partition.max-samples": {"partition.test-share": 0.2},
     "private.columns": {"private.classes": "no,yes"},
     "train.on": {"train.dp-noise": 0.0},
