@@ -135,6 +135,20 @@ class QueueFile:
             self._stop(number, State.CANCELLED, "")
             return state
 
+    def note_time(self) -> None:
+        """Move times that lie ahead to now: the clock was set back, and waits must end."""
+        now = self._clock()
+        ahead = f"{_ACTIVE} AND max(tried, started, stopping_since) > ?"
+        with self._lock:
+            if not self._query(f"SELECT 1 FROM runs WHERE {ahead}", now).fetchone():
+                return
+        with self._change():
+            self._query(
+                "UPDATE runs SET tried = min(tried, ?), started = min(started, ?), "
+                f"stopping_since = min(stopping_since, ?) WHERE {ahead}",
+                *(now, now, now, now),
+            )
+
     def active(self) -> list[Entry]:
         """Runs that are starting or running."""
         return self._entries(f"WHERE {_ACTIVE} ORDER BY id")

@@ -23,7 +23,7 @@ MAX_ATTEMPTS = 5
 """Attempts without an answer, each with a SuperLink that answered just before."""
 STOP_GRACE = 60.0
 """Seconds for the SuperLink to stop a run; then the queue goes on without it."""
-PAUSE = (0.3, 0.7)
+PAUSE = (0.5, 1.5)
 """Seconds between polls of a SuperLink, and of one that does not answer."""
 AWAY = (1.0, 3.0)
 _ENDS = {
@@ -89,6 +89,7 @@ class Scheduler:
 
         Raises SuperLinkError if the SuperLink does not answer; the next step may use another link.
         """
+        self._queue.note_time()
         for entry in self._queue.active():
             if entry.state is State.STARTING:
                 self._find(link, entry)
