@@ -39,6 +39,8 @@ queue = typer.Typer(
 )
 _ANSWERS_WITHIN = 10.0
 """Seconds for which the service waits for a SuperLink before it says that there is none."""
+_PATIENCE = 60
+"""Polls in a row, each second, for which a service that did answer may be away."""
 Number = Annotated[int, typer.Argument(metavar="ID", min=1, help="The run's id in the queue.")]
 
 
@@ -91,16 +93,16 @@ def cancel(number: Number, state_dir: FederationDir = DEFAULT_FEDERATION_DIR) ->
 @queue.command()
 def wait(number: Number, state_dir: FederationDir = DEFAULT_FEDERATION_DIR) -> None:
     """Wait for the end of a run, and show what happens to it; exit with 1 unless it completes."""
-    shown, patience = "", 3
+    shown, patience = "", 0
     while True:
         try:
-            run = _one(number, listed_runs(state_dir, ended=MAX_ENDED))
-        except QueueError as error:  # the service may restart
-            patience -= 1
+            run = _one(number, state_dir)
+        except QueueError as error:  # the service may be starting again
             if not patience:
                 fail(error, "queue wait")
+            patience -= 1
         else:
-            patience = 10
+            patience = _PATIENCE
             text = f"{run.state} {run.why}".strip()
             if run.state is State.RUNNING:
                 text += f": `flwr-distill logs {run.run_id}` follows it"
@@ -159,9 +161,10 @@ def _opened(link: Connection, state_dir: Path) -> Callable[[], Control]:
     return opened
 
 
-def _one(number: int, runs: list[QueuedRun]) -> QueuedRun:
-    for run in runs:
-        if run.id == number:
-            return run
+def _one(number: int, state_dir: Path) -> QueuedRun:
+    for ended in (SHOWN, MAX_ENDED):  # the long list is needed for old runs alone
+        for run in listed_runs(state_dir, ended=ended):
+            if run.id == number:
+                return run
     remedy = "`flwr-distill queue` lists them"
     raise QueueError("is not in the queue", where=f"run {number}", remedy=remedy)

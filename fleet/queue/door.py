@@ -81,6 +81,7 @@ class Door(socketserver.ThreadingUnixStreamServer):
     """
 
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, folder: Path, queue: QueueFile, wake: Callable[[], None]) -> None:
         self.queue = queue
@@ -136,6 +137,8 @@ class _Call(socketserver.BaseRequestHandler):
             except QueueError as error:
                 parts = ("problem", "where", "value", "remedy")
                 answer = {"error": {name: getattr(error, name) for name in parts}}
+            except ValueError:  # of JSON, or numbers beyond all bounds
+                answer = {"error": {"problem": "the call cannot be read"}}
             _send(self.request, json.dumps(answer).encode(), deadline)
         finally:
             door.leave(uid)

@@ -45,7 +45,8 @@ class State(StrEnum):
 
 UNFINISHED = (State.WAITING, State.STARTING, State.RUNNING)
 Name = Annotated[str, Field(min_length=1, max_length=MAX_CONFIG)]
-Value = bool | int | float | Annotated[str, Field(max_length=MAX_VALUE)]
+Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Value = bool | Integer | float | Annotated[str, Field(max_length=MAX_VALUE)]
 
 
 class Order(BaseModel):

@@ -53,7 +53,7 @@ CREATE TABLE IF NOT EXISTS runs (
 CREATE INDEX IF NOT EXISTS in_line ON runs (state, priority DESC, id);
 CREATE INDEX IF NOT EXISTS followers ON runs (after) WHERE after IS NOT NULL;
 CREATE INDEX IF NOT EXISTS of_bundle ON runs (bundle);
-CREATE TABLE IF NOT EXISTS problem (one INTEGER PRIMARY KEY CHECK (one = 1), text TEXT, since REAL);
+CREATE TABLE IF NOT EXISTS problem (one INTEGER PRIMARY KEY CHECK (one = 1), text TEXT);
 """
 _OPEN = "state IN ('waiting', 'starting', 'running')"
 _ACTIVE = "state IN ('starting', 'running')"
@@ -208,10 +208,7 @@ class QueueFile:
     def note_problem(self, text: str) -> None:
         """Note what keeps the queue from starting runs; '' if nothing does."""
         with self._change():
-            row = self._query("SELECT text FROM problem").fetchone()
-            if (row["text"] if row else "") != text:
-                values = (text[:MAX_REASON], self._clock())
-                self._query("INSERT OR REPLACE INTO problem VALUES (1, ?, ?)", *values)
+            self._query("INSERT OR REPLACE INTO problem VALUES (1, ?)", _one_line(text))
 
     def _check_room(self, uid: int, name: str, size: int) -> None:
         query = f"SELECT count(*) FROM runs WHERE uid = ? AND {_OPEN}"
@@ -238,7 +235,7 @@ class QueueFile:
         self._query(
             "UPDATE runs SET stopping = ?, stopping_since = ?, reason = ? "
             f"WHERE id = ? AND {_ACTIVE} AND stopping IS NULL",
-            *(state, self._clock(), reason[:MAX_REASON], number),
+            *(state, self._clock(), reason, number),
         )
 
     def _end(self, number: int, state: State, reason: str) -> None:
@@ -249,7 +246,7 @@ class QueueFile:
             ended = self._query(
                 "UPDATE runs SET state = ?, since = ?, reason = ? "
                 f"WHERE id = ? AND {_OPEN} RETURNING bundle",
-                *(state, self._clock(), reason[:MAX_REASON], each),
+                *(state, self._clock(), _one_line(reason), each),
             ).fetchone()
             if ended is None:
                 continue
@@ -331,6 +328,12 @@ def _why(row: Mapping[str, Any], unfinished: set[int], position: int, problem: s
     if row["after"] in unfinished:
         return f"for run {row['after']}"
     return "for a free place" if position == 1 else f"for {position - 1} before it"
+
+
+def _one_line(text: str) -> str:
+    """A bounded line for a terminal of what may be a ServerApp's own words."""
+    shown = "".join(char if char.isprintable() else " " for char in text[: 4 * MAX_REASON])
+    return " ".join(shown.split())[:MAX_REASON]
 
 
 def _unknown(number: int) -> QueueError:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from flwr_distill.fleet.queue.entry import TOKEN, Entry, State
 from flwr_distill.fleet.queue.file import QueueFile
@@ -80,8 +82,9 @@ class Scheduler:
                         self.step(link)
                         self._news.wait(random.uniform(*PAUSE))
                         self._news.clear()
-            except SuperLinkError as error:
-                self._queue.note_problem(str(error))
+            except (SuperLinkError, sqlite3.Error) as error:
+                with suppress(sqlite3.Error):  # a full disk, which may have room again
+                    self._queue.note_problem(str(error))
                 ended.wait(random.uniform(*AWAY))
 
     def step(self, link: Control) -> None:
@@ -109,7 +112,7 @@ class Scheduler:
         except OutageError:
             self._queue.note_tried(entry.id)
             raise
-        except SuperLinkError as error:
+        except (SuperLinkError, ValueError, TypeError) as error:  # what Flower cannot encode, too
             self._queue.end(entry.id, State.FAILED, str(error))
             return
         self._queue.note_running(entry.id, run_id)

@@ -223,6 +223,22 @@ def test_a_users_share_of_the_queue_is_bounded(queue, monkeypatch):
         queue.add(order(), b"", BOB, "bob")
 
 
+def test_a_run_that_cannot_be_submitted_blocks_no_other(queue, tmp_path):
+    for text in ("refused", "fine"):
+        queue.add(order(run_config={"text": text}), b"app", ALICE, "alice")
+
+    class Picky:
+        def start_run(self, bundle, config):
+            if config["text"] == "refused":
+                raise ValueError("\x1b[31mcannot\nbe encoded")
+            return 7
+
+    Scheduler(queue, Picky).step(Picky())
+    running, failed = read_queue(tmp_path / FILE)
+    assert (running.state, running.run_id) == (State.RUNNING, "7")
+    assert (failed.state, failed.why) == (State.FAILED, "[31mcannot be encoded")
+
+
 def test_old_runs_are_removed_but_not_those_that_others_follow(queue, tmp_path, monkeypatch):
     monkeypatch.setattr(queue_file, "MAX_ENDED", 1)
     followed, *others = (queue.add(order(), b"app", ALICE, "alice") for _ in range(4))
@@ -255,6 +271,8 @@ def test_calls_are_bounded_and_say_what_is_wrong(tmp_path):
         for wrong in ({"priority": 101}, {"timeout": -1}, {"run_config": {"a": [1]}}, {"x": 1}):
             with pytest.raises(QueueError, match=next(iter(wrong))):
                 call(folder, b"app", call="add", order={**add["order"], **wrong})
+        with pytest.raises(QueueError, match=r"cannot be read|run_config"):
+            call(folder, b"app", call="add", order={"run_config": {"a": 10**400}})
         with pytest.raises(QueueError, match="does not know"):
             call(folder, call="cancel", id="1")
         with pytest.raises(QueueError, match=r"does not answer|too many"):

@@ -1,4 +1,4 @@
-"""The queue's service with a real SuperLink, nodes and the command, and what is killed meanwhile."""
+"""The queue's service with a real SuperLink, nodes and command, while its parts are killed."""
 
 import os
 import time
