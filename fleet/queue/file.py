@@ -106,12 +106,11 @@ class QueueFile:
             self._check_room(uid, name, len(bundle))
             self._check_predecessor(order.after)
             self._query("INSERT OR IGNORE INTO bundles VALUES (?, ?)", name, bundle)
-            values = (uid, user, name, json.dumps(order.run_config), secrets.token_hex(16))
-            values += (order.priority, order.after, order.timeout, now, now)
             cursor = self._query(
                 "INSERT INTO runs (uid, user, bundle, run_config, token, priority, after, timeout, "
                 "submitted, since) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                *values,
+                *(uid, user, name, json.dumps(order.run_config), secrets.token_hex(16)),
+                *(order.priority, order.after, order.timeout, now, now),
             )
             return int(cursor.lastrowid or 0)
 

@@ -24,7 +24,7 @@ SETTLE = 10.0
 MAX_ATTEMPTS = 5
 """Attempts without an answer, each with a SuperLink that answered just before."""
 STOP_GRACE = 60.0
-"""Seconds for the SuperLink to stop a run; then the queue goes on without it."""
+"""Seconds for the SuperLink to stop a run; then the queue continues without it."""
 PAUSE = (0.5, 1.5)
 """Seconds between polls of a SuperLink, and of one that does not answer."""
 AWAY = (1.0, 3.0)
