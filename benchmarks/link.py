@@ -54,7 +54,6 @@ CIFAR = {
     "model": "resnet18",
     "partition.scheme": "dirichlet",
     "partition.alpha": 0.5,
-    "partition.max-samples": 6000,
 }
 
 

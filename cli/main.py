@@ -21,6 +21,7 @@ from flwr_distill.cli.logs import logs
 from flwr_distill.cli.node import node
 from flwr_distill.cli.policy import outbox, policy
 from flwr_distill.cli.predict import predict
+from flwr_distill.cli.queue import queue
 from flwr_distill.cli.run import run
 from flwr_distill.cli.runs import report, runs
 from flwr_distill.cli.settings import settings
@@ -87,6 +88,7 @@ app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     rich_help_panel=_FEDERATION,
 )(superlink)
+app.add_typer(queue, name="queue", rich_help_panel=_FEDERATION)
 app.add_typer(certs, name="certs", rich_help_panel=_NODE)
 app.add_typer(policy, name="policy", rich_help_panel=_NODE)
 app.add_typer(data, name="data", rich_help_panel=_DATA)

@@ -17,7 +17,6 @@ from flwr_distill.cli.connection import (
     Authority,
     Connection,
     NoTls,
-    Timeout,
     UserCertificate,
     UserKey,
     find_superlink,
@@ -26,6 +25,9 @@ from flwr_distill.cli.connection import (
 from flwr_distill.cli.errors import exit_on, fail
 from flwr_distill.cli.options import DEFAULT_FEDERATION_DIR, FederationDir, run_config_option
 from flwr_distill.cli.run_log import RunLog, results_table
+from flwr_distill.fleet.federation_record import FederationFile, FederationRecord
+from flwr_distill.fleet.queue.door import call
+from flwr_distill.fleet.queue.entry import MAX_PRIORITY, QueueError
 from flwr_distill.fleet.run_config import RunConfigError, read_run_config
 from flwr_distill.fleet.submission import RunError, RunOutcome, submit
 from flwr_distill.flower.control import SuperLinkError
@@ -66,19 +68,59 @@ def run(
             show_default="the folder that it reports",
         ),
     ] = None,
-    timeout: Timeout = 60.0,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout",
+            min=0,
+            help="Seconds to wait for the SuperLink; with --queue, seconds after which the started "
+            "run is stopped.",
+            show_default="60; with --queue a day",
+        ),
+    ] = None,
+    queued: Annotated[
+        bool,
+        typer.Option("--queue", help="Put the run in the queue (flwr-distill queue), and return."),
+    ] = False,
+    priority: Annotated[
+        int | None,
+        typer.Option(
+            min=-MAX_PRIORITY,
+            max=MAX_PRIORITY,
+            help="With --queue: runs of higher priority start first.",
+            show_default="0",
+        ),
+    ] = None,
+    after: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="ID",
+            help="With --queue: start once that run in the queue is completed; skipped if it is "
+            "not.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Run this app: show its progress and its results; exit with 1 if it fails.
 
     Without options it runs on the federation of `flwr-distill up`, with all its nodes; otherwise on
-    the named SuperLink. After Ctrl-C the run continues.
+    the named SuperLink. After Ctrl-C the run continues. With --queue it returns at once.
     """
     with exit_on(RunConfigError, SettingsError, command="run"):
         overrides = read_settings(preset, run_config)
         checked(overrides)
+    if queued:
+        if superlink or root_certificates or insecure:
+            fail("the queue has its own SuperLink: drop the options that name one", "run")
+        order = {"priority": priority, "after": after, "timeout": timeout}
+        _enqueue(overrides, state_dir, {key: v for key, v in order.items() if v is not None})
+        return
+    if priority is not None or after is not None:
+        fail("priority and after are for the queue: add --queue", "run")
     user = user_of(user_certificate, user_key, "run")
     link = find_superlink(superlink, root_certificates, insecure, user, state_dir, "run")
-    folder = run_to_its_end(link, overrides, timeout, "run")
+    folder = run_to_its_end(link, overrides, 60.0 if timeout is None else timeout, "run")
     if folder:
         show_results(Console(), folder if runs_dir is None else runs_dir / folder.name)
 
@@ -98,10 +140,7 @@ def run_to_its_end(
     The command ends with 1 if the run fails, or cannot be started on this federation.
     """
     if link.federation:
-        with exit_on(SettingsError, ResultsError, command=command):
-            _check_here(checked(overrides), Path(link.federation.working_dir))
-        _check_data_set(overrides, link.federation.node_dirs, command)
-        overrides = {"min-nodes": len(link.federation.node_dirs)} | overrides
+        overrides = _fit(overrides, link.federation, command)
     with RunLog(Console()) as log:
         outcome = _follow(link, overrides, log, timeout, command)
     if not outcome.completed:
@@ -110,6 +149,33 @@ def run_to_its_end(
         reason = log.reason(outcome.details) or "the log above says why"
         fail(f"run {outcome.run_id} failed: {reason}", command)
     return log.folder
+
+
+def _enqueue(
+    overrides: dict[str, RunConfigValue], state_dir: Path, order: Mapping[str, float]
+) -> None:
+    """Put a run in the queue of a state directory."""
+    from flwr_distill.flower.bundle import app_bundle  # here: imports Flower
+
+    if record := FederationFile(state_dir).read():
+        overrides = _fit(overrides, record, "run")
+    with exit_on(QueueError, ValueError, command="run"):
+        bundle = app_bundle(APP_DIR, overrides)
+        number = call(state_dir, bundle, call="add", order={"run_config": overrides, **order})
+    where = "" if state_dir == DEFAULT_FEDERATION_DIR else f" --state-dir {state_dir}"
+    typer.echo(
+        f"run {number} is in the queue; `flwr-distill queue wait {number}{where}` waits for it"
+    )
+
+
+def _fit(
+    overrides: dict[str, RunConfigValue], federation: FederationRecord, command: str
+) -> dict[str, RunConfigValue]:
+    """Settings for a local federation, with all its nodes; ends the command if they do not fit."""
+    with exit_on(SettingsError, ResultsError, command=command):
+        _check_here(checked(overrides), Path(federation.working_dir))
+    _check_data_set(overrides, federation.node_dirs, command)
+    return {"min-nodes": len(federation.node_dirs)} | overrides
 
 
 def _check_data_set(

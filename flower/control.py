@@ -21,6 +21,10 @@ class OutageError(SuperLinkError):
     """The SuperLink stopped during a call; it may come back."""
 
 
+class UnknownRunError(SuperLinkError):
+    """The SuperLink does not know a run."""
+
+
 @dataclass(frozen=True)
 class RunStatus:
     """Status of a run, ``finished:completed`` for instance, and Flower's text on a failure."""
@@ -58,7 +62,11 @@ class Control(Protocol):
         """Number of nodes that are online."""
 
     def start_run(self, bundle: bytes, run_config: Mapping[str, RunConfigValue]) -> int:
-        """Start a run of an app bundle with these overrides of its run config; return its id."""
+        """Start a run of an app bundle with these overrides of its run config; return its id.
+
+        Raises `SuperLinkError` if it is refused, and `OutageError` if no answer comes: the run may
+        have started all the same.
+        """
 
     def log(self, run_id: int, after: float, seconds: float) -> Iterator[tuple[str, float]]:
         """Parts of a run's log later than the mark `after`, each with its own mark.
@@ -69,14 +77,20 @@ class Control(Protocol):
     def run_status(self, run_id: int, *, settle: float = 0.0) -> RunStatus:
         """Return a run's status; wait up to `settle` seconds for the run to finish.
 
-        Raises `OutageError` if the SuperLink stops, `SuperLinkError` if it does not know the run.
+        Raises `OutageError` if the SuperLink stops, `UnknownRunError` if it does not know the run.
+        """
+
+    def runs_with(self, setting: str, value: str) -> list[int]:
+        """Ids of the runs that were started with this value of a setting, the latest last.
+
+        Raises `SuperLinkError`; Flower's own command shows no settings.
         """
 
     def runs(self, *, unfinished: bool = False) -> list[int]:
         """Ids of all runs, or of the unfinished ones, the latest last."""
 
     def stop_run(self, run_id: int) -> None:
-        """Stop a run."""
+        """Stop a run; raises as `run_status`, and `SuperLinkError` if it is over."""
 
     def register(self, public_key: str) -> tuple[int, bool]:
         """Register a node's key (OpenSSH); return Flower's node id and whether the key is new."""

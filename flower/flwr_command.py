@@ -136,6 +136,11 @@ class Control:
             if status.finished or time.monotonic() > deadline:
                 return status
 
+    def runs_with(self, setting: str, value: str) -> list[int]:
+        """As `flower.control.Control`."""
+        problem = f"`flwr` does not show whether a run has {setting} = {value!r}"
+        raise SuperLinkError(problem, remedy="install flwr==1.32.1")
+
     def runs(self, *, unfinished: bool = False) -> list[int]:
         """As `flower.control.Control`."""
         runs = self._call("list")["runs"]

@@ -36,9 +36,8 @@ SETTINGS: Mapping[str, str] = {
     **_rows(
         SERVER,
         """num-rounds min-nodes fraction-train phase-timeout quorum buffer max-staleness down-codec
-        up-codec
-        patience-failed server-device runs-dir resume keep-checkpoints hooks edge defence
-        most-samples aggregator aggregator-args norm-threshold secure-sums-norm
+        up-codec patience-failed server-device runs-dir resume keep-checkpoints hooks queue-id edge
+        defence most-samples aggregator aggregator-args norm-threshold secure-sums-norm
         fraction-evaluate best-metric evaluate.model statistics
 
         aggregation most-say main-cluster cluster-size similarity rescaling eps eps-growth max-eps

@@ -53,6 +53,9 @@ from flwr_distill.task.backbones import fingerprint
 from flwr_distill.task.compute.precision import products_in
 from flwr_distill.task.source import check_columns, data_spec, open_columns
 
+BUSY_PHASES = 10
+"""Phases' timeouts for which a run waits at its start for nodes that are busy with others."""
+
 app = ServerApp()
 
 
@@ -149,7 +152,9 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
             else:
                 columns = open_columns(settings)
                 directory.scale = run_scale(run_grid, columns, settings, checkpoint)
-                meet_nodes(run_grid, roster, settings.min_nodes, settings.phase_timeout, first)
+                seconds = settings.phase_timeout
+                patience = BUSY_PHASES * seconds
+                meet_nodes(run_grid, roster, settings.min_nodes, seconds, first, patience=patience)
                 check_scale(directory.scale, columns)
                 if directory.scale:
                     task = replace(task, spec=data_spec(settings, scale=directory.scale))

@@ -1,6 +1,8 @@
 """The nodes of a run: ids, names, order, and which cannot take part."""
 
 import math
+import random
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,12 +12,14 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_distill.base.text import counted, listed
-from flwr_distill.strategies.common.directory import Description, Directory, by_reason
+from flwr_distill.strategies.common.directory import SILENT, Description, Directory, by_reason
 from flwr_distill.strategies.common.retries import Retries
 from flwr_distill.strategies.common.waiting import TooFewNodesError, connected_nodes
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.labels import LabelMap, in_order
 
+_PAUSE = (0.5, 1.5)
+"""Seconds between requests to busy nodes."""
 MAX_CLASSES = 100
 """Class names in the setting that an error suggests."""
 
@@ -79,6 +83,11 @@ class Roster:
             for node, about in self.nodes.items()
             if about.together and about.partition is not None
         }
+
+    @property
+    def busy(self) -> list[int]:
+        """Excluded nodes that did not answer in time."""
+        return [node for node, missing in self.excluded.items() if missing == (SILENT,)]
 
     def not_due(self, server_round: int) -> set[int]:
         """Excluded nodes that are not asked again in this round."""
@@ -225,15 +234,30 @@ class Roster:
 
 
 def meet_nodes(
-    grid: Grid, roster: Roster, min_nodes: int, timeout: float, first: Iterable[str] = ()
+    grid: Grid,
+    roster: Roster,
+    min_nodes: int,
+    timeout: float,
+    first: Iterable[str] = (),
+    *,
+    patience: float = 0.0,
 ) -> None:
     """Wait for `min_nodes` nodes, and add all connected ones that can take part to the roster.
+
+    Nodes that are busy with other runs do not answer. Where too few others are left, they are asked
+    again for `patience` seconds.
 
     Raises TooFewNodesError if fewer nodes connect within `timeout` seconds, or can take part, and
     SettingsError if their class folders differ, and no setting names classes.
     """
     nodes = connected_nodes(grid, min_nodes, timeout)
+    deadline = time.monotonic() + patience
     roster.meet_new(grid, timeout, first)
+    while len(roster.nodes) < min_nodes and roster.busy and time.monotonic() < deadline:
+        left = deadline - time.monotonic()
+        log(INFO, "Waiting for %s, %.0f s left", counted(len(roster.busy), "busy node"), left)
+        time.sleep(random.uniform(*_PAUSE))
+        roster.meet_new(grid, min(timeout, left), first)
     if len(roster.nodes) < min_nodes:
         roster.check_class_names()
         missing = {roster.directory.name(node): why for node, why in roster.excluded.items()}

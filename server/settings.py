@@ -104,6 +104,8 @@ class RunSettings(TaskSettings):
     hooks: str = ""
     """Hooks that see this run, separated by commas: the trackers ``mlflow`` and ``wandb``, names of
     installed ones, or ``module:object`` (docs/plugins.md)."""
+    queue_id: Annotated[str, Field(max_length=64)] = ""
+    """Name by which the queue finds this run again; ``flwr-distill run --queue`` sets it."""
     edge: str = ""
     """Socket at which this run answers for an edge, in place of rounds of its own; ``flwr-distill
     edge`` sets it."""

@@ -44,6 +44,7 @@ MAY_CHANGE_ON_RESUME = {
     "num-rounds",
     "patience-failed",
     "phase-timeout",
+    "queue-id",
     "quorum",
     "resume",
     "runs-dir",

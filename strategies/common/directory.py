@@ -29,6 +29,8 @@ from flwr_distill.task.errors import SettingsError
 OPTIONAL = ("frozen", "resumes", "classes", "columns", "column_means", "column_deviations")
 """Fields of the requirement that the message omits if they are empty."""
 NO_SAMPLES = "it has no training samples"
+SILENT = "no answer in time"
+"""Of a node that is busy, or hangs."""
 MAX_LINES = 10
 """Distinct reasons in an error or a log."""
 
@@ -173,7 +175,7 @@ class Directory:
             empty = {key for key in OPTIONAL if not getattr(requirement, key)}
             content[CONFIG] = ConfigRecord(requirement.model_dump(by_alias=True, exclude=empty))
         messages = [Message(content, node, DESCRIBE) for node in nodes]
-        answers = dict.fromkeys(nodes, Description(0, missing=("no answer in time",)))
+        answers = dict.fromkeys(nodes, Description(0, missing=(SILENT,)))
         for reply in grid.send_and_receive(messages, timeout=timeout):
             answers[reply.metadata.src_node_id] = _read(reply)
         return answers

@@ -93,6 +93,17 @@ def test_too_few_nodes_end_the_run_with_the_setting_and_the_remedy(memory_grid):
         met(memory_grid({1: node(num_examples=1)}), 3, timeout=0.3)
 
 
+def test_nodes_that_are_busy_with_another_run_are_waited_for(memory_grid, monkeypatch):
+    monkeypatch.setattr("flwr_distill.server.roster._PAUSE", (0.0, 0.0))
+    answers = iter([None, None, answering(num_examples=1)(None)])
+    grid = memory_grid({1: lambda message: next(answers)})
+    roster = Roster()
+    meet_nodes(grid, roster, 1, 0.1, patience=60)
+    assert list(roster.nodes) == [1]
+    with pytest.raises(TooFewNodesError, match="no answer in time"):
+        meet_nodes(memory_grid({1: lambda message: None}), Roster(), 1, 0.1, patience=0.3)
+
+
 def test_nodes_that_connect_in_time_are_waited_for(memory_grid):
     described = {i: node(partition_id=i) for i in range(3)}
 

@@ -63,7 +63,10 @@ CALLS = 1000
 SWITCH = 0.05
 """Seconds for which a thread computes while others wait: each of them wakes up as often."""
 _MAKE = "generic_create_grpc_server"
-_OF_CALLS = ("[Fleet.PullMessages]", "[Fleet.PushMessages]", "[Fleet.GetRun]")
+_OF_CALLS = (
+    *("[Fleet.PullMessages]", "[Fleet.PushMessages]", "[Fleet.GetRun]"),
+    "ControlServicer.ListRuns",  # the queue's, each second
+)
 _UNAVAILABLE = "node_unavail"
 """Flower's name for the error of a node that is away."""
 _SIGNED_COLUMNS = ["run_id", "src_node_id", "dst_node_id"]

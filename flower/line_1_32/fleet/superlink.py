@@ -28,7 +28,13 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.grpc import GRPC_MAX_MESSAGE_LENGTH
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-from flwr_distill.flower.control import OutageError, RunStatus, SuperLinkError, User
+from flwr_distill.flower.control import (
+    OutageError,
+    RunStatus,
+    SuperLinkError,
+    UnknownRunError,
+    User,
+)
 from flwr_distill.node.proxies import proxy_hint, proxy_of
 from flwr_distill.task.settings import RunConfigValue
 
@@ -118,7 +124,7 @@ class Control:
         return sum(node.status == "online" for node in nodes)
 
     def start_run(self, bundle: bytes, run_config: Mapping[str, RunConfigValue]) -> int:
-        """Start a run of an app bundle with these overrides of its run config; return its id."""
+        """As `flower.control.Control`."""
         request = StartRunRequest(
             fab=fab_to_proto(Fab(hashlib.sha256(bundle).hexdigest(), bundle, {})),
             override_config=user_config_to_proto(dict(run_config)),
@@ -126,7 +132,8 @@ class Control:
         try:
             response = self._stub.StartRun(request, timeout=60)
         except grpc.RpcError as error:
-            raise SuperLinkError(f"the run was not accepted: {error.details()}") from error
+            kind = OutageError if error.code() in _OUTAGE else SuperLinkError
+            raise kind(f"the run was not accepted: {error.details()}") from error
         if not response.HasField("run_id"):
             raise SuperLinkError("the run was not accepted: the SuperLink gives it no id")
         return int(response.run_id)
@@ -145,10 +152,7 @@ class Control:
                 raise _explained(run_id, error) from error
 
     def run_status(self, run_id: int, *, settle: float = 0.0) -> RunStatus:
-        """Return a run's status; wait up to `settle` seconds for the run to finish.
-
-        Raises `OutageError` if the SuperLink stops, `SuperLinkError` if it does not know the run.
-        """
+        """As `flower.control.Control`."""
         deadline = time.monotonic() + settle
         while True:
             try:
@@ -161,6 +165,15 @@ class Control:
                 return RunStatus(text, status.details)
             time.sleep(0.05)
 
+    def runs_with(self, setting: str, value: str) -> list[int]:
+        """As `flower.control.Control`."""
+        try:
+            runs = self._stub.ListRuns(ListRunsRequest(), timeout=60).run_dict.values()
+        except grpc.RpcError as error:
+            raise _failed(error) from error
+        found = [r for r in runs if r.override_config[setting].string == value]
+        return [run.run_id for run in sorted(found, key=lambda r: r.pending_at)]
+
     def runs(self, *, unfinished: bool = False) -> list[int]:
         """Ids of all runs, or of the unfinished ones, the latest last."""
         runs = self._stub.ListRuns(ListRunsRequest(), timeout=10).run_dict
@@ -168,8 +181,11 @@ class Control:
         return [run.run_id for run in sorted(wanted, key=lambda r: r.pending_at)]
 
     def stop_run(self, run_id: int) -> None:
-        """Stop a run."""
-        self._stub.StopRun(StopRunRequest(run_id=run_id), timeout=10)
+        """As `flower.control.Control`."""
+        try:
+            self._stub.StopRun(StopRunRequest(run_id=run_id), timeout=10)
+        except grpc.RpcError as error:
+            raise _explained(run_id, error) from error
 
     def register(self, public_key: str) -> tuple[int, bool]:
         """Register a node's key (OpenSSH); return Flower's node id and whether the key is new."""
@@ -208,13 +224,19 @@ class Control:
 
 
 def _explained(run_id: int, error: grpc.RpcError) -> SuperLinkError:
+    if error.code() == grpc.StatusCode.NOT_FOUND:
+        return UnknownRunError(
+            f"the SuperLink does not know it: {error.details()}",
+            where=f"run {run_id}",
+            remedy="without --database a SuperLink loses its runs when it restarts",
+        )
+    return _failed(error, f"run {run_id}")
+
+
+def _failed(error: grpc.RpcError, where: str = "") -> SuperLinkError:
     if error.code() in _OUTAGE:
         return OutageError(f"the SuperLink stopped: {error.details()}")
-    return SuperLinkError(
-        f"the SuperLink does not know it: {error.details()}",
-        where=f"run {run_id}",
-        remedy="without --database a SuperLink loses its runs when it restarts",
-    )
+    return SuperLinkError(f"the SuperLink refuses: {error.details()}", where=where)
 
 
 def _flower_format(public_key: str) -> bytes:
