@@ -40,6 +40,8 @@ OTHERS = {
     "partition.samples": "10",
     "train.kd-kernel": "centred",
     "train.on": "virtual",
+    "down-codec": "int8",
+    "up-codec": "topk",
     "train.optimizer": "adam",
     "train.lr-schedule": "cosine",
     "train.precision": "tf32",
