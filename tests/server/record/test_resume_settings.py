@@ -22,6 +22,7 @@ MAY_CHANGE = {
     "min-nodes": 3,
     "num-rounds": 20,
     "phase-timeout": 60.0,
+    "queue-id": "name",
     "quorum": 0.5,
     "server-device": "cpu",
     "simulation.together": "off",
