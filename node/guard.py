@@ -48,6 +48,7 @@ from flwr_distill.node.rules import judge_bundle, judge_message, judge_request, 
 from flwr_distill.node.run_records import RunRecordError, RunRecords
 from flwr_distill.node.settings import FLOWER_HOME
 from flwr_distill.node.statistics import cost_of_statistics, release_statistics
+from flwr_distill.protocol.codecs import CodecError
 from flwr_distill.protocol.meeting import DESCRIBE, identity, one_line, place_secrets
 from flwr_distill.protocol.messages import CONFIG, FINGERPRINT, METRICS
 from flwr_distill.protocol.replies import REFUSED
@@ -143,7 +144,8 @@ class Guard:
 
     def refuse_unreadable(self, header: Header, error: Exception) -> Answer:
         """Refuse a message whose objects are unreadable; return the answer."""
-        refusal = Refusal("policy", f"the message is unreadable ({type(error).__name__})")
+        what = error if isinstance(error, CodecError) else type(error).__name__
+        refusal = Refusal("policy", f"the message is unreadable ({what})")
         answer = self._open(header, None, "", refusal)
         assert answer is not None
         return answer

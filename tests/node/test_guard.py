@@ -56,6 +56,7 @@ from flwr_distill.links.records import VIRTUAL_DATA, Introduction
 from flwr_distill.links.routes import Links
 from flwr_distill.links.seal import sealed_size
 from flwr_distill.links.transfer import introduce, send
+from flwr_distill.node.codec import NodeCodec
 from flwr_distill.node.events import Answer
 from flwr_distill.node.guard import Guard
 from flwr_distill.node.outbox import FOLDER, entries, virtual_data_file
@@ -161,7 +162,7 @@ class Node:
         self.read: list[bytes] = []
         self.guard = Guard(policy, state_dir, NODE_CONFIG, self.read_config, lambda: self.now)
         self.guarding = Guarding(self.guard)
-        self.desk = Desk(None, [], self.guarding)
+        self.desk = Desk(None, [], self.guarding, NodeCodec(state_dir))
         self.context = Context(7, NODE, {}, RecordDict(), {})
         self.count = 0
         self.begin(7)
