@@ -81,6 +81,9 @@ class Federation(LocalFederation):
         if self._queue is not None:
             stop([self._queue])
             self._queue = None
+        for app in self.serverapps():  # one that is stopped would stay
+            with suppress(psutil.NoSuchProcess):
+                app.kill()
         super().stop()
 
     def start_queue(self) -> None:
@@ -117,9 +120,10 @@ class Federation(LocalFederation):
 
     def serverapps(self) -> list[psutil.Process]:
         """ServerApps of runs, which the last of the nurseries forks."""
-        with suppress(psutil.NoSuchProcess):
-            return psutil.Process(self.nursery_pids[-1]).children()
-        return []
+        apps: list[psutil.Process] = []
+        with suppress(psutil.NoSuchProcess, IndexError):  # no nursery, no apps
+            apps += psutil.Process(self.nursery_pids[-1]).children()
+        return apps
 
     def _start_superlink(self) -> None:
         fleet, *others = self._ports

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Self
 
 import yaml
 
@@ -203,7 +203,7 @@ class LocalFederation:
             addresses = [f"127.0.0.1:{port}" for port in free_ports(num_nodes)]
         self.nodes = [self._make_node(index, addresses) for index in range(num_nodes)]
 
-    def __enter__(self) -> LocalFederation:
+    def __enter__(self) -> Self:
         self.start()
         return self
 
