@@ -76,7 +76,7 @@ def _check_addresses(arguments: list[str]) -> None:
             socket.create_server((host.strip("[]"), int(port)), family=_family(host)).close()
         except OSError as error:
             remedy = "end what listens there, or name another port"
-            problem = error.strerror or str(error)
+            problem = os.strerror(error.errno) if error.errno else str(error)
             fail(problem, "superlink", where=option, value=value, remedy=remedy)
 
 

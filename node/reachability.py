@@ -27,7 +27,7 @@ _NAMES_ANOTHER = (
     "its server's `flwr-distill certs server --host` must name the host that nodes call, "
 )
 _REMEDIES = {
-    10: "is this machine's clock right? Else renew it with `flwr-distill certs renew` for ",
+    10: "is this machine's clock right? Else `flwr-distill certs renew server` there, on ",
     62: _NAMES_ANOTHER,
     64: _NAMES_ANOTHER,
 }

@@ -144,21 +144,26 @@ def expired_certificate(site):
     past = authority.now() - datetime.timedelta(days=100)
     with mock.patch.object(authority, "now", return_value=past):
         site.issue()
-    yield from _bad_server(site)
+    yield from _bad_server(site, lambda: site.certs.renew("server", 10))
 
 
 def wrong_host(site):
     site.issue("elsewhere.example")
-    yield from _bad_server(site)
+
+    def repair():
+        site.certs.mark_revoked("server")
+        site.certs.issue_server(["127.0.0.1", "localhost"], 10)
+
+    yield from _bad_server(site, repair)
 
 
-def _bad_server(site):
+def _bad_server(site, repair):
     process = site.up(site.secured())
     files = site.certs_dir / "ward-3"
     node = site.node("--root-certificates", files / "ca.crt", "--auth-key", files / "login.key")
     yield node
     stop([process])
-    site.certs.issue_server(["127.0.0.1", "localhost"], 10)
+    repair()
     site.up(site.secured(), "superlink-again")
     yield site.node(*site.keys())
 

@@ -81,8 +81,8 @@ def test_a_fault_is_named_with_its_remedy_and_the_next_start_works(fault, tmp_pa
         where = "SuperLink" if broken.state_dir is None else "node"
         words_of_it = line.replace(str(tmp_path), "...").replace("|", "/")
         words_of_it = words_of_it.replace(str(site.fleet), "9092")
-        table[fault] = f"| {fault} | {where} | {seconds:.1f} | {words_of_it} |"
         comes_up(next(steps), site)
+        table[fault] = f"| {fault} | {where} | {seconds:.1f} | {words_of_it} |"
     finally:
         steps.close()
         site.stop()
