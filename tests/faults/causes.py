@@ -7,6 +7,7 @@ come up. Each is a real one, of the commands that sites use.
 import contextlib
 import datetime
 import os
+import shutil
 import socket
 import sqlite3
 import subprocess
@@ -152,6 +153,7 @@ def wrong_host(site):
 
     def repair():
         site.certs.mark_revoked("server")
+        shutil.rmtree(site.certs_dir / "server")
         site.certs.issue_server(["127.0.0.1", "localhost"], 10)
 
     yield from _bad_server(site, repair)
