@@ -107,7 +107,7 @@ test-attacks: $(READY)
 	$(BIN)/pytest tests/attacks -n 2 --dist loadfile
 
 test-faults-all: $(READY)
-	$(BIN)/pytest -m faults -n 2 --dist loadfile
+	CAUSES_TABLE=1 $(BIN)/pytest -m faults -n 2 --dist loadfile
 
 fuzz: $(READY)
 	FUZZ_EXAMPLES=3500 $(BIN)/pytest tests/fuzz --timeout 900

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
+import socket
+import sqlite3
 import sys
+from contextlib import closing
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +30,10 @@ from flwr_distill.flower.control import SuperLinkError, open_control
 from flwr_distill.node.stock import environment, is_another
 
 STOCK = "flower-superlink"
+_LOCKED_FOR = 10.0
+"""Seconds for which another process may lock the database as the SuperLink starts."""
+_LEAST_SPACE = 1 << 20
+"""Bytes without which a SuperLink does not start: it could not keep a message."""
 
 
 def superlink(context: typer.Context, log_format: LogFormat = None) -> None:
@@ -37,7 +45,8 @@ def superlink(context: typer.Context, log_format: LogFormat = None) -> None:
     none of this, and says so.
     """
     os.environ[json_lines.VARIABLE] = log_format or "text"
-    _make_folder_of_database(context.args)
+    _check_addresses(context.args)
+    _check_database(context.args)
     os.environ.update(environment(os.environ))  # it starts Flower's other programs
     if is_another():
         typer.echo(
@@ -57,15 +66,47 @@ def superlink(context: typer.Context, log_format: LogFormat = None) -> None:
     main()
 
 
-def _make_folder_of_database(arguments: list[str]) -> None:
-    """Make the folder of the ``--database`` file: SQLite's error would not name it."""
+def _check_addresses(arguments: list[str]) -> None:
+    """Fail if another process listens at an address: gRPC's error does not name the option."""
     for option, value in pairwise(arguments):
-        if option == "--database" and not value.startswith(":"):
-            try:
-                Path(value).parent.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                problem = error.strerror or str(error)
-                fail(problem, "superlink", where="--database", value=value, remedy="name another")
+        host, _, port = value.rpartition(":")
+        if not (option.startswith("--") and option.endswith("-api-address") and port.isdigit()):
+            continue
+        try:
+            socket.create_server((host.strip("[]"), int(port)), family=_family(host)).close()
+        except OSError as error:
+            remedy = "end what listens there, or name another port"
+            problem = os.strerror(error.errno) if error.errno else str(error)
+            fail(problem, "superlink", where=option, value=value, remedy=remedy)
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _check_database(arguments: list[str]) -> None:
+    """Make the folder of the ``--database`` file, and fail if the file cannot be written.
+
+    Flower's error would name neither file nor option.
+    """
+    for option, value in pairwise(arguments):
+        if option != "--database" or value.startswith(":"):
+            continue
+        try:
+            folder = Path(value).parent
+            folder.mkdir(parents=True, exist_ok=True)
+            with closing(sqlite3.connect(value, timeout=_LOCKED_FOR, isolation_level=None)) as file:
+                file.execute("BEGIN IMMEDIATE")
+                file.execute("PRAGMA schema_version")
+                file.execute("ROLLBACK")
+            if (free := shutil.disk_usage(folder).free) < _LEAST_SPACE:
+                raise OSError(f"the disk is full: {free} bytes are left")
+        except (OSError, sqlite3.Error) as error:
+            problem = getattr(error, "strerror", None) or str(error)
+            remedy = (
+                "free it (space, permissions, other processes), restore a backup, or name another"
+            )
+            fail(problem, "superlink", where="--database", value=value, remedy=remedy)
 
 
 def register(

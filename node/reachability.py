@@ -22,6 +22,18 @@ _PROXY_ERRORS = (403, 407, 502, 503, 504)
 """By which a proxy says that it does not connect; a SuperLink answers 404."""
 
 
+_NOT_SIGNED = "root-certificates must hold the authority that signed it, and it must name "
+_NAMES_ANOTHER = (
+    "its server's `flwr-distill certs server --host` must name the host that nodes call, "
+)
+_REMEDIES = {
+    10: "is this machine's clock right? Else `flwr-distill certs renew server` there, on ",
+    62: _NAMES_ANOTHER,
+    64: _NAMES_ANOTHER,
+}
+"""By OpenSSL's code of a refusal: it has expired, names another host, another IP address."""
+
+
 def check_superlink(
     address: str,
     *,
@@ -47,9 +59,7 @@ def check_superlink(
             greet()
             return
         except ssl.SSLCertVerificationError as error:
-            remedy = (
-                "root-certificates must hold the authority that signed it, and it must name " + host
-            )
+            remedy = _REMEDIES.get(error.verify_code, _NOT_SIGNED) + host
             raise _unreachable(
                 address, f"its certificate is not trusted: {error.verify_message}", remedy
             ) from error

@@ -132,10 +132,18 @@ class Node:
 
     def _prepare(self) -> None:
         settings = self._settings
-        settings.state_dir.mkdir(parents=True, exist_ok=True)
-        self._node_config.touch(mode=0o600)
-        self._node_config.chmod(0o600)  # one that an earlier version made
-        self._node_config.write_text(flat_toml(app_config(settings)), encoding="utf-8")
+        try:
+            settings.state_dir.mkdir(parents=True, exist_ok=True)
+            self._node_config.touch(mode=0o600)
+            self._node_config.chmod(0o600)  # one that an earlier version made
+            self._node_config.write_text(flat_toml(app_config(settings)), encoding="utf-8")
+        except OSError as error:  # a full disk, or one that may not be written
+            raise NodeError(
+                error.strerror or str(error),
+                where="state-dir",
+                value=str(settings.state_dir),
+                remedy="free it (space, permissions), or name another folder",
+            ) from error
         # Of this process and its parts.
         os.environ[json_lines.VARIABLE] = settings.log_format
         os.environ[json_lines.NODE] = settings.name or settings.place
@@ -186,6 +194,11 @@ class Node:
             started = time.monotonic()
             self._start_parts()
             reason = self._wait_for_an_end()
+            if "online" not in self._status:
+                reason += (
+                    " before the SuperLink admitted it (is this machine's clock right? Compare "
+                    "with `flwr-distill doctor`)"
+                )
             self._stop_parts()
             if time.monotonic() - started > _SETTLED_AFTER:
                 pause = 1.0

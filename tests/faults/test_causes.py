@@ -1,0 +1,88 @@
+"""Who runs a site or a server reads within 30 s what is broken, and how to repair it."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from flwr_distill.node.processes import stop
+from flwr_distill.node.supervisor import status_file
+from tests.faults.causes import CONTINUES, FAULTS, Site
+
+RECOVERY = Path(__file__).resolve().parents[2] / "docs" / "recovery.md"
+BEGIN, END = "<!-- causes -->\n", "<!-- end of causes -->\n"
+HEAD = "| fault | where shown | seconds | words |\n|---|---|---|---|\n"
+DEADLINE = 30.0
+QUICK = {"DNS is gone", "a port is in use", "the SuperLink's database is corrupt"}
+"""What CI runs; the others are in `make test-faults-all`."""
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(200)]
+
+
+def line_with(words, log, process):
+    """Seconds until a line of a log has all words, and the line."""
+    begin = time.monotonic()
+    while True:
+        over = time.monotonic() - begin > DEADLINE or process.poll() is not None
+        text = log.read_text() if log.exists() else ""
+        for line in text.splitlines():
+            if all(word.lower() in line.lower() for word in words):
+                return time.monotonic() - begin, line
+        assert not over, f"no line has all of {words}:\n{text[-3000:]}"
+        time.sleep(0.1)
+
+
+def comes_up(started, site):
+    if started.state_dir is None:
+        site.up(started, "again")
+        return
+    process, log = site.start(started, "again")
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        file = status_file(started.state_dir)
+        if file.exists() and "online" in json.loads(file.read_text()):
+            return
+        time.sleep(0.1)
+    raise AssertionError(log.read_text())
+
+
+@pytest.fixture(scope="module")
+def table():
+    """Rows by fault; those that ran replace theirs in the docs if CAUSES_TABLE is set."""
+    rows = {}
+    yield rows
+    if "CAUSES_TABLE" not in os.environ:
+        return
+    before, _, rest = RECOVERY.read_text().partition(BEGIN)
+    old, _, after = rest.partition(END)
+    kept = {row.split(" | ")[0].removeprefix("| "): row for row in old.splitlines()[2:]}
+    kept |= rows
+    lines = [kept[fault] for fault in FAULTS if fault in kept]
+    RECOVERY.write_text(before + BEGIN + HEAD + "\n".join([*lines, ""]) + END + after)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(f, marks=() if f in QUICK else pytest.mark.all_faults) for f in FAULTS],
+)
+def test_a_fault_is_named_with_its_remedy_and_the_next_start_works(fault, tmp_path, table):
+    cause, words = FAULTS[fault]
+    site = Site(tmp_path)
+    steps = cause(site)
+    try:
+        broken = next(steps)
+        process, log = site.start(broken, "broken")
+        seconds, line = line_with(words, log, process)
+        if fault not in CONTINUES:
+            assert process.wait(DEADLINE) != 0
+        stop([process])
+        where = "SuperLink" if broken.state_dir is None else "node"
+        words_of_it = line.replace(str(tmp_path), "...").replace("|", "/")
+        words_of_it = words_of_it.replace(str(site.fleet), "9092")
+        comes_up(next(steps), site)
+        table[fault] = f"| {fault} | {where} | {seconds:.1f} | {words_of_it} |"
+    finally:
+        steps.close()
+        site.stop()
