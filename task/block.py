@@ -1,6 +1,7 @@
 """The base of all tables of settings, and what its errors say: which keys are wrong, and how."""
 
 import difflib
+import os
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
@@ -83,6 +84,8 @@ def _errors(details: Any, known: list[str]) -> list[SettingsError]:
         return [SettingsError("is missing", where=key)]
     problem = details["msg"].removeprefix("Value error, ").removeprefix("Input ")
     value = details["input"]
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
     if isinstance(value, str | bytes | list):
         value = value[:MAX_SHOWN]
     return [SettingsError(problem, where=key, value=value)]
