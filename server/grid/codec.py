@@ -102,21 +102,19 @@ class ModelCodec:
     @contextmanager
     def coding(self, messages: Sequence[Message]) -> Iterator[None]:
         """Code the models in messages within the block, in which they are pushed."""
-        own = [message.content for message in messages]
         versions = self._versions_of(messages) if self.is_used else {}
+        plain: list[tuple[Message, RecordDict, _Version]] = []
         for place, message in enumerate(messages):
             version = versions.get(id(message.content.array_records.get(ARRAYS)))
             if version and message.metadata.dst_node_id in self._able:
+                plain.append((message, message.content, version))
                 message.content = self._coded(message, version, place)
         try:
             yield
         finally:
-            coded_ones = []
-            for message, content in zip(messages, own, strict=True):
-                if message.content is not content:
-                    coded_ones.append((message, versions[id(content.array_records[ARRAYS])]))
+            for message, content, _ in plain:
                 message.content = content
-        for message, version in coded_ones:
+        for message, _, version in plain:
             self._sent[message.metadata.dst_node_id] = message.metadata.message_id, version.name
         self._forget_versions()
 

@@ -258,11 +258,11 @@ def test_of_two_resumes_at_once_the_second_is_refused_before_it_reads_the_checkp
         read.append(file)
         return load_checkpoint(file)
 
-    def meet(*args):
+    def meet(*args, **options):
         with pytest.raises(CheckpointError, match="still running", check=at(f"run {folder.name}")):
             run(resume="latest")
         refused.append(list(read))
-        return meet_nodes(*args)
+        return meet_nodes(*args, **options)
 
     monkeypatch.setattr(resume, "load_checkpoint", load)
     monkeypatch.setattr(server_app, "meet_nodes", meet)
