@@ -288,9 +288,9 @@ def chaos(rounds: int, nodes: int, every: float, seed: int, console: Console) ->
         folder = Path(name)
         folder.chmod(0o750)
         with Federation(nodes, folder) as federation:
-            begun = time.monotonic()
+            start = time.monotonic()
             work = Chaos(federation, users, draw)
-            next_kill, shown = begun + every, -1
+            next_kill, shown = start + every, -1
             while (trained := work.rounds) < rounds:
                 work.fill()
                 federation.restart_dead_nodes()
@@ -301,15 +301,15 @@ def chaos(rounds: int, nodes: int, every: float, seed: int, console: Console) ->
                     next_kill = time.monotonic() + draw.uniform(0.5, 1.5) * every
                 if trained // 25 > shown:
                     shown = trained // 25
-                    console.print(f"{time.monotonic() - begun:.0f} s: {trained} rounds")
+                    console.print(f"{time.monotonic() - start:.0f} s: {trained} rounds")
                 time.sleep(draw.uniform(0.3, 0.7))
-            killing = time.monotonic() - begun
+            killing = time.monotonic() - start
             while any(not run.state.ended for run in work.runs):
                 federation.restart_dead_nodes()
-                if time.monotonic() - begun - killing > DRAIN:
+                if time.monotonic() - start - killing > DRAIN:
                     break
                 time.sleep(draw.uniform(0.3, 0.7))
-            drained = time.monotonic() - begun - killing
+            drained = time.monotonic() - start - killing
             runs, trained = work.runs, work.rounds
             twice, strange = started_twice(federation.state_dir / FILE, federation.database)
     waits = [run.started - run.submitted for run in runs if run.started]

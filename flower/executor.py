@@ -171,7 +171,7 @@ class Executor:
                     reply, num_bytes = self._reply(task, work)
                     coded, saved = self._codec.encode(reply)
                     released = self._guarding.release(reply, num_bytes - saved)
-                    task.push(self._codec.finish(released, coded), context)
+                    task.push(self._codec.finish(released, coded, work.header), context)
         except appio.REFUSED as error:
             if not task.has_ended():
                 reason = f"the SuperNode refused to serve a task: {error}"

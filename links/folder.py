@@ -1,4 +1,4 @@
-"""A node's files for the links of one run: key, permit key, mailbox, spent tokens."""
+"""A node's files for the links of one run: keys, mailbox, spent tokens, received models."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ class LinkFolder:
         self._files = store.below(_LINKS)
         self._mailbox = self._files.folder / _MAILBOX
         self._spent = self._files.folder / "spent"
+        self.models = self._files.below("models")
+        """Store of the models that the node got, to which the server codes differences."""
 
     def private_key(self) -> X25519PrivateKey:
         """The node's key for the run, created on first use."""
@@ -146,7 +148,7 @@ def runs_with_links(state_dir: Path, most: int) -> list[int]:
 
 
 def remove_links(state_dir: Path, run_id: int) -> None:
-    """Remove a run's keys, spent tokens and uncollected parcels."""
+    """Remove a run's keys, spent tokens, uncollected parcels and received models."""
     with suppress(OSError), untrusted.folder(state_dir / RUNS / str(run_id)) as nodes:
         for name in untrusted.names(nodes):
             with suppress(OSError), untrusted.subfolder(nodes, name) as files:

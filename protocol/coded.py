@@ -72,7 +72,7 @@ def version_of(arrays: Arrays) -> str:
     return digest("", arrays)
 
 
-def is_coded(name: str, array: Array) -> bool:
+def may_be_coded(name: str, array: Array) -> bool:
     """Whether a codec may be used for an array of this name, type and shape."""
     size = int(np.prod(array.shape, dtype=np.int64))
     trained = name.rpartition(".")[2] not in STATISTICS
@@ -115,7 +115,7 @@ def coded(
     for name, array in record.items():
         result[name] = array
         own: NDArray[Any] | None = None
-        if is_coded(name, array) and (start is None or _alike(values[name], start.get(name))):
+        if may_be_coded(name, array) and (start is None or _alike(values[name], start.get(name))):
             own = values[name] if start is None else values[name] - start[name]
             if rest and _alike(own, rest.get(name)):
                 own = own + rest[name]

@@ -14,6 +14,7 @@ from flwr_distill.protocol.replies import UNKNOWN
 from flwr_distill.simulation.grid import Pool
 from flwr_distill.simulation.workers import Config
 from flwr_distill.storage.store import DURABLE
+from flwr_distill.task.errors import SettingsError
 
 
 class Coded:
@@ -50,7 +51,7 @@ class Coded:
             own.metadata.__dict__.update(vars(about), _run_id=self._run_id)
             try:
                 codec.receive(own)
-            except CodecError as error:
+            except (CodecError, SettingsError) as error:
                 self._failed.append((about.message_id, Error(UNKNOWN, str(error))))
                 continue
             self._sent[about.message_id] = own, codec
@@ -65,7 +66,7 @@ class Coded:
                 message, codec = self._sent.pop(name)
                 reply = Message(answer, reply_to=message)
                 coded, _ = codec.encode(reply)
-                reply = codec.finish(reply, coded)
+                reply = codec.finish(reply, coded, message)
                 answer = reply.content if reply.has_content() else reply.error
             answers.append((name, answer))
         return answers

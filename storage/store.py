@@ -106,9 +106,9 @@ class NodeStore:
         return None
 
     def remove(self, name: str) -> None:
-        """Remove a file by its name as in `names`, if it is there."""
+        """Remove what has this name, as in `names`; what cannot be removed stays."""
         with suppress(FileNotFoundError), untrusted.folder(self.folder) as folder:
-            os.unlink(name, dir_fd=folder)
+            untrusted.remove(folder, name)
 
     def file(self, name: str) -> Path | None:
         """File of the blob ``name`` of the last round; None if there is none."""

@@ -88,7 +88,7 @@ class Scheduler:
                 ended.wait(random.uniform(*AWAY))
 
     def step(self, link: Control) -> None:
-        """Look after the runs that have begun, and start those whose turn it is.
+        """Look after the runs that have started, and start those whose turn it is.
 
         Raises SuperLinkError if the SuperLink does not answer; the next step may use another link.
         """

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from logging import WARNING
 from typing import Any
 
@@ -55,6 +56,16 @@ class _Version:
     record: ArrayRecord | None = None
     """How it is sent to nodes that have its base; None if whole."""
     base: str = ""
+
+    @cached_property
+    def whole(self) -> ArrayRecord:
+        """Exact, for nodes without its base: one record for all of them."""
+        return as_record(self.arrays)
+
+    @cached_property
+    def same(self) -> ArrayRecord:
+        """For nodes that have it."""
+        return unchanged(self.arrays)
 
 
 @dataclass
@@ -206,11 +217,11 @@ class ModelCodec:
         node, message_type = message.metadata.dst_node_id, message.metadata.message_type
         known = self._known.get(node, []) if node in self._sure else []
         if version.name in known:
-            record, base = unchanged(version.arrays), version.name
+            record, base = version.same, version.name
         elif version.record is not None and version.base in ("", *known):
             record, base = version.record, version.base
         else:
-            record, base = as_record(version.arrays), ""
+            record, base = version.whole, ""
         about = Coding(
             up=self.up,
             version=version.name,

@@ -12,8 +12,8 @@ from flwr.app import ConfigRecord, Error, Message, MessageType
 from flwr.serverapp import Grid
 
 from flwr_distill.protocol.arrays import Arrays
-from flwr_distill.protocol.codecs import CodecError
 from flwr_distill.protocol.edge import SHARE
+from flwr_distill.protocol.meeting import one_line
 from flwr_distill.protocol.messages import BATCH, PARTITIONS, ROUTE, TOGETHER
 from flwr_distill.protocol.replies import UNREADABLE, set_aside
 from flwr_distill.server.grid.buffer import Buffer
@@ -180,10 +180,9 @@ class Transport:
         if reply.has_content():
             try:
                 self.codec.decode(message, reply)
-            except CodecError as error:
-                return Message(
-                    Error(UNREADABLE, f"Its model is unreadable: {error}"), reply_to=message
-                )
+            except Exception as error:  # a node may send anything as its model
+                reason = f"Its model cannot be decoded: {type(error).__name__}: {error}"
+                return Message(Error(UNREADABLE, one_line(reason)), reply_to=message)
         return reply
 
     def _arriving(

@@ -55,7 +55,7 @@ class KillableFile(QueueFile):
 
 
 class SuperLink:
-    """Runs in a file of their own, which outlives whoever calls.
+    """Runs in a file of their own, which outlives its callers.
 
     Each call is two steps: one before it acts, and one before its answer. `lost` are the numbers of
     the runs of which the answer is lost, and the SuperLink with it for a moment.

@@ -1,14 +1,18 @@
 """The node's end of a coded link: what it keeps, and messages that it does not decode."""
 
+import shutil
+
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
 from flwr_distill.node.codec import NodeCodec
 from flwr_distill.protocol.arrays import as_arrays, as_record
 from flwr_distill.protocol.codecs import CodecError
 from flwr_distill.protocol.coded import CODEC, PREFIX, Coding, coded, decoded, version_of
-from flwr_distill.protocol.messages import ARRAYS
+from flwr_distill.protocol.meeting import DESCRIBE
+from flwr_distill.protocol.messages import ARRAYS, CONFIG
+from flwr_distill.protocol.replies import REFUSED
 from flwr_distill.task.errors import SettingsError
 
 START = {"w": np.random.default_rng(0).standard_normal((30, 40)).astype(np.float32)}
@@ -29,7 +33,14 @@ def trained(codec, server_round, received):
     change = np.random.default_rng(server_round).standard_normal((30, 40)).astype(np.float32)
     reply = Message(RecordDict({ARRAYS: as_record({"w": START["w"] + change})}), reply_to=sent)
     model, saved = codec.encode(reply)
-    return as_arrays(decoded(codec.finish(reply, model).content[ARRAYS], START))["w"], saved
+    return as_arrays(decoded(codec.finish(reply, model, sent).content[ARRAYS], START))["w"], saved
+
+
+def answered(codec, sent):
+    """The reply that leaves when the app sends the model back."""
+    codec.receive(sent)
+    reply = Message(RecordDict({ARRAYS: as_record(START)}), reply_to=sent)
+    return codec.finish(reply, codec.encode(reply)[0], sent)
 
 
 def test_of_a_reply_that_was_lost_nothing_is_left_out_later(tmp_path):
@@ -66,8 +77,8 @@ def test_another_process_of_the_node_has_what_the_first_kept(tmp_path):
 )
 def test_a_model_that_is_no_longer_there_is_named_and_nothing_is_built_on_it(damage, tmp_path):
     codec = NodeCodec(tmp_path)
-    codec.receive(message(as_record(START)))
-    (file,) = tmp_path.rglob("received-*")
+    answered(codec, message(as_record(START)))
+    (file,) = tmp_path.rglob("links/models/*")
     damage(file)
     record, _ = coded(as_record(START), "int8", np.random.default_rng(0), START)
     with pytest.raises(CodecError, match="no longer has the model"):
@@ -107,5 +118,62 @@ def test_a_message_without_a_codec_passes_unchanged(tmp_path):
     assert not codec.receive(sent)
     reply = Message(RecordDict({ARRAYS: as_record(START)}), reply_to=sent)
     assert codec.encode(reply) == (None, 0)
-    assert codec.finish(reply, None) is reply
-    assert not list(tmp_path.rglob("received-*"))
+    assert codec.finish(reply, None, sent) is reply
+    assert not list(tmp_path.rglob("models"))
+
+
+def test_nothing_is_kept_of_a_message_that_is_refused(tmp_path):
+    """Else a server could fill the disk of a node that refuses all its messages."""
+    codec, sent = NodeCodec(tmp_path), message(as_record(START), up="topk")
+    codec.receive(sent)
+    refusal = Message(Error(REFUSED, "the node's policy refuses it"), reply_to=sent)
+    assert codec.encode(refusal) == (None, 0)
+    assert codec.finish(refusal, None, sent) is refusal
+    assert not [file for file in tmp_path.rglob("*") if file.is_file()]
+
+
+@pytest.mark.parametrize("shape", [(1 << 80, 40), ("a",), (-30, 40)], ids=str)
+def test_arrays_of_any_shape_that_an_app_claims_leave_as_they_are(shape, tmp_path):
+    codec, sent = NodeCodec(tmp_path), message(as_record(START), up="int8")
+    codec.receive(sent)
+    reply = Message(RecordDict({ARRAYS: as_record(START)}), reply_to=sent)
+    array = reply.content[ARRAYS]["w"]
+    array.shape = shape
+    model, _ = codec.encode(reply)
+    left = codec.finish(reply, model, sent)
+    assert left.content[ARRAYS]["w"].data == array.data
+
+
+@pytest.mark.parametrize("name", ["left-out-train@000001", "links/models", "links"])
+def test_what_an_app_puts_in_the_way_costs_its_reply_alone(name, tmp_path):
+    codec = NodeCodec(tmp_path)
+    trained(codec, 1, -1)
+    (folder,) = tmp_path.glob("runs/5/7")
+    untrusted = folder / name
+    shutil.rmtree(untrusted) if untrusted.is_dir() else untrusted.unlink()
+    if name.startswith("left"):
+        (untrusted / "inside").mkdir(parents=True)
+        assert trained(codec, 1, -1)[1] > 0
+    else:
+        untrusted.write_bytes(b"")
+        sent = message(as_record(START))
+        assert answered(codec, sent).has_error()
+        untrusted.unlink()
+    assert not answered(codec, message(as_record(START))).has_error()
+
+
+def test_a_blob_larger_than_the_model_is_not_read_whole(tmp_path):
+    codec = NodeCodec(tmp_path)
+    trained(codec, 1, -1)
+    (file,) = tmp_path.rglob("left-out-train@000001")
+    with file.open("r+b") as opened:
+        opened.truncate(1 << 40)  # a hole: reading it all would end this process
+    assert trained(codec, 2, 1)[1] > 0
+
+
+def test_a_description_with_an_odd_record_says_that_there_are_codecs(tmp_path):
+    sent = Message(RecordDict(), 7, DESCRIBE)
+    codec = NodeCodec(tmp_path)
+    codec.receive(sent)
+    reply = Message(RecordDict({CONFIG: ArrayRecord()}), reply_to=sent)
+    assert codec.finish(reply, None, sent).content[CONFIG]["codecs"]

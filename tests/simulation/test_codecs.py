@@ -114,13 +114,22 @@ def test_secure_sums_take_codecs_of_models_to_nodes_alone(run):
 
 
 @pytest.mark.parametrize("codecs", [SMALL, {}], ids=["coded", "plain"])
-def test_a_node_whose_coded_model_is_unreadable_harms_nobody_else(codecs, tmp_path):
+@pytest.mark.parametrize(
+    "odd",
+    [
+        lambda array: Array(array.dtype, array.shape, f"{PREFIX}int8", b"x"),
+        lambda array: Array(array.dtype, array.shape, 5, b"x"),
+        lambda array: Array(array.dtype, None, f"{PREFIX}int8", b"x"),
+    ],
+    ids=["bytes", "codec", "shape"],
+)
+def test_a_node_whose_coded_model_is_unreadable_harms_nobody_else(odd, codecs, tmp_path):
     def hostile(place, node):
         def answer(message):
             content = node(message)
             if place == 0 and message.metadata.message_type == "train":
                 name, array = next(iter(content[ARRAYS].items()))
-                content[ARRAYS][name] = Array(array.dtype, array.shape, f"{PREFIX}int8", b"x")
+                content[ARRAYS][name] = odd(array)
             return content
 
         return answer
@@ -130,3 +139,15 @@ def test_a_node_whose_coded_model_is_unreadable_harms_nobody_else(codecs, tmp_pa
     lines = [json.loads(line) for line in (tmp_path / "1" / "journal.jsonl").open()]
     trained = [line for line in lines if line.get("phase") == "train" and "nodes" in line]
     assert [len(line["nodes"]) for line in trained] == [NODES - 1] * TASK["num-rounds"]
+
+
+def test_nodes_without_codecs_get_plain_models_and_are_named(run, monkeypatch):
+    named = []
+    monkeypatch.setattr("flwr_distill.node.codec.CODECS", {})
+    monkeypatch.setattr("flwr_distill.server.grid.codec.log", lambda *line: named.append(line))
+    plain, small = (
+        run(name, strategy="fedavg", **more) for name, more in (("a", {}), ("b", SMALL))
+    )
+    assert rows(plain)[-1]["server_bytes"] == rows(small)[-1]["server_bytes"]
+    assert models_of(plain) == models_of(small)
+    assert [all(f"node-{n}" in str(line) for n in range(NODES)) for line in named] == [True]
