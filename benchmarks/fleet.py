@@ -306,9 +306,10 @@ def restart(superlink: SuperLink, light: Fleet, *, ours: bool) -> Row:
         time.sleep(0.25)
     told = light.tell(start)
     with superlink.control() as control:
-        for run_id in control.runs(unfinished=True):
-            control.stop_run(run_id)
-        online = control.online_nodes()
+        for run in control.runs():
+            if not run.status.finished:
+                control.stop_run(run.run_id)
+        online = sum(node.status == "online" for node in control.nodes())
     return {
         **back,
         "down_seconds": up - start + 5.0,

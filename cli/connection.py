@@ -11,7 +11,7 @@ import typer
 
 from flwr_distill.cli.errors import fail
 from flwr_distill.fleet.federation_record import FederationFile, FederationRecord
-from flwr_distill.flower.control import Control, User, open_control
+from flwr_distill.flower.control import Control, SuperLinkError, User, open_control
 
 DEFAULT_ADDRESS = "127.0.0.1:9093"
 DEFAULT_AUTHORITY = Path("certs/ca.crt")
@@ -120,3 +120,22 @@ def find_superlink(
         lambda: True,
         user,
     )
+
+
+def lasting(link: Connection, state_dir: Path, timeout: float) -> Callable[[], Control]:
+    """Opens the Control API; that of a local federation wherever it is after a restart.
+
+    The SuperLink may take `timeout` seconds to answer, else a `SuperLinkError` is raised.
+    """
+
+    def opened() -> Control:
+        if link.federation is None:
+            return link.open(timeout)
+        if (record := FederationFile(state_dir).read()) is None:
+            remedy = "start it again with `flwr-distill up`"
+            raise SuperLinkError("no federation runs here", where=state_dir, remedy=remedy)
+        control = open_control(record.control_address)
+        control.wait(timeout)
+        return control
+
+    return opened

@@ -22,10 +22,11 @@ from flwr_distill.cli.connection import (
 )
 from flwr_distill.cli.errors import exit_on
 from flwr_distill.cli.options import DEFAULT_FEDERATION_DIR, FederationDir, run_config_option
-from flwr_distill.cli.run import checked, read_settings, run_to_its_end
+from flwr_distill.cli.run import run_to_its_end
 from flwr_distill.cli.run_folders import DEFAULT_RUNS_DIR, RunsDir, read_runs, run_folders
 from flwr_distill.cli.run_log import in_terminal
 from flwr_distill.fleet.run_config import RunConfigError
+from flwr_distill.fleet.run_settings import checked, read_settings
 from flwr_distill.server.record.run_ids import LATEST
 from flwr_distill.task.errors import ReportedError
 from flwr_distill.task.settings import RunConfigValue
@@ -78,7 +79,7 @@ def evaluate(
             "num-rounds": 0,
             "fraction-evaluate": 1.0,
             "evaluate.counts": True,
-            **read_settings(None, run_config),
+            **read_settings(None, run_config or ()),
             "evaluate.model": str(path.resolve()),
         }
         checked(overrides)

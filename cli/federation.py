@@ -211,7 +211,7 @@ def stop(
     link = find_superlink(superlink, root_certificates, insecure, user, state_dir, "stop")
 
     with exit_on(SuperLinkError, command="stop"), link.open(timeout=10.0) as control:
-        running = [str(run_id) for run_id in control.runs(unfinished=True)]
+        running = [str(run.run_id) for run in control.runs() if not run.status.finished]
         if run == LATEST and not running:
             fail("no run is running", "stop")
         try:

@@ -67,7 +67,7 @@ def logs(
     link = find_superlink(superlink, root_certificates, insecure, user, state_dir, "logs")
     with exit_on(SuperLinkError, command="logs"):
         with link.open(timeout) as control:
-            known = [str(run_id) for run_id in control.runs()]
+            known = [str(run.run_id) for run in control.runs()]
         try:
             run_id = full_id(run, known)
         except RunIdError as error:

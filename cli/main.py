@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from flwr_distill.cli.certs import certs
+from flwr_distill.cli.dashboard import dashboard
 from flwr_distill.cli.data import data, partition
 from flwr_distill.cli.demo import demo
 from flwr_distill.cli.distill import audit, distill
@@ -73,7 +74,7 @@ _TRY, _FEDERATION, _NODE = "Try", "Federations and runs", "Nodes and their owner
 _DATA, _RESULTS = "Data", "Results"
 _COMMANDS: dict[str, list[Callable[..., Any]]] = {
     _TRY: [demo, settings],
-    _FEDERATION: [up, run, simulate, status, logs, stop, register],
+    _FEDERATION: [up, run, simulate, status, dashboard, logs, stop, register],
     _NODE: [node, edge, doctor, outbox],
     _DATA: [stats, partition, distill, audit],
     _RESULTS: [report, evaluate, predict],

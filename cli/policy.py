@@ -1,9 +1,13 @@
 """`flwr-distill policy` and `outbox`: what may leave a node, and what has left it."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
 
 from flwr_distill.cli.errors import exit_on, fail
 
@@ -62,22 +66,30 @@ def outbox(
 
     If the chain is broken, shows the lines before the break and exits with 1.
     """
-    from flwr_distill.cli.outbox_page import outbox_page, print_table
-    from flwr_distill.node.outbox import FOLDER, OutboxError, entries
+    from flwr_distill.fleet.outbox_page import outbox_page, read_log
+    from flwr_distill.node.outbox import FOLDER
 
     if not state_dir.is_dir():
         remedy = "give the node's --state-dir"
         fail("does not exist", "outbox", where="state-dir", value=str(state_dir), remedy=remedy)
-    lines, broken = [], ""
-    try:
-        for entry in entries(state_dir / FOLDER):
-            lines.append(entry)
-    except OutboxError as error:
-        broken = str(error)
+    lines, broken = read_log(state_dir / FOLDER)
     if html:
         html.write_text(outbox_page(lines, state_dir / FOLDER, broken), encoding="utf-8")
         typer.echo(f"{html}: {len(lines)} lines")
     else:
-        print_table(lines)
+        _print_table(lines)
     if broken:
         fail(broken, "outbox")
+
+
+def _print_table(lines: Sequence[Mapping[str, Any]]) -> None:
+    """Print a log's lines, and the hash of the last."""
+    from flwr_distill.fleet.outbox_page import COLUMNS, cells
+
+    table = Table(*(Column(column.lstrip("#"), overflow="fold") for column in COLUMNS))
+    for line in lines:
+        table.add_row(*map(escape, cells(line)))
+    console = Console()
+    console.print(table)
+    if lines:
+        console.print(f"The last line's hash: {lines[-1]['hash']}", soft_wrap=True)

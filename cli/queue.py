@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -17,20 +16,18 @@ from rich.table import Column, Table
 from flwr_distill.cli.connection import (
     Address,
     Authority,
-    Connection,
     NoTls,
     UserCertificate,
     UserKey,
     find_superlink,
+    lasting,
     user_of,
 )
 from flwr_distill.cli.errors import exit_on, fail
 from flwr_distill.cli.options import DEFAULT_FEDERATION_DIR, FederationDir
-from flwr_distill.fleet.federation_record import FederationFile
 from flwr_distill.fleet.queue.door import call, listed_runs
 from flwr_distill.fleet.queue.entry import QueuedRun, QueueError, State
 from flwr_distill.fleet.queue.file import MAX_ENDED, SHOWN
-from flwr_distill.flower.control import Control, SuperLinkError, open_control
 from flwr_distill.flower.lines import folder_for
 
 queue = typer.Typer(
@@ -142,23 +139,7 @@ def serve(
         typer.echo(f"the queue is served: flwr-distill run --queue{where}")
 
     with exit_on(QueueError, command="queue serve"):
-        serve_queue(state_dir, _opened(link, state_dir), at_once, ready)
-
-
-def _opened(link: Connection, state_dir: Path) -> Callable[[], Control]:
-    """Opens the Control API; that of a local federation wherever it is after a restart."""
-
-    def opened() -> Control:
-        if link.federation is None:
-            return link.open(_ANSWERS_WITHIN)
-        if (record := FederationFile(state_dir).read()) is None:
-            remedy = "start it again with `flwr-distill up`"
-            raise SuperLinkError("no federation runs here", where=state_dir, remedy=remedy)
-        control = open_control(record.control_address)
-        control.wait(_ANSWERS_WITHIN)
-        return control
-
-    return opened
+        serve_queue(state_dir, lasting(link, state_dir, _ANSWERS_WITHIN), at_once, ready)
 
 
 def _one(number: int, state_dir: Path) -> QueuedRun:

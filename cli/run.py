@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import json
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -28,17 +26,14 @@ from flwr_distill.cli.run_log import RunLog, results_table
 from flwr_distill.fleet.federation_record import FederationFile, FederationRecord
 from flwr_distill.fleet.queue.door import call
 from flwr_distill.fleet.queue.entry import MAX_PRIORITY, QueueError
-from flwr_distill.fleet.run_config import RunConfigError, read_run_config
+from flwr_distill.fleet.run_config import RunConfigError
+from flwr_distill.fleet.run_settings import checked, fitted, read_settings
 from flwr_distill.fleet.submission import RunError, RunOutcome, submit
 from flwr_distill.flower.control import SuperLinkError
-from flwr_distill.flower.own_app import APP_DIR, PRESETS
-from flwr_distill.node.settings import NODE_CONFIG
-from flwr_distill.server.record.writing import ResultsError, check_writable
+from flwr_distill.flower.own_app import APP_DIR
+from flwr_distill.server.record.writing import ResultsError
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.settings import RunConfigValue
-
-if TYPE_CHECKING:
-    from flwr_distill.server.settings import RunSettings
 
 Preset = Annotated[
     str | None,
@@ -108,7 +103,7 @@ def run(
     the named SuperLink. After Ctrl-C the run continues. With --queue it returns at once.
     """
     with exit_on(RunConfigError, SettingsError, command="run"):
-        overrides = read_settings(preset, run_config)
+        overrides = read_settings(preset, run_config or ())
         checked(overrides)
     if queued:
         if superlink or root_certificates or insecure:
@@ -125,13 +120,6 @@ def run(
         show_results(Console(), folder if runs_dir is None else runs_dir / folder.name)
 
 
-def checked(overrides: Mapping[str, RunConfigValue]) -> RunSettings:
-    """The settings of a run; SettingsError if one is unknown or out of range."""
-    from flwr_distill.server.settings import RunSettings  # here: imports Flower
-
-    return RunSettings.from_run_config(overrides)
-
-
 def run_to_its_end(
     link: Connection, overrides: dict[str, RunConfigValue], timeout: float, command: str
 ) -> Path | None:
@@ -140,7 +128,7 @@ def run_to_its_end(
     The command ends with 1 if the run fails, or cannot be started on this federation.
     """
     if link.federation:
-        overrides = _fit(overrides, link.federation, command)
+        overrides = _fitted(overrides, link.federation, command)
     with RunLog(Console()) as log:
         outcome = _follow(link, overrides, log, timeout, command)
     if not outcome.completed:
@@ -158,7 +146,7 @@ def _enqueue(
     from flwr_distill.flower.bundle import app_bundle  # here: imports Flower
 
     if record := FederationFile(state_dir).read():
-        overrides = _fit(overrides, record, "run")
+        overrides = _fitted(overrides, record, "run")
     with exit_on(QueueError, ValueError, command="run"):
         bundle = app_bundle(APP_DIR, overrides)
         number = call(state_dir, bundle, call="add", order={"run_config": overrides, **order})
@@ -168,56 +156,11 @@ def _enqueue(
     )
 
 
-def _fit(
+def _fitted(
     overrides: dict[str, RunConfigValue], federation: FederationRecord, command: str
 ) -> dict[str, RunConfigValue]:
-    """Settings for a local federation, with all its nodes; ends the command if they do not fit."""
     with exit_on(SettingsError, ResultsError, command=command):
-        _check_here(checked(overrides), Path(federation.working_dir))
-    _check_data_set(overrides, federation.node_dirs, command)
-    return {"min-nodes": len(federation.node_dirs)} | overrides
-
-
-def _check_data_set(
-    overrides: Mapping[str, RunConfigValue], node_dirs: list[str], command: str
-) -> None:
-    """End the command if nodes have their own data, and no data set is named."""
-    files = [Path(folder) / NODE_CONFIG for folder in node_dirs]
-    configs = [tomllib.loads(file.read_text("utf-8")) for file in files if file.exists()]
-    if "dataset" not in overrides and any("data" in config for config in configs):
-        fail("these nodes have their own data: give -c 'dataset=\"private\"'", command)
-
-
-def read_settings(preset: str | None, run_config: list[str] | None) -> dict[str, RunConfigValue]:
-    """Read a run's settings from the two options; the last of several values counts."""
-    settings = read_run_config(str(_preset(preset))) if preset else {}
-    for text in run_config or ():
-        settings |= read_run_config(text)
-    return settings
-
-
-def _preset(name: str) -> Path:
-    names = sorted(file.stem for file in PRESETS.glob("*.toml"))
-    if name in names:
-        return PRESETS / f"{name}.toml"
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean {near[0]}?" if near else ""
-    raise SettingsError(
-        "is not one of " + ", ".join(names), where="preset", value=name, remedy=hint
-    )
-
-
-def _check_here(settings: RunSettings, working_dir: Path) -> None:
-    """Check methods and folders, which a server on this machine shares with this command."""
-    from flwr_distill.protocol.registry import check_strategy_name  # here: imports Flower
-
-    check_strategy_name(settings.strategy)
-    if settings.aggregator:
-        check_strategy_name(settings.aggregator, "aggregator")
-    try:
-        check_writable(working_dir / settings.runs_dir)
-    except ResultsError as error:
-        raise ResultsError(f"runs-dir = {settings.runs_dir!r}: {error}") from None
+        return fitted(overrides, federation)
 
 
 def _follow(

@@ -16,9 +16,10 @@ from rich.console import Console
 from flwr_distill.base.text import counted
 from flwr_distill.cli.errors import exit_on, fail
 from flwr_distill.cli.options import DataRoot, NodesDevice, run_config_option
-from flwr_distill.cli.run import Preset, read_settings, show_results
+from flwr_distill.cli.run import Preset, show_results
 from flwr_distill.cli.run_log import RunLog
 from flwr_distill.fleet.run_config import RunConfigError
+from flwr_distill.fleet.run_settings import read_settings
 from flwr_distill.task.errors import ReportedError
 
 DEFAULT_NODES = 10
@@ -87,7 +88,7 @@ def simulate(
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends it like Ctrl-C
     with exit_on(RunConfigError, ReportedError, command="simulate"):
-        settings = read_settings(preset, run_config)
+        settings = read_settings(preset, run_config or ())
         if data:
             settings = {"dataset": "private", **settings}
         RunSettings.from_run_config(settings)

@@ -21,10 +21,11 @@ from flwr_distill.cli.connection import (
 )
 from flwr_distill.cli.errors import exit_on
 from flwr_distill.cli.options import DEFAULT_FEDERATION_DIR, FederationDir, run_config_option
-from flwr_distill.cli.run import checked, read_settings, run_to_its_end
+from flwr_distill.cli.run import run_to_its_end
 from flwr_distill.cli.run_folders import DEFAULT_RUNS_DIR, RunsDir
 from flwr_distill.cli.run_log import in_terminal
 from flwr_distill.fleet.run_config import RunConfigError
+from flwr_distill.fleet.run_settings import checked, read_settings
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.settings import RunConfigValue
 
@@ -60,7 +61,7 @@ def stats(
         overrides: dict[str, RunConfigValue] = {
             "strategy": "fedavg",
             "num-rounds": 0,
-            **read_settings(None, run_config),
+            **read_settings(None, run_config or ()),
             "statistics": True,
         }
         checked(overrides)

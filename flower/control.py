@@ -39,6 +39,29 @@ class RunStatus:
 
 
 @dataclass(frozen=True)
+class KnownRun:
+    """A run that a SuperLink knows; times are in seconds since 1970, 0 before they have come."""
+
+    run_id: int
+    status: RunStatus
+    submitted: float
+    ended: float = 0.0
+
+
+@dataclass(frozen=True)
+class KnownNode:
+    """A node that a SuperLink knows: its status, ``online`` for instance, and since when.
+
+    `public_key` is as for OpenSSH; empty where nodes have no keys, or the line does not show them.
+    """
+
+    node_id: int
+    status: str
+    since: float
+    public_key: str = ""
+
+
+@dataclass(frozen=True)
 class User:
     """Files (PEM) with which a gate in front of a Control API identifies the caller."""
 
@@ -58,8 +81,11 @@ class Control(Protocol):
     def wait(self, timeout: float, *, is_up: Callable[[], bool] = ...) -> None:
         """Wait until the SuperLink answers, for `timeout` seconds at most and while `is_up`."""
 
-    def online_nodes(self) -> int:
-        """Number of nodes that are online."""
+    def nodes(self) -> list[KnownNode]:
+        """All nodes; those that were unregistered only if the line shows them.
+
+        Raises `OutageError` if no answer comes.
+        """
 
     def start_run(self, bundle: bytes, run_config: Mapping[str, RunConfigValue]) -> int:
         """Start a run of an app bundle with these overrides of its run config; return its id.
@@ -86,8 +112,8 @@ class Control(Protocol):
         Raises `SuperLinkError`; Flower's own command shows no settings.
         """
 
-    def runs(self, *, unfinished: bool = False) -> list[int]:
-        """Ids of all runs, or of the unfinished ones, the latest last."""
+    def runs(self) -> list[KnownRun]:
+        """All runs, the latest last. Raises `OutageError` if no answer comes."""
 
     def stop_run(self, run_id: int) -> None:
         """Stop a run; raises as `run_status`, and `SuperLinkError` if it is over."""

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
@@ -18,7 +19,14 @@ from tempfile import TemporaryDirectory
 from typing import Any, Self
 from zipfile import ZipFile
 
-from flwr_distill.flower.control import OutageError, RunStatus, SuperLinkError, User
+from flwr_distill.flower.control import (
+    KnownNode,
+    KnownRun,
+    OutageError,
+    RunStatus,
+    SuperLinkError,
+    User,
+)
 from flwr_distill.node.proxies import proxies_named
 from flwr_distill.node.settings import flat_toml
 from flwr_distill.node.stock import QUIET
@@ -93,9 +101,17 @@ class Control:
                 )
             time.sleep(random.uniform(0.5, 1.0))
 
-    def online_nodes(self) -> int:
+    def nodes(self) -> list[KnownNode]:
         """As `flower.control.Control`."""
-        return sum(node["status"] == "online" for node in self._nodes())
+        return [
+            KnownNode(
+                int(node["node-id"]),
+                node["status"],
+                _seconds(node["online-at" if node["status"] == "online" else "offline-at"])
+                or _seconds(node["created-at"]),
+            )
+            for node in self._nodes()
+        ]
 
     def start_run(self, bundle: bytes, run_config: Mapping[str, RunConfigValue]) -> int:
         """As `flower.control.Control`."""
@@ -141,11 +157,17 @@ class Control:
         problem = f"`flwr` does not show whether a run has {setting} = {value!r}"
         raise SuperLinkError(problem, remedy="install flwr==1.32.1")
 
-    def runs(self, *, unfinished: bool = False) -> list[int]:
+    def runs(self) -> list[KnownRun]:
         """As `flower.control.Control`."""
-        runs = self._call("list")["runs"]
-        wanted = [r for r in runs if not unfinished or not r["status"].startswith("finished")]
-        return [int(run["run-id"]) for run in sorted(wanted, key=lambda r: r["pending-at"])]
+        return [
+            KnownRun(
+                int(run["run-id"]),
+                RunStatus(run["status"], run.get("status-details") or ""),
+                _seconds(run["pending-at"]),
+                _seconds(run["finished-at"]),
+            )
+            for run in sorted(self._call("list")["runs"], key=lambda r: r["pending-at"])
+        ]
 
     def stop_run(self, run_id: int) -> None:
         """As `flower.control.Control`."""
@@ -224,3 +246,8 @@ class Control:
             text=True,
             env={**QUIET, **os.environ, "FLWR_HOME": self._home.name},
         )
+
+
+def _seconds(text: str) -> float:
+    """Seconds since 1970 of a time that the command shows; 0 for ``N/A``."""
+    return 0.0 if text == "N/A" else datetime.fromisoformat(text).timestamp()

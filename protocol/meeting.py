@@ -148,6 +148,10 @@ class DescribeConfig(Block):
     replies leave."""
     codecs: Annotated[list[Codec], Field(max_length=MAX_CODECS)] = Field(default_factory=list)
     """Codecs of models that it reads and writes; what connects it has them, not the app."""
+    version: Annotated[str, Field(pattern=r"^[0-9A-Za-z.+!-]{1,40}$")] | None = None
+    """Of flwr-distill there."""
+    device: Annotated[str, Field(pattern=r"^[a-z]{1,10}(:[0-9]{1,4})?$")] | None = None
+    """On which it computes, as in ``cuda:1``."""
 
 
 class ColumnsMetrics(Block):

@@ -33,6 +33,7 @@ from flwr_distill.server.record.history import History
 from flwr_distill.server.record.hooks import hooks_of_run
 from flwr_distill.server.record.journal import Journal
 from flwr_distill.server.record.metrics import serve_metrics
+from flwr_distill.server.record.phase_file import PHASE, PhaseFile
 from flwr_distill.server.record.resume import (
     checkpoint_to_resume,
     find_run_to_resume,
@@ -130,6 +131,12 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
             transport = Transport(
                 grid, settings.phase_timeout, failures, directory.names, start_model, codec
             )
+            transport.phase_file = PhaseFile(
+                folder / PHASE,
+                context.run_id,
+                lambda: (journal.round, transport.ledger.server_bytes),
+            )
+            transport.phase_file.begin()
             run_grid = RunGrid(
                 transport,
                 screening,

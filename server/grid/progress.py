@@ -7,6 +7,7 @@ from logging import INFO
 from flwr.common import log
 
 from flwr_distill.base.text import counted, listed
+from flwr_distill.server.record.phase_file import PhaseFile
 
 EVERY = 4.0
 """Seconds between lines; a tenth of what the phase has taken, where that is more."""
@@ -15,17 +16,32 @@ LONG = 20.0
 
 
 class Progress:
-    """The progress of a phase; `names` are those of nodes by id, which nodes may not have yet."""
+    """The progress of a phase; `names` are those of nodes by id, which nodes may not have yet.
 
-    def __init__(self, title: str, total: int, names: Mapping[int, str]) -> None:
+    Without a `file` only the log shows it.
+    """
+
+    def __init__(
+        self, title: str, total: int, names: Mapping[int, str], file: PhaseFile | None = None
+    ) -> None:
         self._title = title
+        self._file = file
         self._names = names
         self._total = total
         self._start = self._shown = time.monotonic()
         self._explained = False
 
+    def end(self) -> None:
+        """Show that the phase is over."""
+        if self._file:
+            self._file.end()
+
     def show(self, waiting: Iterable[int]) -> None:
         """Log which nodes' replies are missing, and the time left at the others' pace."""
+        waiting = list(waiting)
+        if self._file:
+            names = [self._names.get(n, f"node …{str(n)[-5:]}") for n in sorted(waiting)]
+            self._file.show(self._title, self._start, self._total, names)
         now = time.monotonic()
         seconds = now - self._start
         if now - self._shown < max(EVERY, seconds / 10):

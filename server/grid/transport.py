@@ -25,6 +25,7 @@ from flwr_distill.server.grid.ledger import Ledger, content_bytes, num_parts
 from flwr_distill.server.grid.message_lines import log_message
 from flwr_distill.server.grid.progress import Progress
 from flwr_distill.server.grid.spool import Spool
+from flwr_distill.server.record.phase_file import PhaseFile
 
 FIRST_POLL = 0.02
 MAX_POLL = 0.5
@@ -67,6 +68,7 @@ class Transport:
     names: Mapping[int, str] = field(default_factory=dict)  # by node, for the log; may grow
     model: Arrays = field(default_factory=dict)  # for which any reply has room
     codec: ModelCodec = field(default_factory=ModelCodec)
+    phase_file: PhaseFile | None = None  # shows the phase to those who watch the run
 
     def __post_init__(self) -> None:
         self.ledger = Ledger()
@@ -97,7 +99,7 @@ class Transport:
         start = time.monotonic()
         pending = self._pushed(messages)
         inbox = self._exchange.open_inbox(pending, self._most)
-        progress = Progress(title, len(messages), self.names)
+        progress = Progress(title, len(messages), self.names, self.phase_file)
         replies = self._collect(inbox, pending, start + wait, progress, accept, math.inf)
         inbox.close()
         phase = messages[0].metadata.message_type
@@ -124,7 +126,7 @@ class Transport:
             buffer.inbox.add(pending)
         buffer.add(pending, start + wait)
         waiting = {name: one.message for name, one in buffer.pending.items()}
-        progress = Progress("nodes train", len(waiting), self.names)
+        progress = Progress("nodes train", len(waiting), self.names, self.phase_file)
         replies = self._collect(buffer.inbox, waiting, start + wait, progress, accept, buffer.size)
         answered = [waiting[reply.metadata.reply_to_message_id] for reply in replies]
         expired = [one.message for one in buffer.expire()]
@@ -174,6 +176,7 @@ class Transport:
                 replies.append(reply)
             if usable >= enough:
                 break
+        progress.end()
         return replies
 
     def _decoded(self, message: Message, reply: Message) -> Message:

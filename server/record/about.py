@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from flwr_distill.server.roster import Roster
+from flwr_distill.strategies.common.directory import Description
 from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.partition import PartitionError
 from flwr_distill.task.settings import TaskSettings
@@ -33,8 +34,7 @@ def about_run(
         "labels": labels.digest,
         "fingerprint": fingerprint,
         "nodes": {
-            str(node): {"name": name, **roster.nodes[node].read}
-            for node, name in roster.names.items()
+            str(node): _about_node(name, roster.nodes[node]) for node, name in roster.names.items()
         },
         "warnings": roster.warnings,
         "versions": {"python": platform.python_version()} | {p: _version(p) for p in PACKAGES},
@@ -65,6 +65,10 @@ def class_counts(
             return None
         counts[name] = np.bincount(labels, minlength=spec.num_classes).tolist()
     return counts
+
+
+def _about_node(name: str, node: Description) -> dict[str, Any]:
+    return {"name": name, **node.read, "version": node.version, "device": node.device}
 
 
 @cache

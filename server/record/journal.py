@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,8 @@ from flwr_distill.server.names import FLOWER_LOGGER
 
 class Journal(Hook, logging.Handler):
     """Writes ``journal.jsonl`` line by line as things happen; phases list nodes by Flower's id.
+
+    Each line has its round and its time, in seconds since 1970.
 
     As a context manager, it also records warnings and errors in Flower's log, where strategies
     report nodes. For a resumed run, `rounds` are its finished ones: later lines are removed.
@@ -114,7 +117,8 @@ class Journal(Hook, logging.Handler):
 
     def _write(self, **entry: Any) -> None:
         with self._file.open("a") as file:
-            file.write(json.dumps({"round": self.round, **entry}) + "\n")
+            line = {"round": self.round, "time": round(time.time(), 1), **entry}
+            file.write(json.dumps(line) + "\n")
 
 
 def _lines_up_to(file: Path, rounds: int) -> str:

@@ -67,6 +67,10 @@ class Description:
     """Of the data that it has read, keyed for this run; empty if it does not say."""
     codecs: tuple[str, ...] = ()
     """Codecs of models that what connects it reads and writes."""
+    version: str = ""
+    """Of flwr-distill there; empty if it does not say."""
+    device: str = ""
+    """On which it computes; empty likewise."""
 
     @property
     def read(self) -> dict[str, Any]:
@@ -268,6 +272,8 @@ def _checked(reply: Message) -> Description:
         resumed_key=key or _hashed(config.resumed_secret),
         fingerprint=(config.fingerprint or b"").hex(),
         codecs=tuple(config.codecs),
+        version=config.version or "",
+        device=config.device or "",
     )
 
 

@@ -160,7 +160,7 @@ def test_virtual_images_are_headed_by_the_names_of_their_classes(folder, monkeyp
 
 def test_the_page_decodes_no_virtual_images_beyond_a_bound(folder, monkeypatch):
     """Some KB that an app had sent took gigabytes of memory."""
-    monkeypatch.setattr("flwr_distill.cli.outbox_page.MAX_BYTES", 2**10)
+    monkeypatch.setattr("flwr_distill.fleet.outbox_page.MAX_BYTES", 2**10)
     outbox = Outbox(folder)
     images = torch.zeros(4, 1, 32, 32)
     name = outbox.keep(VirtualData(images, torch.arange(4), "dm", 1, 0, "noise").to_bytes())

@@ -130,8 +130,9 @@ def test_a_run_goes_on_when_an_edge_is_killed_and_comes_back(tmp_path):
             elif killed_in and rounds_below(tmp_path / "edge-0")[0][-1] > killed_in[0] + 1:
                 with tiers.control() as control:
                     # More lines may come after the stop.
-                    for run_id in control.runs(unfinished=True):
-                        control.stop_run(run_id)
+                    for run in control.runs():
+                        if not run.status.finished:
+                            control.stop_run(run.run_id)
 
         killed_in = []
         settings = {

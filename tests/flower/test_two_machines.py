@@ -59,5 +59,5 @@ def test_registered_nodes_with_a_policy_train_and_a_revoked_one_is_shut_out(tmp_
         assert "is revoked" in output
         with open_control(addresses.control, tmp_path / "certs" / "ca.crt") as control:
             deadline = time.monotonic() + 60
-            while control.online_nodes() != 1:
+            while [node.status for node in control.nodes()] != ["online"]:
                 assert time.monotonic() < deadline, machines.log("ward-2")[-2000:]

@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from flwr_distill.flower.control import SuperLinkError
 from flwr_distill.flower.line_1_32.fleet.superlink import Control
 from flwr_distill.node.processes import start_bound
 from flwr_distill.node.proxies import (
@@ -62,9 +63,9 @@ def test_a_local_superlink_is_called_past_any_proxy(
     variable: str, server: str, refusing: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, refusing.url)
-    with Control(server) as control, pytest.raises(grpc.RpcError) as error:
-        control.online_nodes()
-    assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    with Control(server) as control, pytest.raises(SuperLinkError) as error:
+        control.nodes()
+    assert error.value.__cause__.code() is grpc.StatusCode.UNIMPLEMENTED
     assert refusing.requests == []
 
 

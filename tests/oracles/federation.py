@@ -9,8 +9,8 @@ from torch import nn
 from torch.func import functional_call
 
 from benchmarks.in_process import FIRST_NODE, run_in_process
-from flwr_distill.cli.run import read_settings
 from flwr_distill.client.session import Session
+from flwr_distill.fleet.run_settings import read_settings
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
 
@@ -58,7 +58,7 @@ class Federation:
         self.folder, self.num_nodes = folder, num_nodes
         own = {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
         small = {"dataset": "digits", "model": NET, "num-rounds": 5}
-        self.config = read_settings(preset, None) | small | own
+        self.config = read_settings(preset) | small | own
 
     def run(self, wrap=lambda place, node: node):
         """Run it, with nodes wrapped; the model after the last round."""

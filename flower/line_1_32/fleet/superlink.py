@@ -6,11 +6,13 @@ import hashlib
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Self
 
 import grpc
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.common.serde import fab_to_proto, user_config_to_proto
 from flwr.proto.control_pb2 import (
@@ -23,12 +25,15 @@ from flwr.proto.control_pb2 import (
     UnregisterNodeRequest,
 )
 from flwr.proto.control_pb2_grpc import ControlStub
+from flwr.proto.run_pb2 import Run
 from flwr.supercore.constant import NodeStatus
 from flwr.supercore.fab import Fab
 from flwr.supercore.grpc import GRPC_MAX_MESSAGE_LENGTH
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, public_key_to_bytes
 
 from flwr_distill.flower.control import (
+    KnownNode,
+    KnownRun,
     OutageError,
     RunStatus,
     SuperLinkError,
@@ -118,10 +123,22 @@ class Control:
     def _error(self, problem: str, remedy: str = "") -> SuperLinkError:
         return SuperLinkError(problem, where="superlink", value=self._address, remedy=remedy)
 
-    def online_nodes(self) -> int:
-        """Number of nodes that are online."""
-        nodes = self._stub.ListNodes(ListNodesRequest(), timeout=10).nodes_info
-        return sum(node.status == "online" for node in nodes)
+    def nodes(self) -> list[KnownNode]:
+        """As `flower.control.Control`."""
+        try:
+            nodes = self._stub.ListNodes(ListNodesRequest(), timeout=10).nodes_info
+        except grpc.RpcError as error:
+            raise _failed(error) from error
+        return [
+            KnownNode(
+                node.node_id,
+                node.status,
+                _seconds(node.last_activated_at if node.status == "online" else "")
+                or max(map(_seconds, (node.last_deactivated_at, node.registered_at))),
+                _open_ssh(node.public_key),
+            )
+            for node in nodes
+        ]
 
     def start_run(self, bundle: bytes, run_config: Mapping[str, RunConfigValue]) -> int:
         """As `flower.control.Control`."""
@@ -159,10 +176,9 @@ class Control:
                 runs = self._stub.ListRuns(ListRunsRequest(run_id=run_id), timeout=10)
             except grpc.RpcError as error:
                 raise _explained(run_id, error) from error
-            status = runs.run_dict[run_id].status
-            if status.status == "finished" or time.monotonic() > deadline:
-                text = ":".join(part for part in (status.status, status.sub_status) if part)
-                return RunStatus(text, status.details)
+            status = _status(runs.run_dict[run_id])
+            if status.finished or time.monotonic() > deadline:
+                return status
             time.sleep(0.05)
 
     def runs_with(self, setting: str, value: str) -> list[int]:
@@ -174,11 +190,16 @@ class Control:
         found = [r for r in runs if r.override_config[setting].string == value]
         return [run.run_id for run in sorted(found, key=lambda r: r.pending_at)]
 
-    def runs(self, *, unfinished: bool = False) -> list[int]:
-        """Ids of all runs, or of the unfinished ones, the latest last."""
-        runs = self._stub.ListRuns(ListRunsRequest(), timeout=10).run_dict
-        wanted = [r for r in runs.values() if not unfinished or r.status.status != "finished"]
-        return [run.run_id for run in sorted(wanted, key=lambda r: r.pending_at)]
+    def runs(self) -> list[KnownRun]:
+        """As `flower.control.Control`."""
+        try:
+            runs = self._stub.ListRuns(ListRunsRequest(), timeout=10).run_dict.values()
+        except grpc.RpcError as error:
+            raise _failed(error) from error
+        return [
+            KnownRun(run.run_id, _status(run), _seconds(run.pending_at), _seconds(run.finished_at))
+            for run in sorted(runs, key=lambda r: r.pending_at)
+        ]
 
     def stop_run(self, run_id: int) -> None:
         """As `flower.control.Control`."""
@@ -237,6 +258,26 @@ def _failed(error: grpc.RpcError, where: str = "") -> SuperLinkError:
     if error.code() in _OUTAGE:
         return OutageError(f"the SuperLink stopped: {error.details()}")
     return SuperLinkError(f"the SuperLink refuses: {error.details()}", where=where)
+
+
+def _status(run: Run) -> RunStatus:
+    status = run.status
+    text = ":".join(part for part in (status.status, status.sub_status) if part)
+    return RunStatus(text, status.details)
+
+
+def _seconds(time_stamp: str) -> float:
+    """Seconds since 1970 of Flower's time stamp; 0 without one."""
+    return datetime.fromisoformat(time_stamp).timestamp() if time_stamp else 0.0
+
+
+def _open_ssh(key: bytes) -> str:
+    """A key of Flower's in the format of OpenSSH; empty if it is none."""
+    form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    try:
+        return bytes_to_public_key(key).public_bytes(*form).decode()
+    except ValueError:  # nodes without authentication choose the bytes
+        return ""
 
 
 def _flower_format(public_key: str) -> bytes:

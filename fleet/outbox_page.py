@@ -1,4 +1,4 @@
-"""The outbox log as a table in the terminal, and as a page for a data protection officer."""
+"""The outbox log as a page for a data protection officer."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Column
-from rich.table import Table as TerminalTable
 
 from flwr_distill.base.text import counted
-from flwr_distill.node.outbox import Entry, virtual_data_file
+from flwr_distill.node.outbox import Entry, OutboxError, entries, virtual_data_file
 from flwr_distill.server.page.layout import page
 from flwr_distill.server.page.words import data_size
 from flwr_distill.strategies.common.sections import Figure, Section, Table
@@ -39,15 +35,15 @@ EXPLAINED = (
 )
 
 
-def print_table(lines: Sequence[Entry]) -> None:
-    """Print a log's lines, and the hash of the last."""
-    table = TerminalTable(*(Column(column.lstrip("#"), overflow="fold") for column in COLUMNS))
-    for line in lines:
-        table.add_row(*map(escape, _cells(line)))
-    console = Console()
-    console.print(table)
-    if lines:
-        console.print(f"The last line's hash: {lines[-1]['hash']}", soft_wrap=True)
+def read_log(folder: Path) -> tuple[list[Entry], str]:
+    """The lines of a log up to where its chain breaks, and where that is; empty if it does not."""
+    lines = []
+    try:
+        for entry in entries(folder):
+            lines.append(entry)
+    except OutboxError as error:
+        return lines, str(error)
+    return lines, ""
 
 
 def outbox_page(lines: Sequence[Entry], folder: Path, broken: str) -> str:
@@ -117,11 +113,12 @@ def _runs(lines: Sequence[Entry]) -> Table:
 
 def _table(lines: Sequence[Entry], title: str) -> Table:
     return Table(
-        COLUMNS, [_cells(line) for line in lines], folded=title * (len(lines) > MAX_UNFOLDED)
+        COLUMNS, [cells(line) for line in lines], folded=title * (len(lines) > MAX_UNFOLDED)
     )
 
 
-def _cells(line: Entry) -> list[str]:
+def cells(line: Entry) -> list[str]:
+    """Cells of a line, in the order of `COLUMNS`."""
     receivers = [
         f"node {parcel['to']}, {parcel['link']}: {parcel.get('purpose', 'a parcel')}"
         for parcel in line.get("parcels", [])

@@ -1,0 +1,113 @@
+"""`flwr-distill dashboard`: a web page of a federation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flwr_distill.cli.connection import (
+    Address,
+    Authority,
+    NoTls,
+    UserCertificate,
+    UserKey,
+    find_superlink,
+    lasting,
+    user_of,
+)
+from flwr_distill.cli.errors import exit_on, fail
+from flwr_distill.cli.options import DEFAULT_CERTIFICATES_DIR, DEFAULT_FEDERATION_DIR, FederationDir
+from flwr_distill.cli.run_folders import DEFAULT_RUNS_DIR
+from flwr_distill.task.errors import ReportedError
+
+DEFAULT_PORT = 8080
+ANSWER = 5.0
+"""Seconds for which a SuperLink may keep an answer back."""
+
+
+def dashboard(
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port.")] = DEFAULT_PORT,
+    allow_actions: Annotated[
+        bool,
+        typer.Option("--allow-actions", help="Let users submit, stop, resume and export runs."),
+    ] = False,
+    superlink: Address = None,
+    root_certificates: Authority = None,
+    user_certificate: UserCertificate = None,
+    user_key: UserKey = None,
+    insecure: NoTls = False,
+    state_dir: FederationDir = DEFAULT_FEDERATION_DIR,
+    runs_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the runs' folders.", show_default="the federation's, or runs"),
+    ] = None,
+    certs: Annotated[
+        Path,
+        typer.Option(help="The authority's folder, for names of nodes and dates of certificates."),
+    ] = DEFAULT_CERTIFICATES_DIR,
+    node_state_dir: Annotated[
+        list[Path] | None,
+        typer.Option(help="State directory of a node of this machine, for its outbox; repeat it."),
+    ] = None,
+    ssl_certfile: Annotated[
+        Path | None, typer.Option(help="Beyond loopback: the server's certificate.", exists=True)
+    ] = None,
+    ssl_keyfile: Annotated[Path | None, typer.Option(help="Its private key.", exists=True)] = None,
+    ssl_ca_certfile: Annotated[
+        Path | None, typer.Option(help="The authority of users' certificates.", exists=True)
+    ] = None,
+    ssl_crlfile: Annotated[
+        Path | None, typer.Option(help="The authority's revocations.", exists=True)
+    ] = None,
+    plain_http: Annotated[
+        bool,
+        typer.Option(
+            "--plain-http",
+            help="Beyond loopback without TLS and roles: whoever reaches it sees all.",
+        ),
+    ] = False,
+) -> None:
+    """Serve a web page of a federation: nodes, queue, live runs, reports, health.
+
+    On loopback all users of this machine see it. Elsewhere it needs TLS, and admits users by their
+    certificates (flwr-distill certs user): viewers see, submitters act where --allow-actions is
+    given, and operators also see what left this machine's nodes.
+    """
+    user = user_of(user_certificate, user_key, "dashboard")
+    link = find_superlink(superlink, root_certificates, insecure, user, state_dir, "dashboard")
+    files = (ssl_certfile, ssl_keyfile, ssl_ca_certfile, ssl_crlfile)
+    if any(files) and not all(files):
+        fail("the four --ssl options must be given together", "dashboard")
+
+    from flwr_distill.fleet.dashboard.access import Tls
+    from flwr_distill.fleet.dashboard.serve import serve
+    from flwr_distill.fleet.dashboard.watch import Place
+
+    if runs_dir is None:
+        folder = Path(link.federation.working_dir) if link.federation else Path()
+        runs_dir = folder / DEFAULT_RUNS_DIR
+    place = Place(
+        superlink=link.address,
+        control=lasting(link, state_dir, ANSWER),
+        runs_dir=runs_dir.absolute(),
+        state_dir=state_dir,
+        certs=certs,
+        node_dirs=node_state_dir or (),
+    )
+
+    def ready(address: str) -> None:
+        typer.echo(f"dashboard: {address}")
+
+    with exit_on(ReportedError, command="dashboard"):
+        serve(
+            place,
+            host,
+            port,
+            tls=Tls(*(file for file in files if file)) if all(files) else None,
+            plain=plain_http,
+            allow_actions=allow_actions,
+            on_start=ready,
+        )

@@ -1,0 +1,1 @@
+"""A web page of a federation: its nodes, queue, runs and health."""

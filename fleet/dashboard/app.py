@@ -1,0 +1,439 @@
+"""The dashboard's web application."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from urllib.parse import parse_qs, quote, urlencode, urlsplit
+
+from anyio import to_thread
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import (
+    HTMLResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from flwr_distill.fleet.dashboard.access import Access, Role
+from flwr_distill.fleet.dashboard.actions import MAX_SETTINGS, Actions
+from flwr_distill.fleet.dashboard.files import parts_of, read_bytes
+from flwr_distill.fleet.dashboard.pages import FOLDER, parts, run_parts, whole_page
+from flwr_distill.fleet.dashboard.run_log import RunLogs
+from flwr_distill.fleet.dashboard.runs import Run
+from flwr_distill.fleet.dashboard.watch import Place, Snapshot, Watch
+from flwr_distill.fleet.outbox_page import outbox_page, read_log
+from flwr_distill.fleet.run_settings import preset_names
+from flwr_distill.node.outbox import FOLDER as OUTBOX
+from flwr_distill.server.page.comparison_page import comparison_page
+from flwr_distill.server.page.run_files import REPORT, read_run
+from flwr_distill.task.errors import ReportedError
+
+EVERY = (1.0, 2.0)
+"""Seconds between two reads of the federation."""
+KEEP_ALIVE = 15.0
+"""Seconds after which a stream without news says that it is there."""
+MAX_STREAMS = 100
+MAX_REPORT = 64 * 2**20
+"""Bytes of a report that is shown, and of the files from which several are compared."""
+MAX_COMPARED = 10
+EXPORT = "export"
+MAX_EXPORTS = 20
+MAX_FORM = 4 * MAX_SETTINGS
+LOG = logging.getLogger("flwr_distill.dashboard")
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+REPORT_POLICY = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+"""Of reports, which a run's ServerApp wrote: nothing in them runs."""
+
+Page = Callable[[Request], Awaitable[Response]]
+
+
+class Dashboard:
+    """The dashboard of a place: `app` serves it.
+
+    Parameters
+    ----------
+    place : Place
+        What it shows.
+    access : Access
+        Who may see what.
+    hosts : list[str]
+        Names by which browsers may call it: another one is refused, as a foreign page may have
+        its own name resolve to this machine.
+    allow_actions : bool (default: False)
+        Whether runs may be submitted, stopped, resumed and exported.
+    """
+
+    def __init__(
+        self, place: Place, access: Access, hosts: list[str], *, allow_actions: bool = False
+    ) -> None:
+        self._watch = Watch(place)
+        self._place = place
+        self._access = access
+        self._actions = Actions(place)
+        self._logs = RunLogs(place.control)
+        self._allow_actions = allow_actions
+        self._token = secrets.token_urlsafe(32)
+        self._snapshot = Snapshot(0.0)
+        self._parts: Mapping[str, str] = {}
+        self._news = asyncio.Event()
+        self._streams = 0
+        self._acting = asyncio.Lock()
+        routes = [
+            Route("/", self._for(Role.VIEWER, self._overview)),
+            Route("/events", self._for(Role.VIEWER, self._overview_events)),
+            Route("/runs/compare", self._for(Role.VIEWER, self._compare)),
+            Route("/runs/{run}", self._for(Role.VIEWER, self._run_page)),
+            Route("/runs/{run}/events", self._for(Role.VIEWER, self._run_events)),
+            Route("/runs/{run}/report.html", self._for(Role.VIEWER, self._report)),
+            Route("/runs/{run}/export/{file}", self._for(Role.SUBMITTER, self._exported)),
+            Route("/outboxes/{node}", self._for(Role.OPERATOR, self._outbox)),
+            Mount("/static", StaticFiles(directory=FOLDER / "static")),
+        ]
+        if allow_actions:
+            act = [Route("/submit", self._for(Role.SUBMITTER, self._submit_page))]
+            act.append(Route("/submit", self._for(Role.SUBMITTER, self._submit), methods=["POST"]))
+            act.append(
+                Route(
+                    "/runs/{run}/{action}", self._for(Role.SUBMITTER, self._act), methods=["POST"]
+                )
+            )
+            routes = [*act, *routes]
+        self.app = Starlette(
+            routes=routes,
+            middleware=[
+                Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
+                Middleware(_Headers),
+            ],
+            exception_handlers={HTTPException: self._failed, ReportedError: self._refused},
+            lifespan=self._watching,
+        )
+
+    @asynccontextmanager
+    async def _watching(self, app: Starlette) -> AsyncIterator[None]:
+        task = asyncio.create_task(self._keep_watching())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def _keep_watching(self) -> None:
+        while True:
+            try:
+                snapshot = await to_thread.run_sync(self._watch.read)
+                self._parts = await to_thread.run_sync(parts, snapshot)
+                self._snapshot = snapshot
+            except Exception:  # whatever a run's files contain: the next read may succeed
+                LOG.exception("The federation could not be read")
+            self._news.set()
+            self._news = asyncio.Event()
+            await asyncio.sleep(random.uniform(*EVERY))
+
+    def _for(self, least: Role, page: Page) -> Page:
+        """A page for those who have at least a role."""
+
+        async def guarded(request: Request) -> Response:
+            role = self._access.role(request.scope["state"].get("certificate"))
+            if role < least:
+                raise HTTPException(403, f"this is for the role {least.name.lower()}")
+            request.state.role = role
+            return await page(request)
+
+        return guarded
+
+    def _submits(self, request: Request) -> bool:
+        return self._allow_actions and request.state.role >= Role.SUBMITTER
+
+    async def _overview(self, request: Request) -> Response:
+        if not self._parts:
+            await asyncio.wait_for(self._news.wait(), 30)
+        return self._page(request, "Federation", "overview", self._parts, "/events")
+
+    async def _overview_events(self, request: Request) -> Response:
+        async def current() -> Mapping[str, str]:
+            return self._parts
+
+        return self._stream(request, current)
+
+    async def _run_page(self, request: Request) -> Response:
+        run = self._run(request)
+        contents = await self._parts_of(request, run.run_id)
+        events = f"/runs/{run.run_id}/events"
+        return self._page(
+            request,
+            f"Run {run.run_id[:6]}",
+            "run_page",
+            contents,
+            events,
+            run=run,
+            exported=_exports(run) if request.state.role >= Role.SUBMITTER else [],
+        )
+
+    async def _run_events(self, request: Request) -> Response:
+        run_id = self._run(request).run_id
+
+        async def current() -> Mapping[str, str]:
+            return await self._parts_of(request, run_id)
+
+        return self._stream(request, current)
+
+    async def _parts_of(self, request: Request, run_id: str) -> Mapping[str, str]:
+        run = self._snapshot.run(run_id)
+        if run is None:
+            return {}
+        log = await to_thread.run_sync(self._logs.lines, run.run_id)
+        contents = await to_thread.run_sync(run_parts, run, log, self._token)
+        if not self._submits(request):
+            del contents["actions"]
+        return contents
+
+    def _run(self, request: Request) -> Run:
+        run = self._snapshot.run(request.path_params["run"])
+        if run is None:
+            raise HTTPException(404, "no such run here: `flwr-distill runs list` has older ones")
+        return run
+
+    def _folder(self, run: Run) -> Path:
+        if run.folder is None:
+            raise HTTPException(404, "this run has not met its nodes: it has no results")
+        return run.folder
+
+    async def _report(self, request: Request) -> Response:
+        folder = self._folder(self._run(request))
+        try:
+            content = await to_thread.run_sync(read_bytes, folder / REPORT, MAX_REPORT)
+        except OSError:
+            raise HTTPException(404, "no report yet: a run writes it when it ends") from None
+        return HTMLResponse(content, headers={"Content-Security-Policy": REPORT_POLICY})
+
+    async def _compare(self, request: Request) -> Response:
+        names = request.query_params.getlist("run")
+        if not 2 <= len(names) <= MAX_COMPARED:
+            raise HTTPException(400, f"choose 2 to {MAX_COMPARED} runs")
+        runs = [run for name in names if (run := self._snapshot.run(name)) and run.folder]
+        if len(runs) < len(names):
+            raise HTTPException(404, "one of the runs is not here, or has no results")
+        folders = [self._folder(run) for run in runs]
+        page = await to_thread.run_sync(_comparison, folders, self._place.runs_dir)
+        return HTMLResponse(page, headers={"Content-Security-Policy": REPORT_POLICY})
+
+    async def _exported(self, request: Request) -> Response:
+        run, name = self._run(request), request.path_params["file"]
+        if name not in _exports(run):
+            raise HTTPException(404, "no such file")
+        content = parts_of(self._folder(run) / EXPORT / name, 3)
+        headers = {"Content-Disposition": f"attachment; filename*=utf-8''{quote(name)}"}
+        return StreamingResponse(content, media_type="application/octet-stream", headers=headers)
+
+    async def _outbox(self, request: Request) -> Response:
+        name = request.path_params["node"]
+        folder = next((node.folder for node in self._snapshot.local if node.name == name), None)
+        if folder is None:
+            raise HTTPException(404, "no such node on this machine")
+
+        def page() -> str:
+            lines, broken = read_log(folder / OUTBOX)
+            return outbox_page(lines, folder / OUTBOX, broken)
+
+        content = await to_thread.run_sync(page)
+        return HTMLResponse(content, headers={"Content-Security-Policy": REPORT_POLICY})
+
+    async def _submit_page(self, request: Request) -> Response:
+        return self._submit_form(request)
+
+    def _submit_form(
+        self, request: Request, chosen: str = "", settings: str = "", error: str = ""
+    ) -> Response:
+        return self._page(
+            request,
+            "Submit a run",
+            "submit",
+            {},
+            presets=preset_names(),
+            chosen=chosen,
+            settings=settings,
+            message=error,
+            status=400 if error else 200,
+        )
+
+    async def _submit(self, request: Request) -> Response:
+        form = await self._form(request)
+        chosen, settings = form.get("preset", ""), form.get("settings", "")
+        try:
+            text = await self._acted(self._actions.submit, chosen, settings)
+        except ReportedError as error:
+            return self._submit_form(request, chosen, settings, str(error))
+        return _redirect("/", text)
+
+    async def _act(self, request: Request) -> Response:
+        await self._form(request)
+        run, action = self._run(request), request.path_params["action"]
+        actions: dict[str, Callable[[Run], str]] = {
+            "stop": self._actions.stop,
+            "resume": self._actions.resume,
+            "export": self._actions.export,
+        }
+        if action not in actions:
+            raise HTTPException(404, "no such action")
+        return _redirect(f"/runs/{run.run_id}", await self._acted(actions[action], run))
+
+    async def _acted(self, action: Callable[..., str], *arguments: object) -> str:
+        """What an action says; one acts at a time."""
+        async with self._acting:
+            text = await to_thread.run_sync(action, *arguments)
+        LOG.info("%s", text)
+        return text
+
+    async def _form(self, request: Request) -> dict[str, str]:
+        """Fields of a form of ours; a form on another site cannot know its token."""
+        origin = request.headers.get("origin")
+        if origin and urlsplit(origin).netloc != request.headers.get("host"):
+            raise HTTPException(403, "the form is of another site")
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > MAX_FORM:
+                raise HTTPException(413, "the form is too large")
+        fields = {
+            key: values[0] for key, values in parse_qs(body.decode("utf-8", "replace")).items()
+        }
+        if not secrets.compare_digest(fields.get("token", "").encode(), self._token.encode()):
+            raise HTTPException(403, "the form is too old: reload the page")
+        return fields
+
+    def _stream(
+        self, request: Request, current: Callable[[], Awaitable[Mapping[str, str]]]
+    ) -> Response:
+        """Server-sent events with the parts that have changed, after each read."""
+        if self._streams >= MAX_STREAMS:
+            raise HTTPException(503, f"{MAX_STREAMS} pages are open already")
+
+        async def events() -> AsyncIterator[str]:
+            self._streams += 1
+            shown: dict[str, str] = {}
+            try:
+                while not await request.is_disconnected():
+                    news = self._news
+                    changed = {k: v for k, v in (await current()).items() if shown.get(k) != v}
+                    shown |= changed
+                    yield f"data: {json.dumps(changed)}\n\n" if changed else ": still here\n\n"
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(news.wait(), KEEP_ALIVE)
+            finally:
+                self._streams -= 1
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    def _page(
+        self,
+        request: Request,
+        title: str,
+        name: str,
+        contents: Mapping[str, str],
+        events: str = "",
+        *,
+        status: int = 200,
+        **more: object,
+    ) -> Response:
+        content = {
+            "events": events,
+            "run": None,
+            "submits": self._submits(request),
+            "token": self._token,
+            "bad": status != 200,
+            "message": request.query_params.get("done", "")[:500],
+            **more,
+        }
+        return HTMLResponse(whole_page(title, name, contents, **content), status)
+
+    async def _failed(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return self._message(error.detail, error.status_code)
+
+    async def _refused(self, request: Request, error: Exception) -> Response:
+        return self._message(str(error), 409)
+
+    def _message(self, text: str, status: int) -> Response:
+        content = {"events": "", "run": None, "submits": False, "bad": True, "message": text}
+        return HTMLResponse(whole_page("That did not work", "message", {}, **content), status)
+
+
+class _Headers:
+    """Adds headers that bound what a page may do; a page's own policy comes first."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                names = {name for name, _ in message["headers"]}
+                added = [
+                    (b"content-security-policy", POLICY.encode()),
+                    (b"x-content-type-options", b"nosniff"),
+                    (b"referrer-policy", b"no-referrer"),
+                    (b"cache-control", b"no-store"),
+                ]
+                message["headers"] = [
+                    *message["headers"],
+                    *(pair for pair in added if pair[0] not in names),
+                ]
+            await send(message)
+
+        await self._app(scope, receive, with_headers)
+
+
+def _exports(run: Run) -> list[str]:
+    """Names of the files that a run's export wrote."""
+    try:
+        files = islice((run.folder / EXPORT).iterdir(), MAX_EXPORTS) if run.folder else ()
+        return sorted(file.name for file in files)
+    except OSError:
+        return []
+
+
+def _comparison(folders: list[Path], runs_dir: Path) -> str:
+    """Page that compares runs; their files are checked first, as their ServerApps wrote them."""
+    for folder in folders:
+        for name in ("settings", "about", "topology", "traffic", "partition", "statistics"):
+            _check(folder / f"{name}.json")
+        for name in ("metrics", "journal"):
+            _check(folder / f"{name}.jsonl")
+    try:
+        return comparison_page([read_run(folder) for folder in folders], runs_dir)
+    except Exception as error:  # whatever the files contain
+        LOG.exception("Runs could not be compared")
+        raise HTTPException(409, f"their files cannot be compared: {error}") from error
+
+
+def _check(file: Path) -> None:
+    try:
+        read_bytes(file, MAX_REPORT)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise HTTPException(409, f"{file.name} cannot be read: {error}") from error
+
+
+def _redirect(path: str, text: str) -> Response:
+    return RedirectResponse(f"{path}?{urlencode({'done': text})}", 303)

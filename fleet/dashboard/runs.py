@@ -1,0 +1,332 @@
+"""A run as the dashboard shows it: from its folder, and from what the SuperLink says of it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from flwr_distill.fleet.dashboard.files import Lines, read_json
+from flwr_distill.flower.control import KnownRun
+from flwr_distill.server.names import named
+from flwr_distill.server.record.phase_file import PHASE
+
+MAX_PROBLEMS = 200
+"""Latest warnings, errors and failed nodes of a run that are kept."""
+MAX_ROWS = 5000
+"""Rounds of a run that are kept."""
+MAX_NODES = 5000
+PACE = 5
+"""Rounds by which the time left is estimated."""
+MAX_TEXT = 500
+"""Characters of a text that a run wrote."""
+MAX_NAME = 80
+MAX_PHASE = 2**20
+"""Bytes of a file about a phase."""
+STALE = 10.0
+"""Seconds after which a phase that is not updated is no longer what the run does."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that went wrong in a run, in words; `node` is a name, empty if it is about none."""
+
+    time: float
+    round: int
+    kind: str
+    """``error``, ``warning``, ``failed`` (of a node) or ``rejected`` (of a node's reply)."""
+    text: str
+    node: str = ""
+
+
+@dataclass(frozen=True)
+class RunNode:
+    """A node as it described itself to a run."""
+
+    name: str
+    version: str = ""
+    device: str = ""
+    samples: int | None = None
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What a run waits for, since when, and for whom; `others` counts awaited nodes without name.
+
+    Times are in seconds since 1970.
+    """
+
+    title: str
+    since: float
+    asked: int
+    awaited: Sequence[str]
+    others: int = 0
+
+    @property
+    def missing(self) -> int:
+        """Nodes that have not replied."""
+        return len(self.awaited) + self.others
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run at one time; accuracies are in [0, 1], times in seconds since 1970."""
+
+    run_id: str
+    title: str
+    state: str
+    """``pending``, ``starting``, ``running``, ``completed``, ``failed`` or ``stopped``; it is
+    ``unfinished`` if the SuperLink does not know it and its files do not say how it ended."""
+    why: str
+    """Why it failed."""
+    started: float
+    ended: float
+    round: int
+    num_rounds: int
+    server_curve: Sequence[tuple[float, float]]
+    node_curve: Sequence[tuple[float, float]]
+    phase: Phase | None
+    server_bytes: int
+    link_bytes: int
+    eta: float | None
+    """Seconds to its end at the pace so far."""
+    problems: Sequence[Problem]
+    warnings: Sequence[str]
+    """About the federation, which a reader has to know before the results."""
+    nodes: Mapping[str, RunNode]
+    folder: Path | None
+    """None until it has met its nodes."""
+
+    @property
+    def live(self) -> bool:
+        """Whether the SuperLink says that it is not over."""
+        return self.state in ("pending", "starting", "running")
+
+    @property
+    def accuracy(self) -> float | None:
+        """The last known one: on the server's test samples, else the mean of nodes."""
+        curve = self.server_curve or self.node_curve
+        return curve[-1][1] if curve else None
+
+
+@dataclass
+class RunFolder:
+    """The files of a run's folder, read as they grow."""
+
+    path: Path
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
+    rows: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=MAX_ROWS))
+    problems: deque[Problem] = field(default_factory=lambda: deque(maxlen=MAX_PROBLEMS))
+    nodes: Mapping[str, RunNode] = field(default_factory=dict)
+    run_id: str = ""
+    """Of the run that wrote here last: a resumed run continues in the folder of an earlier one."""
+    done: bool = False
+    _last: str = ""
+    _signature: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._rows = Lines(self.path / "metrics.jsonl")
+        self._journal = Lines(self.path / "journal.jsonl")
+
+    def update(self) -> None:
+        """Read what is new."""
+        signature = tuple(
+            _stamp(self.path / name)
+            for name in ("settings.json", "about.json", "summary.json", PHASE, *_GROWING)
+        )
+        if signature == self._signature:
+            return
+        self._signature = signature
+        self.settings = read_json(self.path / "settings.json")
+        self.about = read_json(self.path / "about.json")
+        self.done = (self.path / "summary.json").is_file()
+        self.nodes = dict(_nodes(self.about))
+        run_id = text_of(read_json(self.path / PHASE, MAX_PHASE).get("run"), 20)
+        self.run_id = run_id if run_id.isdigit() else self.path.name
+        restarted, rows = self._rows.new()
+        if restarted:
+            self.rows.clear()
+        self.rows.extend(rows)
+        restarted, lines = self._journal.new()
+        if restarted:
+            self.problems.clear()
+            self._last = ""
+        for line in lines:
+            self._last = "failed" if "error" in line else "stopped" if "stopped" in line else ""
+            self._note(line)
+
+    @property
+    def state(self) -> str:
+        """How it ended by its files; ``unfinished`` if they do not say."""
+        return "completed" if self.done else self._last or "unfinished"
+
+    def name(self, node: str) -> str:
+        """Name of a node, from its Flower id."""
+        return self.nodes[node].name if node in self.nodes else f"node …{node[-5:]}"
+
+    def phase(self) -> Phase | None:
+        """What the run waits for now; None if its file says nothing recent."""
+        content = read_json(self.path / PHASE, MAX_PHASE)
+        title = text_of(content.get("phase"), MAX_NAME)
+        if not title or time.time() - number(content.get("time"), 0.0) > STALE:
+            return None
+        awaited = content.get("awaited")
+        names = awaited[:MAX_NODES] if isinstance(awaited, list) else []
+        return Phase(
+            title,
+            number(content.get("since"), time.time()),
+            whole(content.get("asked")),
+            [text_of(name, MAX_NAME) for name in names],
+            whole(content.get("others")),
+        )
+
+    def _note(self, line: Mapping[str, Any]) -> None:
+        for key, kind in _KINDS.items():
+            if key not in line:
+                continue
+            of_node = key in ("failed", "set_aside")
+            text = line.get("reason") if of_node else line[key]
+            node = self.name(str(line[key])) if of_node else ""
+            where = f"{text_of(line.get('reply_to'), MAX_NAME)}: " if of_node else ""
+            words = named(text_of(text), self.name)
+            self.problems.append(
+                Problem(
+                    number(line.get("time"), 0.0),
+                    whole(line.get("round")),
+                    kind,
+                    where + words,
+                    node,
+                )
+            )
+
+
+_GROWING = ("metrics.jsonl", "journal.jsonl")
+_KINDS = {"error": "error", "warning": "warning", "failed": "failed", "set_aside": "rejected"}
+
+
+def run_of(folder: RunFolder | None, known: KnownRun | None) -> Run:
+    """A run by its folder, by what the SuperLink says, or both."""
+    settings = folder.settings if folder else {}
+    rows = list(folder.rows) if folder else []
+    last = rows[-1] if rows else {}
+    state = known.status.status.removeprefix("finished:") if known else ""
+    state = state or (folder.state if folder else "unfinished")
+    server_round, num_rounds = whole(last.get("round")), whole(settings.get("num-rounds"))
+    return Run(
+        run_id=str(known.run_id) if known else folder.path.name if folder else "",
+        title=_title(settings),
+        state=state,
+        why=_why(state, folder, known),
+        started=known.submitted if known else _started(folder),
+        ended=known.ended if known else 0.0,
+        round=server_round,
+        num_rounds=num_rounds,
+        server_curve=_curve(rows, "accuracy"),
+        node_curve=_curve(rows, "node_accuracy"),
+        phase=folder.phase() if folder and state == "running" else None,
+        server_bytes=whole(last.get("server_bytes")),
+        link_bytes=whole(last.get("link_bytes")),
+        eta=_eta(rows, num_rounds) if state == "running" else None,
+        problems=list(folder.problems)[::-1] if folder else [],
+        warnings=_texts(folder.about.get("warnings")) if folder else [],
+        nodes=folder.nodes if folder else {},
+        folder=folder.path if folder else None,
+    )
+
+
+def number(value: Any, otherwise: float = math.nan) -> float:
+    """A finite number that a run wrote; `otherwise` for anything else."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) < 1e18 and math.isfinite(value) else otherwise
+
+
+def whole(value: Any) -> int:
+    """A count that a run wrote; 0 for anything else."""
+    return max(0, int(number(value, 0.0)))
+
+
+def text_of(value: Any, limit: int = MAX_TEXT) -> str:
+    """A text that a run wrote, in one printable line of at most `limit` characters."""
+    if not isinstance(value, str):
+        return ""
+    line = "".join(c if c.isprintable() else "?" for c in " ".join(value[: 4 * limit].split()))
+    return line if len(line) <= limit else f"{line[: limit - 2]} …"
+
+
+def _stamp(file: Path) -> tuple[int, int]:
+    try:
+        status = file.lstat()
+    except OSError:
+        return 0, 0
+    return status.st_mtime_ns, status.st_size
+
+
+def _texts(value: Any) -> list[str]:
+    return [text_of(text) for text in value[:20]] if isinstance(value, list) else []
+
+
+def _nodes(about: Mapping[str, Any]) -> list[tuple[str, RunNode]]:
+    nodes = about.get("nodes")
+    found = []
+    for node, entry in list(nodes.items())[:MAX_NODES] if isinstance(nodes, dict) else []:
+        if isinstance(entry, dict):
+            samples = entry.get("samples")
+            found.append(
+                (
+                    node,
+                    RunNode(
+                        text_of(entry.get("name"), MAX_NAME) or f"node …{node[-5:]}",
+                        text_of(entry.get("version"), MAX_NAME),
+                        text_of(entry.get("device"), MAX_NAME),
+                        whole(samples) if samples is not None else None,
+                    ),
+                )
+            )
+    return found
+
+
+def _title(settings: Mapping[str, Any]) -> str:
+    strategy = text_of(settings.get("strategy"), MAX_NAME)
+    data = text_of(settings.get("dataset"), MAX_NAME)
+    if settings.get("statistics"):
+        strategy = "statistics"
+    evaluate = settings.get("evaluate")
+    if model := text_of(evaluate.get("model"), MAX_TEXT) if isinstance(evaluate, dict) else "":
+        strategy = f"{Path(model).name}, evaluated"
+    return f"{strategy} on {data}" if strategy else "has not met its nodes"
+
+
+def _why(state: str, folder: RunFolder | None, known: KnownRun | None) -> str:
+    if state != "failed":
+        return ""
+    errors = [p.text for p in folder.problems if p.kind == "error"] if folder else []
+    return errors[-1] if errors else text_of(known.status.details) if known else ""
+
+
+def _started(folder: RunFolder | None) -> float:
+    try:
+        return datetime.fromisoformat(folder.about["started"]).timestamp() if folder else 0.0
+    except (KeyError, TypeError, ValueError):
+        return 0.0
+
+
+def _curve(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
+    points = [(number(row.get("round")), number(row.get(key))) for row in rows]
+    return [(x, min(1.0, max(0.0, y))) for x, y in points if x >= 0 and not math.isnan(y)]
+
+
+def _eta(rows: Sequence[Mapping[str, Any]], num_rounds: int) -> float | None:
+    """Seconds to the end, by the pace of the last rounds."""
+    if len(rows) < 2:
+        return None
+    first, last = rows[-1 - min(PACE, len(rows) - 1)], rows[-1]
+    rounds = whole(last.get("round")) - whole(first.get("round"))
+    seconds = number(last.get("seconds")) - number(first.get("seconds"))
+    left = num_rounds - whole(last.get("round"))
+    return seconds / rounds * left if rounds > 0 and seconds >= 0 and left >= 0 else None

@@ -1,0 +1,31 @@
+// Replaces parts of the page as the server sends them, and keeps what the reader was doing.
+"use strict";
+
+const connection = document.getElementById("connection");
+
+function replace(part, html) {
+  const section = document.querySelector(`[data-part="${part}"]`);
+  const selection = document.getSelection();
+  if (!section || (!selection.isCollapsed && section.contains(selection.anchorNode))) return;
+  const focus = section.contains(document.activeElement) ? document.activeElement.id : "";
+  const checked = [...section.querySelectorAll("input:checked")].map((input) => input.id);
+  const places = [...section.querySelectorAll("[tabindex]")].map((box) => [box.scrollLeft, box.scrollTop]);
+  section.innerHTML = html;
+  for (const id of checked) {
+    const input = document.getElementById(id);
+    if (input) input.checked = true;
+  }
+  section.querySelectorAll("[tabindex]").forEach((box, index) => {
+    if (places[index]) [box.scrollLeft, box.scrollTop] = places[index];
+  });
+  if (focus) document.getElementById(focus)?.focus({ preventScroll: true });
+}
+
+if (document.body.dataset.events) {
+  const source = new EventSource(document.body.dataset.events);
+  source.onopen = () => (connection.textContent = "");
+  source.onerror = () => (connection.textContent = "No connection: what you see may be old.");
+  source.onmessage = (event) => {
+    for (const [part, html] of Object.entries(JSON.parse(event.data))) replace(part, html);
+  };
+}
