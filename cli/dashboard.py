@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import webbrowser
 from pathlib import Path
 from typing import Annotated
 
@@ -25,11 +28,16 @@ from flwr_distill.task.errors import ReportedError
 DEFAULT_PORT = 8080
 ANSWER = 5.0
 """Seconds for which a SuperLink may keep an answer back."""
+_SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", *(("HOME",) if sys.platform == "darwin" else ()))
+"""Variables of a desktop; elsewhere a browser would be one of the terminal."""
 
 
 def dashboard(
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port.")] = DEFAULT_PORT,
+    open_it: Annotated[
+        bool, typer.Option("--open", help="Open it in a browser, where there is a screen.")
+    ] = False,
     allow_actions: Annotated[
         bool,
         typer.Option("--allow-actions", help="Let users submit, stop, resume and export runs."),
@@ -100,6 +108,8 @@ def dashboard(
 
     def ready(address: str) -> None:
         typer.echo(f"dashboard: {address}")
+        if open_it and any(name in os.environ for name in _SCREENS):
+            webbrowser.open(address)
 
     with exit_on(ReportedError, command="dashboard"):
         serve(

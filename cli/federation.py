@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +27,7 @@ from flwr_distill.cli.connection import (
     find_superlink,
     user_of,
 )
+from flwr_distill.cli.dashboard import DEFAULT_PORT
 from flwr_distill.cli.errors import exit_on, fail
 from flwr_distill.cli.options import (
     DEFAULT_FEDERATION_DIR,
@@ -35,8 +37,11 @@ from flwr_distill.cli.options import (
 )
 from flwr_distill.cli.run_log import Waiting
 from flwr_distill.fleet.federation_record import FederationFile
-from flwr_distill.fleet.local_federation import LocalFederation, LocalNode
+from flwr_distill.fleet.local_federation import LocalFederation, LocalNode, free_ports
+from flwr_distill.fleet.servers import why_not_free
 from flwr_distill.flower.control import SuperLinkError
+from flwr_distill.node.processes import Process, start_bound
+from flwr_distill.node.processes import stop as stop_processes
 from flwr_distill.node.settings import NodeError, load_settings
 from flwr_distill.node.supervisor import status_file
 from flwr_distill.server.record.run_ids import LATEST, RunIdError, full_id
@@ -79,6 +84,10 @@ def up(
             show_default="free ones",
         ),
     ] = None,
+    dashboard: Annotated[
+        bool,
+        typer.Option("--dashboard", help="Also serve its web page (flwr-distill dashboard)."),
+    ] = False,
     log_format: LogFormat = None,
     state_dir: FederationDir = DEFAULT_FEDERATION_DIR,
 ) -> None:
@@ -107,7 +116,9 @@ def up(
     typer.echo(f"starting a SuperLink and {all_nodes}, logs in {federation.state_dir}")
     try:
         start(federation, Console())
-        with federation:
+        with federation, ExitStack() as stack:
+            if dashboard:
+                stack.callback(stop_processes, [_start_dashboard(state_dir)])
             where = "" if state_dir == DEFAULT_FEDERATION_DIR else f" --state-dir {state_dir}"
             own = " -c 'dataset=\"private\"'" if data else ""
             verb = "is" if number == 1 else "are"
@@ -125,6 +136,13 @@ def up(
         typer.echo("the federation has ended")
     except RuntimeError as error:
         fail(error, "up")
+
+
+def _start_dashboard(state_dir: Path) -> Process:
+    """Start the dashboard at its usual port, or at a free one."""
+    port = DEFAULT_PORT if not why_not_free(f"127.0.0.1:{DEFAULT_PORT}") else free_ports(1)[0]
+    command = [sys.executable, "-P", "-m", "flwr_distill.command", "dashboard", "--open"]
+    return start_bound([*command, "--port", str(port), "--state-dir", str(state_dir)])
 
 
 def start(federation: LocalFederation, console: Console) -> None:

@@ -1,6 +1,6 @@
 """`flwr-distill policy` and `outbox`: what may leave a node, and what has left it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,7 +82,7 @@ def outbox(
         fail(broken, "outbox")
 
 
-def _print_table(lines: Sequence[Mapping[str, Any]]) -> None:
+def _print_table(lines: Sequence[dict[str, Any]]) -> None:
     """Print a log's lines, and the hash of the last."""
     from flwr_distill.fleet.outbox_page import COLUMNS, cells
 

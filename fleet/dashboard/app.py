@@ -47,6 +47,10 @@ EVERY = (1.0, 2.0)
 """Seconds between two reads of the federation."""
 KEEP_ALIVE = 15.0
 """Seconds after which a stream without news says that it is there."""
+FIRST_READ = 20.0
+"""Seconds that the first page waits for the first read."""
+READS = 3
+"""Reads in which an unknown run may appear."""
 MAX_STREAMS = 100
 MAX_REPORT = 64 * 2**20
 """Bytes of a report that is shown, and of the files from which several are compared."""
@@ -166,7 +170,10 @@ class Dashboard:
 
     async def _overview(self, request: Request) -> Response:
         if not self._parts:
-            await asyncio.wait_for(self._news.wait(), 30)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), FIRST_READ)
+        if not self._parts:
+            raise HTTPException(503, "the federation has not been read yet: reload the page")
         return self._page(request, "Federation", "overview", self._parts, "/events")
 
     async def _overview_events(self, request: Request) -> Response:
@@ -176,7 +183,7 @@ class Dashboard:
         return self._stream(request, current)
 
     async def _run_page(self, request: Request) -> Response:
-        run = self._run(request)
+        run = await self._run(request)
         contents = await self._parts_of(request, run.run_id)
         events = f"/runs/{run.run_id}/events"
         return self._page(
@@ -190,7 +197,7 @@ class Dashboard:
         )
 
     async def _run_events(self, request: Request) -> Response:
-        run_id = self._run(request).run_id
+        run_id = (await self._run(request)).run_id
 
         async def current() -> Mapping[str, str]:
             return await self._parts_of(request, run_id)
@@ -207,11 +214,13 @@ class Dashboard:
             del contents["actions"]
         return contents
 
-    def _run(self, request: Request) -> Run:
-        run = self._snapshot.run(request.path_params["run"])
-        if run is None:
-            raise HTTPException(404, "no such run here: `flwr-distill runs list` has older ones")
-        return run
+    async def _run(self, request: Request) -> Run:
+        for _ in range(READS):
+            if run := self._snapshot.run(request.path_params["run"]):
+                return run
+            with suppress(TimeoutError):  # it may have started just now
+                await asyncio.wait_for(self._news.wait(), FIRST_READ)
+        raise HTTPException(404, "no such run here: `flwr-distill runs list` has older ones")
 
     def _folder(self, run: Run) -> Path:
         if run.folder is None:
@@ -219,7 +228,7 @@ class Dashboard:
         return run.folder
 
     async def _report(self, request: Request) -> Response:
-        folder = self._folder(self._run(request))
+        folder = self._folder(await self._run(request))
         try:
             content = await to_thread.run_sync(read_bytes, folder / REPORT, MAX_REPORT)
         except OSError:
@@ -238,7 +247,7 @@ class Dashboard:
         return HTMLResponse(page, headers={"Content-Security-Policy": REPORT_POLICY})
 
     async def _exported(self, request: Request) -> Response:
-        run, name = self._run(request), request.path_params["file"]
+        run, name = await self._run(request), request.path_params["file"]
         if name not in _exports(run):
             raise HTTPException(404, "no such file")
         content = parts_of(self._folder(run) / EXPORT / name, 3)
@@ -287,7 +296,7 @@ class Dashboard:
 
     async def _act(self, request: Request) -> Response:
         await self._form(request)
-        run, action = self._run(request), request.path_params["action"]
+        run, action = await self._run(request), request.path_params["action"]
         actions: dict[str, Callable[[Run], str]] = {
             "stop": self._actions.stop,
             "resume": self._actions.resume,
@@ -391,7 +400,7 @@ class _Headers:
                 added = [
                     (b"content-security-policy", POLICY.encode()),
                     (b"x-content-type-options", b"nosniff"),
-                    (b"referrer-policy", b"no-referrer"),
+                    (b"referrer-policy", b"same-origin"),
                     (b"cache-control", b"no-store"),
                 ]
                 message["headers"] = [

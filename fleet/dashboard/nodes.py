@@ -87,8 +87,8 @@ def all_nodes(
     own = {node.node_id: node for node in local if node.node_id}
     described: dict[str, RunNode] = {}
     for run in runs:
-        for node_id, about in run.nodes.items():
-            described.setdefault(node_id, about)
+        for node_id, description in run.nodes.items():
+            described.setdefault(node_id, description)
     errors, work = _errors(runs), _work(runs)
     nodes = []
     for each in known:

@@ -78,6 +78,6 @@ class _Server(uvicorn.Server):
         self._on_start = on_start
 
     async def startup(self, sockets: object = None) -> None:  # type: ignore[override]
-        await super().startup(sockets)  # type: ignore[arg-type]
+        await super().startup(sockets)
         if self.started:
             self._on_start()

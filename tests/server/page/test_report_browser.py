@@ -1,43 +1,17 @@
 """The report in a real browser: Chromium without a screen, from a file."""
 
-import shutil
-
 import pytest
 
 from flwr_distill.server.page.comparison_page import comparison_page
 from flwr_distill.server.page.run_files import read_run
+from tests.browsers import chromium, needs_browser, scrolls_sideways, set_width
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not (CHROMIUM and DRIVER),
-        reason="NO BROWSER: install chromium and chromedriver (Debian: chromium chromium-driver)",
-    ),
-]
+pytestmark = [pytest.mark.slow, needs_browser]
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    with webdriver.Chrome(options=options, service=Service(DRIVER)) as driver:
+    with chromium(tmp_path_factory.mktemp("chromium")) as driver:
         yield driver
 
 
@@ -58,17 +32,14 @@ def pages(finished_run):
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_pages_render_without_an_error_and_never_scroll_sideways(browser, pages, width, scheme):
-    device = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 500}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", device)
+    set_width(browser, width)
     feature = {"name": "prefers-color-scheme", "value": scheme}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
     for page in pages:
         browser.get(page.as_uri())
         run = browser.execute_script
         assert run("return document.documentElement.clientWidth") >= width - 20
-        assert run(
-            "return document.documentElement.scrollWidth <= document.documentElement.clientWidth"
-        )
+        assert not scrolls_sideways(browser)
         drawn = run(
             "return [...document.querySelectorAll('figure > svg')]"
             ".map(svg => svg.getBoundingClientRect().height)"

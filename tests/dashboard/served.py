@@ -1,0 +1,38 @@
+"""The dashboard's real command, as a process."""
+
+import contextlib
+import re
+import subprocess
+import sys
+import threading
+
+from flwr_distill.node.processes import stop
+
+COMMAND = (sys.executable, "-P", "-m", "flwr_distill.command", "dashboard")
+
+
+@contextlib.contextmanager
+def served(*arguments, cwd=None):
+    """Address of a dashboard with these arguments, while the block lasts."""
+    process = subprocess.Popen(
+        [*COMMAND, *map(str, arguments)],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    timer = threading.Timer(60, process.kill)
+    timer.start()
+    lines = []
+    try:
+        for line in process.stdout:
+            lines.append(line)
+            if found := re.search(r"dashboard: (\S+)", line):
+                break
+        assert found, "".join(lines)
+        yield found[1]
+    finally:
+        timer.cancel()
+        stop([process])
+        process.stdout.close()

@@ -1,0 +1,134 @@
+"""What the dashboard says of nodes and runs, by what SuperLink, files and this machine say."""
+
+import json
+import time
+
+import pytest
+
+from flwr_distill.fleet.dashboard.nodes import LocalNode, all_nodes, size_class
+from flwr_distill.fleet.dashboard.runs import STALE
+from flwr_distill.fleet.dashboard.watch import Place, Watch
+from flwr_distill.flower.control import KnownNode, KnownRun, OutageError, RunStatus
+
+from .test_files import write
+
+NODE = "8000000000000000007"
+
+
+class FakeControl:
+    """A SuperLink's answers; the real one is in test_live.py."""
+
+    def __init__(self, nodes=(), runs=()):
+        self.answers = nodes, runs
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def nodes(self):
+        return list(self.answers[0])
+
+    def runs(self):
+        return list(self.answers[1])
+
+
+def known(run_id, status="running", details="", submitted=1.0):
+    return KnownRun(run_id, RunStatus(status, details), submitted)
+
+
+@pytest.fixture
+def place(tmp_path):
+    (tmp_path / "runs").mkdir()
+
+    def make(**answers):
+        control = FakeControl(**answers)
+        return Place("here:9093", lambda: control, tmp_path / "runs", tmp_path / "state")
+
+    return make
+
+
+def of_run(place, run_id, **phase):
+    now = round(time.time(), 1)
+    return write(
+        place.runs_dir / str(run_id),
+        settings_json={"strategy": "hfldd", "dataset": "digits", "num-rounds": 9},
+        about_json={"nodes": {NODE: {"name": "ward-3", "samples": 250, "version": "0.1.0"}}},
+        metrics_jsonl='{"round": 2, "accuracy": 0.5, "seconds": 3}\n',
+        journal_jsonl=json.dumps(
+            {"round": 1, "time": 5.0, "failed": NODE, "reply_to": "train", "reason": "no disk"}
+        )
+        + "\n",
+        phase_json={"run": str(run_id), "time": now, "since": now, "asked": 3} | phase,
+    )
+
+
+def test_a_live_run_names_its_phase_and_whom_it_awaits(place):
+    here = place(nodes=[KnownNode(int(NODE), "online", 1.0)], runs=[known(5)])
+    of_run(here, 5, phase="nodes train", awaited=["ward-3"], others=1)
+    snapshot = Watch(here).read()
+    (run,), (node,) = snapshot.live, snapshot.nodes
+    assert (run.phase.title, run.phase.missing, run.phase.asked) == ("nodes train", 2, 3)
+    assert (node.name, node.size, node.version) == ("ward-3", "100 to 1,000", "0.1.0")
+    assert "nodes train" in node.work
+    assert "no disk" in node.error
+
+
+def test_a_phase_that_is_no_longer_updated_is_not_shown(place):
+    here = place(runs=[known(5)])
+    of_run(here, 5, phase="nodes train", awaited=["ward-3"], time=time.time() - 2 * STALE)
+    assert Watch(here).read().live[0].phase is None
+
+
+def test_a_failed_run_is_an_alarm_with_its_reason_even_if_it_never_met_a_node(place):
+    here = place(runs=[known(5, "finished:failed", "cannot import app", time.time())])
+    (alarm,) = [each for each in Watch(here).read().alarms if each.link.startswith("/runs")]
+    assert "cannot import app" in alarm.text
+
+
+def test_a_resumed_run_is_shown_in_the_folder_of_the_first_and_no_run_speaks_for_another(place):
+    here = place(runs=[known(5, "finished:failed"), known(6), known(7)])
+    of_run(here, 5, run="6")
+    of_run(here, 7, run="5")  # of another run, which claims to be that one
+    runs = {run.run_id: run for run in Watch(here).read().runs}
+    assert runs["6"].folder.name == "5"
+    assert runs["5"].folder is None
+    assert "6" in runs["5"].title
+    assert runs["7"].folder.name == "7"
+
+
+def test_a_superlink_that_does_not_answer_is_an_alarm_and_runs_are_still_shown(place):
+    def away():
+        raise OutageError("is away")
+
+    here = place()
+    of_run(here, 5)
+    snapshot = Watch(Place("here:9093", away, here.runs_dir, here.state_dir)).read()
+    assert any("is away" in alarm.text for alarm in snapshot.alarms)
+    assert [run.state for run in snapshot.runs] == ["unfinished"]
+
+
+def test_a_local_node_that_is_down_comes_first_with_the_last_line_of_its_log(tmp_path):
+    online = KnownNode(3, "online", 1.0)
+    gone = KnownNode(4, "offline", 1.0)
+    local = [
+        LocalNode("node-0", tmp_path, node_id=3, runs=True),
+        LocalNode("node-1", tmp_path, last_line="No space left on device"),
+    ]
+    first, second, *_ = all_nodes([online, gone], [], local, {})
+    assert (first.name, first.status, first.error) == ("node-1", "down", "No space left on device")
+    assert not second.is_online
+
+
+def test_registered_nodes_have_their_names_before_any_run():
+    (node,) = all_nodes([KnownNode(3, "online", 1.0, "key-a")], [], [], {"key-a": "ward-3"})
+    assert node.name == "ward-3"
+
+
+@pytest.mark.parametrize(
+    ("samples", "words"),
+    [(0, "under 100"), (100, "100 to 1,000"), (10**6, "1,000,000 or more"), (None, "")],
+)
+def test_sizes_of_data_are_shown_as_classes(samples, words):
+    assert size_class(samples) == words
