@@ -1,5 +1,6 @@
 """The ServerApp: runs a federation from its run config."""
 
+import time
 from dataclasses import replace
 from functools import partial
 from logging import WARNING
@@ -33,7 +34,7 @@ from flwr_distill.server.record.history import History
 from flwr_distill.server.record.hooks import hooks_of_run
 from flwr_distill.server.record.journal import Journal
 from flwr_distill.server.record.metrics import serve_metrics
-from flwr_distill.server.record.phase_file import PHASE, PhaseFile
+from flwr_distill.server.record.phase_file import PHASE, Phase, PhaseFile
 from flwr_distill.server.record.resume import (
     checkpoint_to_resume,
     find_run_to_resume,
@@ -131,12 +132,12 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
             transport = Transport(
                 grid, settings.phase_timeout, failures, directory.names, start_model, codec
             )
-            transport.phase_file = PhaseFile(
+            phase_file = transport.phase_file = PhaseFile(
                 folder / PHASE,
                 context.run_id,
                 lambda: (journal.round, transport.ledger.server_bytes),
             )
-            transport.phase_file.begin()
+            phase_file.begin()
             run_grid = RunGrid(
                 transport,
                 screening,
@@ -161,7 +162,18 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
                 directory.scale = run_scale(run_grid, columns, settings, checkpoint)
                 seconds = settings.phase_timeout
                 patience = BUSY_PHASES * seconds
-                meet_nodes(run_grid, roster, settings.min_nodes, seconds, first, patience=patience)
+                least, now = settings.min_nodes, time.monotonic()
+                meeting = Phase("nodes connect", now, now + seconds, least)
+                meet_nodes(
+                    run_grid,
+                    roster,
+                    least,
+                    seconds,
+                    first,
+                    patience=patience,
+                    on_wait=lambda missing: phase_file.show(meeting, (), missing),
+                )
+                phase_file.end()
                 check_scale(directory.scale, columns)
                 if directory.scale:
                     task = replace(task, spec=data_spec(settings, scale=directory.scale))

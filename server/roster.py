@@ -4,7 +4,7 @@ import math
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 
@@ -241,21 +241,23 @@ def meet_nodes(
     first: Iterable[str] = (),
     *,
     patience: float = 0.0,
+    on_wait: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Wait for `min_nodes` nodes, and add all connected ones that can take part to the roster.
 
     Nodes that are busy with other runs do not answer. Where too few others are left, they are asked
-    again for `patience` seconds.
+    again for `patience` seconds. `on_wait` is called meanwhile with the number that is missing.
 
     Raises TooFewNodesError if fewer nodes connect within `timeout` seconds, or can take part, and
     SettingsError if their class folders differ, and no setting names classes.
     """
-    nodes = connected_nodes(grid, min_nodes, timeout)
+    nodes = connected_nodes(grid, min_nodes, timeout, on_wait)
     deadline = time.monotonic() + patience
     roster.meet_new(grid, timeout, first)
     while len(roster.nodes) < min_nodes and roster.busy and time.monotonic() < deadline:
         left = deadline - time.monotonic()
         log(INFO, "Waiting for %s, %.0f s left", counted(len(roster.busy), "busy node"), left)
+        on_wait(min_nodes - len(roster.nodes))
         time.sleep(random.uniform(*_PAUSE))
         roster.meet_new(grid, min(timeout, left), first)
     if len(roster.nodes) < min_nodes:

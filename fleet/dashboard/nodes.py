@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ TAIL = 64 * 2**10
 class LocalNode:
     """A node of this machine by its state directory; `node_id` is Flower's, 0 if it is not online.
 
-    `last_line` is the last line of its log.
+    `last_line` is the last line of its log, and `since` its time.
     """
 
     name: str
@@ -36,6 +37,7 @@ class LocalNode:
     device: str = ""
     runs: bool = False
     last_line: str = ""
+    since: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,8 @@ class Node:
     Parameters
     ----------
     status : str
-        ``online``, ``offline`` or what else the SuperLink says; ``down`` of a local node that does
-        not run.
+        ``online``, ``offline`` or what else the SuperLink says; ``cut off`` if it does not answer.
+        ``not running`` and ``not connected`` are of this machine's nodes.
     since : float
         When the status began, in seconds since 1970; 0 if unknown.
     size : str
@@ -97,7 +99,7 @@ def all_nodes(
         about, here = described.get(str(each.node_id)), own.get(each.node_id)
         registered = names_by_key.get(each.public_key) if each.public_key else None
         name = registered or (about.name if about else here.name if here else "")
-        time, error = errors.get(about.name, (0.0, "")) if about else (0.0, "")
+        moment, error = errors.get(about.name, (0.0, "")) if about else (0.0, "")
         nodes.append(
             Node(
                 each.node_id,
@@ -109,7 +111,7 @@ def all_nodes(
                 size=size_class(about.samples) if about else "",
                 work=work.get(about.name, "") if about and each.status == "online" else "",
                 error=error,
-                error_time=time,
+                error_time=moment,
                 local=here.name if here else "",
             )
         )
@@ -148,7 +150,9 @@ def size_class(samples: int | None) -> str:
 
 def _local(name: str, folder: Path) -> LocalNode:
     status: Mapping[str, Any] = read_json(status_file(folder), 2**16)
-    node = LocalNode(name, folder, last_line=_last_line(folder / "node.log"))
+    log = folder / "node.log"
+    since = log.stat().st_mtime if log.exists() else 0.0
+    node = LocalNode(name, folder, last_line=_last_line(log), since=since)
     pid = status.get("pid")
     if not isinstance(pid, int) or not _runs(pid):
         return node
@@ -184,16 +188,16 @@ def _last_line(log: Path) -> str:
 
 def _away(here: LocalNode, errors: Mapping[str, tuple[float, str]]) -> Node:
     """A node of this machine that is not online."""
-    time, error = errors.get(here.name, (0.0, ""))
-    status = "not online" if here.runs else "down"
+    moment, error = errors.get(here.name, (0.0, ""))
+    status = "not connected" if here.runs else "not running"
     return Node(
         here.node_id,
         here.name,
         status,
-        0.0,
+        here.since,
         device=here.device,
         error=here.last_line or error,
-        error_time=0.0 if here.last_line else time,
+        error_time=0.0 if here.last_line else moment,
         local=here.name,
     )
 
@@ -211,7 +215,8 @@ def _errors(runs: Sequence[Run]) -> dict[str, tuple[float, str]]:
 def _work(runs: Sequence[Run]) -> dict[str, str]:
     """What awaited nodes do, by name."""
     return {
-        name: f"{run.phase.title}, round {run.round + 1} of run {run.run_id[:6]}"
+        name: f"{run.phase.title}, round {run.round + 1} of run {run.run_id[:6]}, since "
+        f"{time.strftime('%H:%M:%S', time.localtime(run.phase.since))}"
         for run in reversed(runs)
         if run.phase
         for name in run.phase.awaited

@@ -13,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from flwr_distill.base.text import listed
+from flwr_distill.fleet.dashboard.alarms import alarms
 from flwr_distill.fleet.dashboard.runs import Run
 from flwr_distill.fleet.dashboard.watch import Snapshot
 from flwr_distill.server.page.drawings import Series, line_chart
@@ -54,9 +55,8 @@ def render(name: str, **content: Any) -> Markup:
 
 def parts(snapshot: Snapshot) -> dict[str, str]:
     """Parts of the first page by name."""
-    return {
-        name: render(name, snapshot=snapshot, most=MAX_ROWS, most_runs=MAX_RUNS) for name in PARTS
-    }
+    content = {"snapshot": snapshot, "alarms": alarms(snapshot)}
+    return {name: render(name, **content, most=MAX_ROWS, most_runs=MAX_RUNS) for name in PARTS}
 
 
 def run_parts(run: Run, log: tuple[Sequence[Any], str], token: str) -> dict[str, str]:

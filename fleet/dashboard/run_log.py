@@ -66,4 +66,5 @@ def _shown(line: str) -> tuple[str, str]:
     with suppress(ValueError, AttributeError, RecursionError):
         entry = json.loads(line)
         level, text = str(entry.get("level", "")), str(entry.get("text", text))
+        text = f"{str(entry.get('time', ''))[11:19]} {text}"
     return level if level in ("WARNING", "ERROR", "CRITICAL") else "", text[:MAX_TEXT]

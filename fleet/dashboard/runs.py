@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from flwr_distill.fleet.dashboard.files import Lines, read_json
 from flwr_distill.flower.control import KnownRun
 from flwr_distill.server.names import named
+from flwr_distill.server.page.run_files import REPORT
 from flwr_distill.server.record.phase_file import PHASE
 
 MAX_PROBLEMS = 200
@@ -23,6 +24,10 @@ MAX_ROWS = 5000
 MAX_NODES = 5000
 PACE = 5
 """Rounds by which the time left is estimated."""
+PATIENCE, PATIENT_ROUNDS = 20.0, 5
+"""Seconds, and usual rounds, for which a run may wait without that being a problem."""
+RECENT = 20
+"""Latest problems with which a new one is compared."""
 MAX_TEXT = 500
 """Characters of a text that a run wrote."""
 MAX_NAME = 80
@@ -34,7 +39,10 @@ STALE = 10.0
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that went wrong in a run, in words; `node` is a name, empty if it is about none."""
+    """Something that went wrong in a run, in words; `node` is a name, empty if it is about none.
+
+    What happens `count` times is one problem, from the time `first` on.
+    """
 
     time: float
     round: int
@@ -42,6 +50,12 @@ class Problem:
     """``error``, ``warning``, ``failed`` (of a node) or ``rejected`` (of a node's reply)."""
     text: str
     node: str = ""
+    count: int = 1
+    first: float = 0.0
+
+    def repeats(self, other: Problem) -> bool:
+        """Whether it is another problem once more."""
+        return (self.kind, self.text, self.node) == (other.kind, other.text, other.node)
 
 
 @dataclass(frozen=True)
@@ -56,13 +70,14 @@ class RunNode:
 
 @dataclass(frozen=True)
 class Phase:
-    """What a run waits for, since when, and for whom; `others` counts awaited nodes without name.
+    """What a run waits for, since when, until when, and for whom.
 
-    Times are in seconds since 1970.
+    `others` counts awaited nodes without a name. Times are in seconds since 1970.
     """
 
     title: str
     since: float
+    until: float
     asked: int
     awaited: Sequence[str]
     others: int = 0
@@ -93,8 +108,8 @@ class Run:
     phase: Phase | None
     server_bytes: int
     link_bytes: int
-    eta: float | None
-    """Seconds to its end at the pace so far."""
+    pace: float | None
+    """Seconds that each of the last rounds took."""
     problems: Sequence[Problem]
     warnings: Sequence[str]
     """About the federation, which a reader has to know before the results."""
@@ -106,6 +121,24 @@ class Run:
     def live(self) -> bool:
         """Whether the SuperLink says that it is not over."""
         return self.state in ("pending", "starting", "running")
+
+    @property
+    def stalls(self) -> bool:
+        """Whether it waits for far longer than a round usually takes."""
+        usual = max(PATIENCE, PATIENT_ROUNDS * (self.pace or 0.0))
+        return self.phase is not None and time.time() - self.phase.since > usual
+
+    @property
+    def eta(self) -> float | None:
+        """Seconds to its end at its pace; None if that is unknown, or it stalls."""
+        if self.state != "running" or self.pace is None or self.stalls:
+            return None
+        return self.pace * max(0, self.num_rounds - self.round)
+
+    @property
+    def has_report(self) -> bool:
+        """Whether its report is written."""
+        return self.folder is not None and (self.folder / REPORT).is_file()
 
     @property
     def accuracy(self) -> float | None:
@@ -181,6 +214,7 @@ class RunFolder:
         return Phase(
             title,
             number(content.get("since"), time.time()),
+            number(content.get("until"), 0.0),
             whole(content.get("asked")),
             [text_of(name, MAX_NAME) for name in names],
             whole(content.get("others")),
@@ -195,15 +229,26 @@ class RunFolder:
             node = self.name(str(line[key])) if of_node else ""
             where = f"{text_of(line.get('reply_to'), MAX_NAME)}: " if of_node else ""
             words = named(text_of(text), self.name)
-            self.problems.append(
-                Problem(
-                    number(line.get("time"), 0.0),
-                    whole(line.get("round")),
-                    kind,
-                    where + words,
-                    node,
-                )
-            )
+            moment = number(line.get("time"), 0.0)
+            new = Problem(moment, whole(line.get("round")), kind, where + words, node, 1, moment)
+            self._add(new, words if of_node else "")
+
+    def _add(self, new: Problem, reason: str) -> None:
+        """Add a problem; a node's `reason` is also in a warning of the log, which is dropped."""
+        recent = [self.problems.pop() for _ in range(min(RECENT, len(self.problems)))]
+        for old in reversed(recent):
+            if new.repeats(old):
+                new = replace(new, count=new.count + old.count, first=old.first)
+            elif not (old.kind == "warning" and reason and reason in old.text):
+                self.problems.append(old)
+        if new.kind != "warning" or not any(_says(old, new) for old in recent):
+            self.problems.append(new)
+
+
+def _says(old: Problem, warning: Problem) -> bool:
+    """Whether a node's problem is what a warning of the same round is about."""
+    reason = old.text.partition(": ")[2]
+    return bool(old.node and reason) and old.round == warning.round and reason in warning.text
 
 
 _GROWING = ("metrics.jsonl", "journal.jsonl")
@@ -232,7 +277,7 @@ def run_of(folder: RunFolder | None, known: KnownRun | None) -> Run:
         phase=folder.phase() if folder and state == "running" else None,
         server_bytes=whole(last.get("server_bytes")),
         link_bytes=whole(last.get("link_bytes")),
-        eta=_eta(rows, num_rounds) if state == "running" else None,
+        pace=_pace(rows),
         problems=list(folder.problems)[::-1] if folder else [],
         warnings=_texts(folder.about.get("warnings")) if folder else [],
         nodes=folder.nodes if folder else {},
@@ -299,14 +344,21 @@ def _title(settings: Mapping[str, Any]) -> str:
     evaluate = settings.get("evaluate")
     if model := text_of(evaluate.get("model"), MAX_TEXT) if isinstance(evaluate, dict) else "":
         strategy = f"{Path(model).name}, evaluated"
-    return f"{strategy} on {data}" if strategy else "has not met its nodes"
+    return f"{strategy} on {data}" if strategy else "a run that has not met its nodes"
 
 
 def _why(state: str, folder: RunFolder | None, known: KnownRun | None) -> str:
+    details = text_of(known.status.details) if known else ""
     if state != "failed":
-        return ""
+        return details
     errors = [p.text for p in folder.problems if p.kind == "error"] if folder else []
-    return errors[-1] if errors else text_of(known.status.details) if known else ""
+    if errors:
+        return errors[-1]
+    place = f" in round {whole(folder.rows[-1].get('round')) + 1}" if folder and folder.rows else ""
+    return (
+        f"its process on the server ended{place} and gave no reason, as one that is killed or out "
+        f"of memory{f' ({details})' if details else ''}"
+    )
 
 
 def _started(folder: RunFolder | None) -> float:
@@ -321,12 +373,11 @@ def _curve(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, flo
     return [(x, min(1.0, max(0.0, y))) for x, y in points if x >= 0 and not math.isnan(y)]
 
 
-def _eta(rows: Sequence[Mapping[str, Any]], num_rounds: int) -> float | None:
-    """Seconds to the end, by the pace of the last rounds."""
+def _pace(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """Seconds that each of the last rounds took; None before the first."""
     if len(rows) < 2:
         return None
     first, last = rows[-1 - min(PACE, len(rows) - 1)], rows[-1]
     rounds = whole(last.get("round")) - whole(first.get("round"))
     seconds = number(last.get("seconds")) - number(first.get("seconds"))
-    left = num_rounds - whole(last.get("round"))
-    return seconds / rounds * left if rounds > 0 and seconds >= 0 and left >= 0 else None
+    return seconds / rounds if rounds > 0 and seconds >= 0 else None

@@ -16,12 +16,10 @@ from flwr_distill.fleet.federation_record import FederationFile
 from flwr_distill.fleet.queue.door import FILE as QUEUE_FILE
 from flwr_distill.fleet.queue.entry import QueuedRun
 from flwr_distill.fleet.queue.file import read_queue
-from flwr_distill.flower.control import Control, KnownNode, KnownRun, SuperLinkError
+from flwr_distill.flower.control import Control, KnownNode, KnownRun, RunStatus, SuperLinkError
 
 MAX_RUNS = 100
 """Latest runs that are read; older ones are in `flwr-distill runs list`."""
-MAX_PROBLEMS = 20
-DAY = 86_400.0
 
 
 @dataclass(frozen=True)
@@ -53,14 +51,6 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Alarm:
-    """Something that an operator should see first; `link` leads to more."""
-
-    text: str
-    link: str = ""
-
-
-@dataclass(frozen=True)
 class Snapshot:
     """A federation at one time; `runs` from the latest to the oldest."""
 
@@ -71,6 +61,10 @@ class Snapshot:
     queue_problem: str = ""
     checks: Sequence[Check] = ()
     local: Sequence[LocalNode] = ()
+    away: str = ""
+    """Why the SuperLink does not answer; empty if it does."""
+    away_since: float = 0.0
+    """When it last answered, or the dashboard started; nodes and runs are as they were then."""
 
     @property
     def live(self) -> list[Run]:
@@ -83,24 +77,6 @@ class Snapshot:
         by_id = (run for run in self.runs if run.run_id == run_id)
         return next(by_folder, None) or next(by_id, None)
 
-    @property
-    def alarms(self) -> list[Alarm]:
-        """What is wrong now, or has failed within a day."""
-        alarms = [Alarm(f"{c.what}: {c.found}", "#health") for c in self.checks if not c.fine]
-        if self.queue_problem:
-            alarms.append(Alarm(f"Queue: {self.queue_problem}", "#queue"))
-        away = [node for node in self.nodes if not node.is_online]
-        for node in away[:MAX_PROBLEMS]:
-            last = f": {node.error}" if node.error else ""
-            alarms.append(Alarm(f"{node.name} is {node.status}{last}", "#nodes"))
-        if len(away) > MAX_PROBLEMS:
-            alarms.append(Alarm(f"{len(away) - MAX_PROBLEMS} more nodes are not online", "#nodes"))
-        recent = [run for run in self.runs if run.state == "failed" and _is_recent(run, self.time)]
-        for run in recent[:MAX_PROBLEMS]:
-            why = f": {run.why}" if run.why else ""
-            alarms.append(Alarm(f"Run {run.run_id[:6]} failed{why}", f"/runs/{run.run_id}"))
-        return alarms
-
 
 @dataclass
 class Watch:
@@ -108,10 +84,12 @@ class Watch:
 
     place: Place
     _folders: dict[str, RunFolder] = field(default_factory=dict)
+    _answered: float = field(default_factory=time.time)
+    _last: tuple[list[KnownNode], list[KnownRun]] = ([], [])
 
     def read(self) -> Snapshot:
         """Read everything once; what cannot be read is named in the snapshot."""
-        nodes, known, problem, seconds = self._from_superlink()
+        nodes, known, away, seconds = self._from_superlink()
         runs = self._runs(known)
         local = read_local([*self._federation_nodes(), *self.place.node_dirs])
         issued = read_certificates(self.place.certs)
@@ -123,19 +101,28 @@ class Watch:
             runs=runs,
             queue=queue,
             queue_problem=queue_problem,
-            checks=checks(
-                self.place.superlink, problem, seconds, self._disk_folders(local), issued
-            ),
+            checks=checks(self.place.superlink, away, seconds, self._disk_folders(local), issued),
             local=local,
+            away=away,
+            away_since=self._answered if away else 0.0,
         )
 
     def _from_superlink(self) -> tuple[list[KnownNode], list[KnownRun], str, float]:
+        """Nodes, runs, why they are not those of now, and the seconds that the answer took."""
         start = time.monotonic()
         try:
             with self.place.control() as control:
                 nodes, runs = control.nodes(), control.runs()
         except SuperLinkError as error:
-            return [], [], str(error), 0.0
+            nodes, runs = self._last
+            cut_off = [
+                replace(n, status="cut off", since=self._answered) if n.status == "online" else n
+                for n in nodes
+            ]
+            silent = RunStatus("unfinished", "the SuperLink does not answer")
+            runs = [run if run.status.finished else replace(run, status=silent) for run in runs]
+            return cut_off, runs, str(error), 0.0
+        self._answered, self._last = time.time(), (nodes, runs)
         return nodes, runs, "", time.monotonic() - start
 
     def _runs(self, known: Sequence[KnownRun]) -> list[Run]:
@@ -193,7 +180,3 @@ def _latest(runs_dir: Path) -> list[str]:
     except OSError:
         return []
     return [name for _, name in sorted(folders)[-MAX_RUNS:]]
-
-
-def _is_recent(run: Run, now: float) -> bool:
-    return now - (run.ended or run.started) < DAY

@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from flwr_distill.base.text import listed
 from flwr_distill.fleet.queue.entry import UNFINISHED, Entry, Order, QueuedRun, QueueError, State
 
 MAX_BUNDLE = 10 * 2**20
@@ -307,7 +308,7 @@ def read_queue(path: Path, *, ended: int = SHOWN) -> list[QueuedRun]:
             f"SELECT * FROM runs WHERE NOT {_OPEN} ORDER BY since DESC, id DESC LIMIT ?", (ended,)
         ).fetchall()
         problem = database.execute("SELECT text FROM problem").fetchone()
-    waits = {row["id"] for row in unfinished}
+    waits = {row["id"]: row["state"] for row in unfinished}
     text = problem["text"] if problem else ""
     shown, position = [], 0
     for row in [*unfinished, *over]:
@@ -318,7 +319,7 @@ def read_queue(path: Path, *, ended: int = SHOWN) -> list[QueuedRun]:
     return shown
 
 
-def _why(row: Mapping[str, Any], unfinished: set[int], position: int, problem: str) -> str:
+def _why(row: Mapping[str, Any], unfinished: Mapping[int, str], position: int, problem: str) -> str:
     state = State(row["state"])
     if state in UNFINISHED and problem:
         return problem
@@ -326,7 +327,13 @@ def _why(row: Mapping[str, Any], unfinished: set[int], position: int, problem: s
         return "is being stopped" if row["stopping"] and not state.ended else str(row["reason"])
     if row["after"] in unfinished:
         return f"for run {row['after']}"
-    return "for a free place" if position == 1 else f"for {position - 1} before it"
+    if position > 1:
+        return f"for {position - 1} before it"
+    active = [number for number, other in unfinished.items() if other != State.WAITING]
+    if not active:
+        return "to be started"
+    who = f"run {active[0]}" if len(active) == 1 else f"one of runs {listed([*map(str, active)])}"
+    return f"for {who} to end"
 
 
 def _one_line(text: str) -> str:

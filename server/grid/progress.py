@@ -7,7 +7,7 @@ from logging import INFO
 from flwr.common import log
 
 from flwr_distill.base.text import counted, listed
-from flwr_distill.server.record.phase_file import PhaseFile
+from flwr_distill.server.record.phase_file import Phase, PhaseFile
 
 EVERY = 4.0
 """Seconds between lines; a tenth of what the phase has taken, where that is more."""
@@ -18,11 +18,16 @@ LONG = 20.0
 class Progress:
     """The progress of a phase; `names` are those of nodes by id, which nodes may not have yet.
 
-    Without a `file` only the log shows it.
+    A `file` shows it too, with the `seconds` that the phase may take.
     """
 
     def __init__(
-        self, title: str, total: int, names: Mapping[int, str], file: PhaseFile | None = None
+        self,
+        title: str,
+        total: int,
+        names: Mapping[int, str],
+        file: PhaseFile | None = None,
+        seconds: float = 0.0,
     ) -> None:
         self._title = title
         self._file = file
@@ -30,6 +35,7 @@ class Progress:
         self._total = total
         self._start = self._shown = time.monotonic()
         self._explained = False
+        self._phase = Phase(title, self._start, self._start + seconds, total)
 
     def end(self) -> None:
         """Show that the phase is over."""
@@ -41,7 +47,7 @@ class Progress:
         waiting = list(waiting)
         if self._file:
             names = [self._names.get(n, f"node …{str(n)[-5:]}") for n in sorted(waiting)]
-            self._file.show(self._title, self._start, self._total, names)
+            self._file.show(self._phase, names)
         now = time.monotonic()
         seconds = now - self._start
         if now - self._shown < max(EVERY, seconds / 10):

@@ -99,7 +99,7 @@ class Transport:
         start = time.monotonic()
         pending = self._pushed(messages)
         inbox = self._exchange.open_inbox(pending, self._most)
-        progress = Progress(title, len(messages), self.names, self.phase_file)
+        progress = Progress(title, len(messages), self.names, self.phase_file, wait)
         replies = self._collect(inbox, pending, start + wait, progress, accept, math.inf)
         inbox.close()
         phase = messages[0].metadata.message_type
@@ -126,7 +126,7 @@ class Transport:
             buffer.inbox.add(pending)
         buffer.add(pending, start + wait)
         waiting = {name: one.message for name, one in buffer.pending.items()}
-        progress = Progress("nodes train", len(waiting), self.names, self.phase_file)
+        progress = Progress("nodes train", len(waiting), self.names, self.phase_file, wait)
         replies = self._collect(buffer.inbox, waiting, start + wait, progress, accept, buffer.size)
         answered = [waiting[reply.metadata.reply_to_message_id] for reply in replies]
         expired = [one.message for one in buffer.expire()]

@@ -17,6 +17,16 @@ EVERY = 1.0
 """Seconds between writes; shorter phases leave no trace here."""
 
 
+@dataclass(frozen=True)
+class Phase:
+    """A phase: how many nodes it asks, and from when until when, in monotonic seconds."""
+
+    title: str
+    since: float
+    until: float
+    asked: int
+
+
 @dataclass
 class PhaseFile:
     """Writes ``phase.json``: what the run waits for, since when, and for whom.
@@ -37,22 +47,23 @@ class PhaseFile:
         """Write that the run has started."""
         self._write()
 
-    def show(self, title: str, since: float, asked: int, awaited: Sequence[str]) -> None:
-        """Write that `awaited` of `asked` nodes have not replied in a phase.
+    def show(self, phase: Phase, awaited: Sequence[str], unnamed: int = 0) -> None:
+        """Write for whom a phase waits: nodes by name, and how many without one.
 
-        `since` is its start in monotonic seconds. Writes at most each `EVERY` seconds.
+        Writes at most each `EVERY` seconds.
         """
         now = time.monotonic()
-        if now - max(since, self._written) < EVERY:
+        if now - max(phase.since, self._written) < EVERY:
             return
         self._is_open = True
         names = list(awaited[:MAX_NAMES])
         self._write(
-            phase=title,
-            since=round(time.time() - (now - since), 1),
-            asked=asked,
+            phase=phase.title,
+            since=round(time.time() - (now - phase.since), 1),
+            until=round(time.time() + phase.until - now, 1),
+            asked=phase.asked,
             awaited=names,
-            others=len(awaited) - len(names),
+            others=len(awaited) - len(names) + unnamed,
         )
 
     def end(self) -> None:

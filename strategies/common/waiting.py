@@ -1,6 +1,7 @@
 """Waits for nodes to connect."""
 
 import time
+from collections.abc import Callable
 from logging import INFO
 
 from flwr.common import log
@@ -18,8 +19,15 @@ class TooFewNodesError(ReportedError, RuntimeError):
     """Fewer nodes than the run needs connected in time, or are able to take part."""
 
 
-def connected_nodes(grid: Grid, least: int, timeout: float) -> list[int]:
+def connected_nodes(
+    grid: Grid,
+    least: int,
+    timeout: float,
+    on_wait: Callable[[int], None] = lambda _: None,
+) -> list[int]:
     """Wait until `least` nodes, at least 1, are connected; return the ids of all that are.
+
+    Meanwhile `on_wait` is called again and again with the number that is missing.
 
     Raises
     ------
@@ -40,5 +48,6 @@ def connected_nodes(grid: Grid, least: int, timeout: float) -> list[int]:
             text = "Waiting for nodes: %d of %d are connected, %.0f s left"
             log(INFO, text, len(nodes), least, timeout - seconds)
             logged = len(nodes), seconds
+        on_wait(least - len(nodes))
         time.sleep(POLL)
     return nodes

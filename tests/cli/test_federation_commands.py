@@ -20,6 +20,7 @@ from flwr_distill.cli.connection import Connection
 from flwr_distill.cli.main import app
 from flwr_distill.fleet.federation_record import FederationFile, FederationRecord
 from flwr_distill.fleet.local_federation import LocalFederation
+from flwr_distill.flower.control import KnownRun, RunStatus
 from flwr_distill.node.supervisor import status_file
 from tests.environments import PROGRAM
 
@@ -181,9 +182,9 @@ class Control:
     def __exit__(self, *error):
         pass
 
-    def runs(self, *, unfinished):
-        assert unfinished
-        return self._runs
+    def runs(self):
+        over = KnownRun(7, RunStatus("finished:failed"), 0.0, 1.0)
+        return [over, *(KnownRun(run, RunStatus("running"), 1.0) for run in self._runs)]
 
     def stop_run(self, run_id):
         self.stopped.append(run_id)

@@ -11,7 +11,7 @@ from flwr_distill.base.json_lines import MAX_TEXT, VARIABLE
 from flwr_distill.cli import logs
 from flwr_distill.cli.connection import Connection
 from flwr_distill.fleet.federation_record import FederationFile, FederationRecord
-from flwr_distill.flower.control import RunStatus
+from flwr_distill.flower.control import KnownRun, RunStatus
 
 from .commands import assert_refused, command
 
@@ -36,7 +36,7 @@ class Control:
         pass
 
     def runs(self):
-        return [11, RUN]
+        return [KnownRun(run, RunStatus("running"), 1.0) for run in (11, RUN)]
 
     def log(self, run_id, after, seconds):
         assert run_id == RUN

@@ -24,12 +24,13 @@ def served(*arguments, cwd=None):
     )
     timer = threading.Timer(60, process.kill)
     timer.start()
-    lines = []
+    lines, found = [], None
     try:
         for line in process.stdout:
             lines.append(line)
             if found := re.search(r"dashboard: (\S+)", line):
                 break
+        timer.cancel()
         assert found, "".join(lines)
         yield found[1]
     finally:

@@ -139,10 +139,10 @@ def test_an_awaited_node_is_named_and_one_that_is_down_is_an_alarm(federation, a
     finally:
         os.kill(parts["executor"], signal.SIGCONT)
     node.kill()
-    waited(browser, "alarms", "node-2 is down")
+    waited(browser, "alarms", "node-2 is not running")
     node.start()
     federation.wait_for_nodes()
-    waited(browser, "alarms", "All nodes are online", seconds=120)
+    waited(browser, "alarms", "Nothing needs attention", seconds=120)
     browser.get(f"{address}/runs/{run_id}")
     waited(browser, "problems", "node-2")
     acted(browser, "stop")

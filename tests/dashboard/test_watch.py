@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from flwr_distill.fleet.dashboard.alarms import alarms
 from flwr_distill.fleet.dashboard.nodes import LocalNode, all_nodes, size_class
 from flwr_distill.fleet.dashboard.runs import STALE
 from flwr_distill.fleet.dashboard.watch import Place, Watch
@@ -28,6 +29,8 @@ class FakeControl:
         pass
 
     def nodes(self):
+        if self.answers is None:
+            raise OutageError("is away")
         return list(self.answers[0])
 
     def runs(self):
@@ -83,7 +86,7 @@ def test_a_phase_that_is_no_longer_updated_is_not_shown(place):
 
 def test_a_failed_run_is_an_alarm_with_its_reason_even_if_it_never_met_a_node(place):
     here = place(runs=[known(5, "finished:failed", "cannot import app", time.time())])
-    (alarm,) = [each for each in Watch(here).read().alarms if each.link.startswith("/runs")]
+    (alarm,) = [each for each in alarms(Watch(here).read()) if each.link.startswith("/runs")]
     assert "cannot import app" in alarm.text
 
 
@@ -105,8 +108,39 @@ def test_a_superlink_that_does_not_answer_is_an_alarm_and_runs_are_still_shown(p
     here = place()
     of_run(here, 5)
     snapshot = Watch(Place("here:9093", away, here.runs_dir, here.state_dir)).read()
-    assert any("is away" in alarm.text for alarm in snapshot.alarms)
+    assert any("is away" in alarm.text for alarm in alarms(snapshot))
     assert [run.state for run in snapshot.runs] == ["unfinished"]
+
+
+def test_the_loss_of_the_superlink_is_one_alarm_with_its_consequences(place):
+    here = place(nodes=[KnownNode(int(NODE), "online", 1.0)], runs=[known(5)])
+    of_run(here, 5)
+    watch = Watch(here)
+    watch.read()
+    here.control().answers = None
+    snapshot = watch.read()
+    (alarm,) = [alarm for alarm in alarms(snapshot) if "disk" not in alarm.text.lower()]
+    assert alarm.text.endswith("cut off: 1. Runs that are interrupted: 5")
+    assert alarm.since == snapshot.away_since
+    assert [node.status for node in snapshot.nodes] == ["cut off"]
+
+
+def test_a_run_that_waits_longer_than_usual_and_a_node_that_failed_need_attention(place):
+    here = place(nodes=[KnownNode(int(NODE), "online", 1.0)], runs=[known(5)])
+    waits = {"phase": "nodes train", "awaited": ["ward-3"], "asked": 3}
+    of_run(here, 5, **waits, since=time.time() - 5)
+    assert not [alarm for alarm in alarms(Watch(here).read()) if "waits for" in alarm.text]
+    of_run(here, 5, **waits, since=time.time() - 60)
+    (alarm,) = [alarm for alarm in alarms(Watch(here).read()) if "waits for" in alarm.text]
+    assert "ward-3" in alarm.text
+    folder = here.runs_dir / "5"
+    failed = {"round": 2, "time": 9.0, "failed": NODE, "reply_to": "train", "reason": "no memory"}
+    with (folder / "journal.jsonl").open("a") as file:
+        file.write(json.dumps({"round": 2, "warning": "1 failed: ward-3: no memory"}) + "\n")
+        file.write(2 * (json.dumps(failed) + "\n"))
+    snapshot = Watch(here).read()
+    assert [alarm for alarm in alarms(snapshot) if "no memory" in alarm.text]
+    assert [(p.kind, p.count) for p in snapshot.live[0].problems] == [("failed", 2), ("failed", 1)]
 
 
 def test_a_local_node_that_is_down_comes_first_with_the_last_line_of_its_log(tmp_path):
@@ -117,7 +151,11 @@ def test_a_local_node_that_is_down_comes_first_with_the_last_line_of_its_log(tmp
         LocalNode("node-1", tmp_path, last_line="No space left on device"),
     ]
     first, second, *_ = all_nodes([online, gone], [], local, {})
-    assert (first.name, first.status, first.error) == ("node-1", "down", "No space left on device")
+    assert (first.name, first.status, first.error) == (
+        "node-1",
+        "not running",
+        "No space left on device",
+    )
     assert not second.is_online
 
 

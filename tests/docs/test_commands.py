@@ -46,6 +46,7 @@ NOT_HERE = {
     r"(kubectl|helm) |head .* > secret": "needs a cluster: tests/deploy/test_chart.py",
     r"sbatch ": "needs Slurm: tests/deploy/test_slurm.py",
     r"flwr-distill (node|register|edge)\b": HOSTS,
+    r"flwr-distill (dashboard|up --dashboard)\b|openssl ": "tests/dashboard",
     r"flwr-distill (queue|run --queue)\b": "needs a queue: tests/deploy/test_queue_service.py",
     r"flwr-distill evaluate ": "needs a federation: tests/end_to_end/test_real_federation.py",
     r"flwr-distill stats( |$)": "needs a federation: tests/end_to_end/test_statistics.py",
