@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cache
@@ -36,7 +35,6 @@ def _environment() -> Environment:
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters |= {
-        "ago": ago,
         "clock": clock,
         "curve": curve,
         "duration": duration,
@@ -105,14 +103,13 @@ def duration(seconds: float | None) -> str:
     return f"{seconds / 3600:.1f} h" if seconds < 129_600 else f"{seconds / 86_400:.0f} days"
 
 
-def ago(moment: float) -> str:
-    """How long ago a time is; empty if it is unknown."""
-    return f"{duration(max(0.0, time.time() - moment))} ago" if moment else ""
-
-
 def clock(moment: float) -> str:
-    """A time on this machine's clock; empty if it is unknown."""
-    return datetime.fromtimestamp(moment).strftime("%m-%d %H:%M:%S") if moment else ""
+    """A time on this machine's clock, with its day unless that is today; empty if it is unknown."""
+    if not moment:
+        return ""
+    then = datetime.fromtimestamp(moment)
+    is_today = then.date() == datetime.now().date()
+    return then.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M")
 
 
 def whole_page(title: str, name: str, contents: Mapping[str, str], **rest: Any) -> str:

@@ -326,7 +326,7 @@ def _why(row: Mapping[str, Any], unfinished: Mapping[int, str], position: int, p
     if state is not State.WAITING:
         return "is being stopped" if row["stopping"] and not state.ended else str(row["reason"])
     if row["after"] in unfinished:
-        return f"for run {row['after']}"
+        return f"for run {row['after']} to complete"
     if position > 1:
         return f"for {position - 1} before it"
     active = [number for number, other in unfinished.items() if other != State.WAITING]

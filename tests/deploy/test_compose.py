@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,16 @@ def test_up_ends_with_the_table_and_leaves_the_results(up):
     assert "hfldd" in log.splitlines()[-3]
     (summary,) = up.tree.glob("runs/*/summary.json")
     assert json.loads(summary.read_text())["accuracy"] > 0.6
+
+
+def test_the_dashboard_shows_nodes_and_run_on_loopback_and_neither_reaches_it(up):
+    up.wait_for_health("dashboard", 60)
+    with urllib.request.urlopen("http://127.0.0.1:8080/", timeout=30) as answer:
+        page = answer.read().decode()
+    for words in ("4 of 4 online", "node-3", "hfldd on digits", "completed"):
+        assert words in page, page
+    for service in ("node-0", "serverapp"):
+        assert reached(up, service, ["dashboard/8080"]) == set()
 
 
 def reached(up, service, targets):
