@@ -7,9 +7,9 @@ over relayed links, HFLDD over direct links, and FedAvg, with 16, then 8, then 4
 runs one round, and HFLDD and FedAvg with 16 nodes only.
 
 Model bytes are arrays (models; soft labels in HFLDD) and sealed parcels through the server, both
-ways, from ``traffic.json``, without control messages (settings, routes, receipts, metrics). The
-papers' formulas for FedAvg and HFLDD (eq. 3 and 18) count (2T - 1) model transfers, without the
-first download.
+ways, from ``traffic.json``, without control messages (settings, routes, receipts, metrics). Each
+run is repeated with models as differences in four bits (`CODECS`). The papers' formulas for FedAvg
+and HFLDD (eq. 3 and 18) count (2T - 1) model transfers, without the first download.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ MIN_WORK = {
     "fedhead.least-classes": 0.0,
     "hfldd.distill-steps": 3,
 }
+CODECS = {"down-codec": "delta-int4", "up-codec": "int4"}
 
 
 @dataclass(frozen=True)
@@ -62,16 +63,36 @@ SYSTEMS = (
 
 @dataclass(frozen=True)
 class Bytes:
-    """Bytes of one run: arrays and parcels through the server, all of the server, node to node."""
+    """Bytes of one run: arrays and parcels through the server, all of the server, node to node.
+
+    `coded` are arrays and parcels of the same run with `CODECS`.
+    """
 
     server_model: int
+    coded: int
     server: int
     link: int
     formula: float
 
 
 def measure(federation: LocalFederation, system: System, nodes: int, rounds: int) -> Bytes:
-    """Run one system and read its traffic."""
+    """Run one system, without and with codecs, and read its traffic."""
+    folder = run(federation, system, nodes, rounds)
+    traffic = json.loads((folder / "traffic.json").read_text())
+    summary = json.loads((folder / "summary.json").read_text())
+    return Bytes(
+        server_model=_payloads(folder),
+        coded=_payloads(run(federation, system, nodes, rounds, **CODECS)),
+        server=summary["server_bytes"],
+        link=summary["link_bytes"],
+        formula=traffic["formulas"][system.formula],
+    )
+
+
+def run(
+    federation: LocalFederation, system: System, nodes: int, rounds: int, **settings: Any
+) -> Path:
+    """Run one system; give the folder of its results."""
     runs_dir = federation.state_dir / "runs"
     outcome = federation.run(
         APP_DIR,
@@ -82,19 +103,18 @@ def measure(federation: LocalFederation, system: System, nodes: int, rounds: int
             "num-rounds": rounds,
             "min-nodes": nodes,
             "runs-dir": str(runs_dir),
+            **settings,
         },
     )
     folder = runs_dir / str(outcome.run_id)
     if not outcome.completed or not (folder / "summary.json").exists():
         raise RuntimeError(f"{system.key} failed:\n" + "\n".join(outcome.lines[-40:]))
-    traffic = json.loads((folder / "traffic.json").read_text())
-    summary = json.loads((folder / "summary.json").read_text())
-    return Bytes(
-        server_model=sum(sum(links.values()) for links in traffic["payloads"].values()),
-        server=summary["server_bytes"],
-        link=summary["link_bytes"],
-        formula=traffic["formulas"][system.formula],
-    )
+    return folder
+
+
+def _payloads(folder: Path) -> int:
+    payloads = json.loads((folder / "traffic.json").read_text())["payloads"]
+    return sum(sum(links.values()) for links in payloads.values())
 
 
 def measure_all(rounds: int, *, quick: bool) -> dict[str, dict[int, Bytes]]:
@@ -119,7 +139,7 @@ def measure_all(rounds: int, *, quick: bool) -> dict[str, dict[int, Bytes]]:
 def as_json(systems: dict[str, dict[int, Bytes]], rounds: int) -> dict[str, Any]:
     """Figures: ``<system>_<what>_bytes`` by number of nodes."""
     figures: dict[str, Any] = {"rounds": rounds, "sectors": SECTORS}
-    for what in ("server_model", "server", "link", "formula"):
+    for what in ("server_model", "coded", "server", "link", "formula"):
         for key, by_nodes in systems.items():
             figures[f"{key}_{what}_bytes"] = {
                 str(nodes): getattr(row, what) for nodes, row in by_nodes.items()
@@ -130,11 +150,12 @@ def as_json(systems: dict[str, dict[int, Bytes]], rounds: int) -> dict[str, Any]
 def show(systems: dict[str, dict[int, Bytes]]) -> None:
     """Print a table, in thousands of bytes."""
     table = Table(title=f"kB through the server, M = {SECTORS} sectors")
-    for column in ("system", "nodes", "models and parcels", "formula", "all", "node to node"):
+    columns = ("system", "nodes", "models and parcels", "formula", "coded", "all", "node to node")
+    for column in columns:
         table.add_column(column, justify="left" if column == "system" else "right")
     for key, by_nodes in systems.items():
         for nodes, row in by_nodes.items():
-            sizes = (row.server_model, row.formula, row.server, row.link)
+            sizes = (row.server_model, row.formula, row.coded, row.server, row.link)
             table.add_row(key, str(nodes), *(f"{size / 1e3:.1f}" for size in sizes))
         table.add_section()
     console = Console()
