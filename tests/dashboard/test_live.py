@@ -164,13 +164,13 @@ def test_runs_that_wait_are_in_the_queue_with_the_reason(federation, address, br
         waited(browser, "queue", "completed[^*]*completed")
     finally:
         stop([queue])
-    boxes = browser.find_elements("css selector", "input[type=checkbox]")
-    for box in boxes[:2]:
-        box.click()
-    chosen = [box.get_attribute("id") for box in boxes[:2]]
+    picks = browser.find_elements("css selector", "input[type=checkbox]")
+    for pick in picks[:2]:
+        pick.click()
+    chosen = [pick.get_attribute("id") for pick in picks[:2]]
     time.sleep(4)  # the page was replaced meanwhile
     checked = browser.find_elements("css selector", "input:checked")
-    assert [box.get_attribute("id") for box in checked] == chosen
+    assert [pick.get_attribute("id") for pick in checked] == chosen
     browser.find_element("id", "compare").click()
     assert "compared" in browser.page_source
     browser.find_element("link text", "Report of fedavg " + "…" + chosen[0][-5:]).click()
@@ -181,6 +181,6 @@ def test_runs_that_wait_are_in_the_queue_with_the_reason(federation, address, br
 def test_pages_fit_the_screen(federation, address, browser, width):
     set_width(browser, width)
     run = httpx.get(address).text.partition('href="/runs/')[2].partition('"')[0]
-    for page in ("/", f"/runs/{run}", "/submit", "/outboxes/node-0"):
+    for page in ("/", f"/runs/{run}", "/submit", "/outpicks/node-0"):
         browser.get(address + page)
         assert not scrolls_sideways(browser), page

@@ -9,14 +9,14 @@ function replace(part, html) {
   if (!section || (!selection.isCollapsed && section.contains(selection.anchorNode))) return;
   const focus = section.contains(document.activeElement) ? document.activeElement.id : "";
   const checked = [...section.querySelectorAll("input:checked")].map((input) => input.id);
-  const places = [...section.querySelectorAll("[tabindex]")].map((box) => [box.scrollLeft, box.scrollTop]);
+  const places = [...section.querySelectorAll("[tabindex]")].map((area) => [area.scrollLeft, area.scrollTop]);
   section.innerHTML = html;
   for (const id of checked) {
     const input = document.getElementById(id);
     if (input) input.checked = true;
   }
-  section.querySelectorAll("[tabindex]").forEach((box, index) => {
-    if (places[index]) [box.scrollLeft, box.scrollTop] = places[index];
+  section.querySelectorAll("[tabindex]").forEach((area, index) => {
+    if (places[index]) [area.scrollLeft, area.scrollTop] = places[index];
   });
   if (focus) document.getElementById(focus)?.focus({ preventScroll: true });
 }
