@@ -64,7 +64,7 @@ def _read(file: Path) -> dict[str, object]:
 def _value(key: str, text: str) -> object:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         raise RunConfigError(
             "a text needs quotes",
             where=key,

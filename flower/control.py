@@ -40,12 +40,16 @@ class RunStatus:
 
 @dataclass(frozen=True)
 class KnownRun:
-    """A run that a SuperLink knows; times are in seconds since 1970, 0 before they have come."""
+    """A run that a SuperLink knows; times are in seconds since 1970, 0 before they have come.
+
+    `resumes` is its setting ``resume``, empty without one; None if the line shows no settings.
+    """
 
     run_id: int
     status: RunStatus
     submitted: float
     ended: float = 0.0
+    resumes: str | None = None
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,8 @@ class Access:
             return Role.OPERATOR
         if certificate is None or not self._is_valid(int(str(certificate["serialNumber"]), 16)):
             return Role.NOBODY
+        if ssl.cert_time_to_seconds(str(certificate["notAfter"])) < authority.now().timestamp():
+            return Role.NOBODY
         units = [
             value
             for pairs in certificate.get("subject", ())

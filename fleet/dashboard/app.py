@@ -7,19 +7,22 @@ import json
 import logging
 import random
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from itertools import islice
+from functools import partial
 from pathlib import Path
-from urllib.parse import parse_qs, quote, urlencode, urlsplit
+from tempfile import TemporaryDirectory
+from urllib.parse import parse_qs, urlsplit
 
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import (
+    FileResponse,
     HTMLResponse,
     RedirectResponse,
     Response,
@@ -31,8 +34,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from flwr_distill.fleet.dashboard.access import Access, Role
 from flwr_distill.fleet.dashboard.actions import MAX_SETTINGS, Actions
-from flwr_distill.fleet.dashboard.files import parts_of, read_bytes
-from flwr_distill.fleet.dashboard.pages import FOLDER, parts, run_parts, whole_page
+from flwr_distill.fleet.dashboard.files import open_file, read_run
+from flwr_distill.fleet.dashboard.pages import FOLDER, parts, render, run_parts, whole_page
 from flwr_distill.fleet.dashboard.run_log import RunLogs
 from flwr_distill.fleet.dashboard.runs import Run
 from flwr_distill.fleet.dashboard.watch import Place, Snapshot, Watch
@@ -40,7 +43,7 @@ from flwr_distill.fleet.outbox_page import outbox_page, read_log
 from flwr_distill.fleet.run_settings import preset_names
 from flwr_distill.node.outbox import FOLDER as OUTBOX
 from flwr_distill.server.page.comparison_page import comparison_page
-from flwr_distill.server.page.run_files import REPORT, read_run
+from flwr_distill.server.page.run_files import REPORT
 from flwr_distill.task.errors import ReportedError
 
 EVERY = (1.0, 2.0)
@@ -52,11 +55,13 @@ FIRST_READ = 20.0
 READS = 3
 """Reads in which an unknown run may appear."""
 MAX_STREAMS = 100
-MAX_REPORT = 64 * 2**20
-"""Bytes of a report that is shown, and of the files from which several are compared."""
+MAX_OF_ONE = 40
+"""Streams in all, and of one certificate."""
+PART = 2**18
+"""Bytes of a report that are read at a time."""
+ACTING = 60.0
+"""Seconds for which an action waits for the one before."""
 MAX_COMPARED = 10
-EXPORT = "export"
-MAX_EXPORTS = 20
 MAX_FORM = 4 * MAX_SETTINGS
 LOG = logging.getLogger("flwr_distill.dashboard")
 
@@ -92,14 +97,17 @@ class Dashboard:
         self._watch = Watch(place)
         self._place = place
         self._access = access
-        self._actions = Actions(place)
+        self._exports = TemporaryDirectory(prefix="dashboard-")
+        self._actions = Actions(place, Path(self._exports.name))
+        self._said: OrderedDict[str, str] = OrderedDict()
         self._logs = RunLogs(place.control)
+        self._log_threads = CapacityLimiter(4)  # a slow SuperLink holds no other page up
         self._allow_actions = allow_actions
         self._token = secrets.token_urlsafe(32)
         self._snapshot = Snapshot(0.0)
         self._parts: Mapping[str, str] = {}
         self._news = asyncio.Event()
-        self._streams = 0
+        self._streams: Counter[str] = Counter()
         self._acting = asyncio.Lock()
         routes = [
             Route("/", self._for(Role.VIEWER, self._overview)),
@@ -140,6 +148,7 @@ class Dashboard:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
+            self._exports.cleanup()
 
     async def _keep_watching(self) -> None:
         while True:
@@ -147,8 +156,9 @@ class Dashboard:
                 snapshot = await to_thread.run_sync(self._watch.read)
                 self._parts = await to_thread.run_sync(parts, snapshot)
                 self._snapshot = snapshot
-            except Exception:  # whatever a run's files contain: the next read may succeed
+            except Exception:  # the next read may succeed; until then the page says that it is old
                 LOG.exception("The federation could not be read")
+                self._parts = {**self._parts, "alarms": str(render("unread"))}
             self._news.set()
             self._news = asyncio.Event()
             await asyncio.sleep(random.uniform(*EVERY))
@@ -157,16 +167,17 @@ class Dashboard:
         """A page for those who have at least a role."""
 
         async def guarded(request: Request) -> Response:
-            role = self._access.role(request.scope["state"].get("certificate"))
-            if role < least:
+            if self._role(request) < least:
                 raise HTTPException(403, f"this is for the role {least.name.lower()}")
-            request.state.role = role
             return await page(request)
 
         return guarded
 
+    def _role(self, request: Request) -> Role:
+        return self._access.role(request.scope["state"].get("certificate"))
+
     def _submits(self, request: Request) -> bool:
-        return self._allow_actions and request.state.role >= Role.SUBMITTER
+        return self._allow_actions and self._role(request) >= Role.SUBMITTER
 
     async def _overview(self, request: Request) -> Response:
         if not self._parts:
@@ -193,7 +204,7 @@ class Dashboard:
             contents,
             events,
             run=run,
-            exported=_exports(run) if request.state.role >= Role.SUBMITTER else [],
+            exported=[file.name for file in self._actions.exported(run)],
         )
 
     async def _run_events(self, request: Request) -> Response:
@@ -208,7 +219,9 @@ class Dashboard:
         run = self._snapshot.run(run_id)
         if run is None:
             return {}
-        log = await to_thread.run_sync(self._logs.lines, run.run_id)
+        log: tuple[Sequence[tuple[str, str]], str] = ([], self._snapshot.away)
+        if not self._snapshot.away:
+            log = await to_thread.run_sync(self._logs.lines, run.run_id, limiter=self._log_threads)
         contents = await to_thread.run_sync(run_parts, run, log, self._token)
         if not self._submits(request):
             del contents["actions"]
@@ -230,10 +243,12 @@ class Dashboard:
     async def _report(self, request: Request) -> Response:
         folder = self._folder(await self._run(request))
         try:
-            content = await to_thread.run_sync(read_bytes, folder / REPORT, MAX_REPORT)
+            file = await to_thread.run_sync(open_file, folder / REPORT)
         except OSError:
             raise HTTPException(404, "no report yet: a run writes it when it ends") from None
-        return HTMLResponse(content, headers={"Content-Security-Policy": REPORT_POLICY})
+        headers = {"Content-Security-Policy": REPORT_POLICY}
+        parts = iter(partial(file.read, PART), b"")  # the file is closed with the response
+        return StreamingResponse(parts, media_type="text/html", headers=headers)
 
     async def _compare(self, request: Request) -> Response:
         names = request.query_params.getlist("run")
@@ -248,11 +263,10 @@ class Dashboard:
 
     async def _exported(self, request: Request) -> Response:
         run, name = await self._run(request), request.path_params["file"]
-        if name not in _exports(run):
-            raise HTTPException(404, "no such file")
-        content = parts_of(self._folder(run) / EXPORT / name, 3)
-        headers = {"Content-Disposition": f"attachment; filename*=utf-8''{quote(name)}"}
-        return StreamingResponse(content, media_type="application/octet-stream", headers=headers)
+        files = {file.name: file for file in self._actions.exported(run)}
+        if name not in files:
+            raise HTTPException(404, "no such file: export the run first")
+        return FileResponse(files[name], filename=name, media_type="application/octet-stream")
 
     async def _outbox(self, request: Request) -> Response:
         name = request.path_params["node"]
@@ -292,7 +306,7 @@ class Dashboard:
             text = await self._acted(self._actions.submit, chosen, settings)
         except ReportedError as error:
             return self._submit_form(request, chosen, settings, str(error))
-        return _redirect("/", text)
+        return self._redirect("/", text)
 
     async def _act(self, request: Request) -> Response:
         await self._form(request)
@@ -304,14 +318,28 @@ class Dashboard:
         }
         if action not in actions:
             raise HTTPException(404, "no such action")
-        return _redirect(f"/runs/{run.run_id}", await self._acted(actions[action], run))
+        return self._redirect(f"/runs/{run.run_id}", await self._acted(actions[action], run))
 
     async def _acted(self, action: Callable[..., str], *arguments: object) -> str:
         """What an action says; one acts at a time."""
-        async with self._acting:
+        try:
+            await asyncio.wait_for(self._acting.acquire(), ACTING)
+        except TimeoutError:
+            raise HTTPException(503, "another action takes its time: retry later") from None
+        try:
             text = await to_thread.run_sync(action, *arguments)
+        finally:
+            self._acting.release()
         LOG.info("%s", text)
         return text
+
+    def _redirect(self, path: str, text: str) -> Response:
+        """Lead to a page that shows a text, once."""
+        name = secrets.token_urlsafe(8)
+        self._said[name] = text
+        while len(self._said) > MAX_STREAMS:
+            self._said.popitem(last=False)
+        return RedirectResponse(f"{path}?done={name}", 303)
 
     async def _form(self, request: Request) -> dict[str, str]:
         """Fields of a form of ours; a form on another site cannot know its token."""
@@ -334,14 +362,17 @@ class Dashboard:
         self, request: Request, current: Callable[[], Awaitable[Mapping[str, str]]]
     ) -> Response:
         """Server-sent events with the parts that have changed, after each read."""
-        if self._streams >= MAX_STREAMS:
-            raise HTTPException(503, f"{MAX_STREAMS} pages are open already")
+        caller = _caller(request)
+        full = HTTPException(503, f"{MAX_STREAMS} pages are open already")
+        if self._streams.total() >= MAX_STREAMS or self._streams[caller] >= MAX_OF_ONE:
+            raise full
 
         async def events() -> AsyncIterator[str]:
-            self._streams += 1
+            self._streams[caller] += 1
             shown: dict[str, str] = {}
             try:
-                while not await request.is_disconnected():
+                # A role may be withdrawn, and a certificate expire, while the page is open.
+                while not await request.is_disconnected() and self._role(request) > Role.NOBODY:
                     news = self._news
                     changed = {k: v for k, v in (await current()).items() if shown.get(k) != v}
                     shown |= changed
@@ -349,7 +380,7 @@ class Dashboard:
                     with suppress(TimeoutError):
                         await asyncio.wait_for(news.wait(), KEEP_ALIVE)
             finally:
-                self._streams -= 1
+                self._streams[caller] -= 1
 
         return StreamingResponse(events(), media_type="text/event-stream")
 
@@ -370,10 +401,10 @@ class Dashboard:
             "submits": self._submits(request),
             "token": self._token,
             "bad": status != 200,
-            "message": request.query_params.get("done", "")[:500],
+            "message": self._said.pop(request.query_params.get("done", ""), ""),
             **more,
         }
-        return HTMLResponse(whole_page(title, name, contents, **content), status)
+        return _Page(whole_page(title, name, contents, **content), status)
 
     async def _failed(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -384,7 +415,12 @@ class Dashboard:
 
     def _message(self, text: str, status: int) -> Response:
         content = {"events": "", "run": None, "submits": False, "bad": True, "message": text}
-        return HTMLResponse(whole_page("That did not work", "message", {}, **content), status)
+        return _Page(whole_page("That did not work", "message", {}, **content), status)
+
+
+class _Page(HTMLResponse):
+    def render(self, content: object) -> bytes:
+        return str(content).encode("utf-8", "replace")  # no text of a run keeps a page away
 
 
 class _Headers:
@@ -412,37 +448,15 @@ class _Headers:
         await self._app(scope, receive, with_headers)
 
 
-def _exports(run: Run) -> list[str]:
-    """Names of the files that a run's export wrote."""
-    try:
-        files = islice((run.folder / EXPORT).iterdir(), MAX_EXPORTS) if run.folder else ()
-        return sorted(file.name for file in files)
-    except OSError:
-        return []
+def _caller(request: Request) -> str:
+    """By which the streams of a user are counted."""
+    certificate = request.scope["state"].get("certificate")
+    return str(certificate["serialNumber"] if certificate else "")
 
 
 def _comparison(folders: list[Path], runs_dir: Path) -> str:
-    """Page that compares runs; their files are checked first, as their ServerApps wrote them."""
-    for folder in folders:
-        for name in ("settings", "about", "topology", "traffic", "partition", "statistics"):
-            _check(folder / f"{name}.json")
-        for name in ("metrics", "journal"):
-            _check(folder / f"{name}.jsonl")
     try:
         return comparison_page([read_run(folder) for folder in folders], runs_dir)
     except Exception as error:  # whatever the files contain
         LOG.exception("Runs could not be compared")
-        raise HTTPException(409, f"their files cannot be compared: {error}") from error
-
-
-def _check(file: Path) -> None:
-    try:
-        read_bytes(file, MAX_REPORT)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise HTTPException(409, f"{file.name} cannot be read: {error}") from error
-
-
-def _redirect(path: str, text: str) -> Response:
-    return RedirectResponse(f"{path}?{urlencode({'done': text})}", 303)
+        raise HTTPException(409, "their files cannot be compared: one is malformed") from error

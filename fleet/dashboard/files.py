@@ -4,44 +4,44 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-MAX_FILE = 32 * 2**20
-"""Bytes of a file that is read whole."""
-MAX_LINE = 4 * 2**20
-"""Bytes of a line; longer ones are skipped."""
-PART = 2**20
-MAX_LINES = 16 * 2**20
+from flwr_distill.server.page.run_files import RunFiles
+
+MAX_FILE = 4 * 2**20
+"""Bytes of a JSON file that is read."""
+MAX_LINE = 256 * 2**10
+"""Bytes of a line; longer ones are skipped, as are phases of a thousand nodes."""
+MAX_LINES = 4 * 2**20
 """Bytes of lines that one call reads; the next one continues there."""
+MAX_COPIED = 64 * 2**20
+"""Bytes of a JSON file that is copied for an export."""
+MAX_ENTRIES = 100
+"""Names of a folder that are looked at."""
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+
+
+def is_plain(name: str) -> bool:
+    """Whether a name of a run's folder, or of a file in it, is one that a run would choose."""
+    return _PLAIN.fullmatch(name) is not None
 
 
 def read_json(path: Path, limit: int = MAX_FILE) -> dict[str, Any]:
     """The object in a file; empty if it is missing, too large, or contains something else."""
     try:
-        return _object(read_bytes(path, limit))
+        with open_file(path) as file:
+            content = file.read(limit + 1)
     except OSError:
         return {}
-
-
-def parts_of(path: Path, below: int) -> Iterator[bytes]:
-    """Content of a regular file of any size, part by part; OSError as `opened`."""
-    with opened(path, below) as number, open(number, "rb", closefd=False) as file:
-        while part := file.read(PART):
-            yield part
-
-
-def read_bytes(path: Path, limit: int = MAX_FILE) -> bytes:
-    """Content of a regular file; OSError if it is missing, another kind of file, or too large."""
-    with opened(path) as number:
-        if (size := os.fstat(number).st_size) > limit:
-            raise OSError(f"{path} has {size} bytes, {limit} at most are read")
-        with open(number, "rb", closefd=False) as file:
-            return file.read(limit)
+    return _object(content) if len(content) <= limit else {}
 
 
 @dataclass
@@ -49,22 +49,26 @@ class Lines:
     """The objects in a growing file of JSON lines."""
 
     path: Path
+    is_behind: bool = False
+    """Whether the last call left lines for the next one."""
     _offset: int = 0
     _file: tuple[int, int] = (0, 0)
     _skips: bool = False
 
     def new(self) -> tuple[bool, list[dict[str, Any]]]:
         """Whether the file was replaced or cut, and the objects since the last call, or of all."""
+        self.is_behind = False
         try:
-            with opened(self.path) as number:
-                status = os.fstat(number)
+            with open_file(self.path) as file:
+                status = os.fstat(file.fileno())
                 here = (status.st_dev, status.st_ino)
                 restarted = self._file != here or status.st_size < self._offset
                 if restarted:
                     self._file, self._offset, self._skips = here, 0, False
-                content = os.pread(number, MAX_LINES, self._offset)
+                content = os.pread(file.fileno(), MAX_LINES, self._offset)
         except OSError:
             return False, []
+        self.is_behind = len(content) == MAX_LINES
         return restarted, list(self._objects(content))
 
     def _objects(self, content: bytes) -> Iterator[dict[str, Any]]:
@@ -79,25 +83,88 @@ class Lines:
             self._skips = True
 
 
-@contextmanager
-def opened(path: Path, below: int = 2) -> Iterator[int]:
-    """Descriptor of a regular file.
+def read_run(folder: Path) -> RunFiles:
+    """A run's files as `server.page.run_files.read_run` gives them, within bounds."""
+
+    def lines(name: str) -> list[dict[str, Any]]:
+        return Lines(folder / name).new()[1]
+
+    def content(name: str) -> dict[str, Any]:
+        return read_json(folder / f"{name}.json")
+
+    return RunFiles(
+        folder=folder,
+        settings=content("settings"),
+        about=content("about"),
+        rows=lines("metrics.jsonl"),
+        journal=lines("journal.jsonl"),
+        topology=content("topology"),
+        traffic=content("traffic"),
+        partition=content("partition"),
+        statistics=content("statistics"),
+    )
+
+
+def copy_run(folder: Path, target: Path) -> None:
+    """Copy what an export of a run reads; OSError if a file is missing, or is none of a run's."""
+    target.mkdir()
+    for name in ("settings.json", "about.json", "metrics.jsonl", "journal.jsonl"):
+        _copy(folder / name, target / name, 2, MAX_COPIED)
+    for name in ("summary.json", "traffic.json", "topology.json", "partition.json"):
+        if (folder / name).is_file():
+            _copy(folder / name, target / name, 2, MAX_COPIED)
+    for name in ("model.safetensors", "frozen.safetensors"):
+        if (folder / name).is_file():
+            _copy(folder / name, target / name, 2)
+    checkpoints = sorted(filter(is_plain, names_in(folder / "checkpoints")))
+    if checkpoints and not (target / "model.safetensors").exists():
+        (target / "checkpoints").mkdir()
+        file = Path("checkpoints", checkpoints[-1])
+        _copy(folder / file, target / file, 3)
+
+
+def names_in(folder: Path, below: int = 2) -> list[str]:
+    """Names in a folder, a bounded number; empty if it is missing or behind a link."""
+    try:
+        with _inside(folder, below, os.O_DIRECTORY) as number, os.scandir(number) as entries:
+            return [entry.name for entry in islice(entries, MAX_ENTRIES)]
+    except OSError:
+        return []
+
+
+def open_file(path: Path, below: int = 2) -> BinaryIO:
+    """A regular file, open for reading; OSError if it is missing or something else.
 
     No link is followed in the last `below` names of the path, and no pipe waited for.
     """
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with _inside(path, below, os.O_NONBLOCK) as number:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise OSError(f"{path} is no regular file")
+        return os.fdopen(os.dup(number), "rb")
+
+
+@contextmanager
+def _inside(path: Path, below: int, flags: int) -> Iterator[int]:
+    flags |= os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
     root, *names = path.parents[below - 1], *path.parts[-below:]
     number = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name in names:
-            inner = os.open(name, flags, dir_fd=number)
+            inner = os.open(
+                name, flags if name == names[-1] else flags | os.O_DIRECTORY, dir_fd=number
+            )
             os.close(number)
             number = inner
-        if not stat.S_ISREG(os.fstat(number).st_mode):
-            raise OSError(f"{path} is no regular file")
         yield number
     finally:
         os.close(number)
+
+
+def _copy(source: Path, target: Path, below: int, limit: int | None = None) -> None:
+    with open_file(source, below) as file, target.open("xb") as copy:
+        if limit is not None and os.fstat(file.fileno()).st_size > limit:
+            raise OSError(f"{source.name} is too large to export: over {limit} bytes")
+        shutil.copyfileobj(file, copy)
 
 
 def _object(content: bytes) -> dict[str, Any]:

@@ -39,6 +39,8 @@ class RunLogs:
 
     def lines(self, run_id: str) -> tuple[list[tuple[str, str]], str]:
         """The lines of a run's log, and why there are no newer ones; reads at most each 2 s."""
+        if not run_id.isdigit():
+            return [], "it ran without this SuperLink"
         log = self._logs.setdefault(run_id, _Log())
         self._logs.move_to_end(run_id)
         while len(self._logs) > MAX_LOGS:
@@ -55,16 +57,18 @@ class RunLogs:
                     log.latest = mark
                     *whole, rest = (log.unfinished + text).split("\n")
                     log.unfinished = rest[-MAX_TEXT:]
-                    log.lines.extend(_shown(line) for line in whole if line.strip())
+                    log.lines.extend(shown_line(line) for line in whole if line.strip())
             log.problem = ""
         except SuperLinkError as error:
             log.problem = str(error)
 
 
-def _shown(line: str) -> tuple[str, str]:
+def shown_line(line: str) -> tuple[str, str]:
+    """Level and printable text of a line, which may be JSON; only bad levels are shown."""
     level, text = without_level(line)
     with suppress(ValueError, AttributeError, RecursionError):
         entry = json.loads(line)
         level, text = str(entry.get("level", "")), str(entry.get("text", text))
         text = f"{str(entry.get('time', ''))[11:19]} {text}"
-    return level if level in ("WARNING", "ERROR", "CRITICAL") else "", text[:MAX_TEXT]
+    text = "".join(c if c.isprintable() or c == "\t" else "?" for c in text[:MAX_TEXT])
+    return level if level in ("WARNING", "ERROR", "CRITICAL") else "", text

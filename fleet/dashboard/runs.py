@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr_distill.fleet.dashboard.files import Lines, read_json
 from flwr_distill.flower.control import KnownRun
@@ -22,12 +22,16 @@ MAX_PROBLEMS = 200
 MAX_ROWS = 5000
 """Rounds of a run that are kept."""
 MAX_NODES = 5000
+NO_TITLE = "a run that has not met its nodes"
+DAY = 86_400.0
 PACE = 5
 """Rounds by which the time left is estimated."""
 PATIENCE, PATIENT_ROUNDS = 20.0, 5
 """Seconds, and usual rounds, for which a run may wait without that being a problem."""
 RECENT = 20
 """Latest problems with which a new one is compared."""
+LATEST_TIME = 4e9
+"""Seconds since 1970 up to which a time is one."""
 MAX_TEXT = 500
 """Characters of a text that a run wrote."""
 MAX_NAME = 80
@@ -147,14 +151,27 @@ class Run:
         return curve[-1][1] if curve else None
 
 
+class Row(NamedTuple):
+    """A round; NaN for accuracies that are unknown."""
+
+    round: int
+    accuracy: float
+    node_accuracy: float
+    server_bytes: int
+    link_bytes: int
+    seconds: float
+
+
 @dataclass
 class RunFolder:
     """The files of a run's folder, read as they grow."""
 
     path: Path
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    about: Mapping[str, Any] = field(default_factory=dict)
-    rows: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=MAX_ROWS))
+    title: str = NO_TITLE
+    num_rounds: int = 0
+    started: float = 0.0
+    warnings: Sequence[str] = ()
+    rows: deque[Row] = field(default_factory=lambda: deque(maxlen=MAX_ROWS))
     problems: deque[Problem] = field(default_factory=lambda: deque(maxlen=MAX_PROBLEMS))
     nodes: Mapping[str, RunNode] = field(default_factory=dict)
     run_id: str = ""
@@ -175,24 +192,28 @@ class RunFolder:
         )
         if signature == self._signature:
             return
-        self._signature = signature
-        self.settings = read_json(self.path / "settings.json")
-        self.about = read_json(self.path / "about.json")
+        settings, about = (read_json(self.path / f"{name}.json") for name in ("settings", "about"))
+        self.title, self.num_rounds = _title(settings), whole(settings.get("num-rounds"))
+        self.started, self.warnings = _started(about), _texts(about.get("warnings"))
         self.done = (self.path / "summary.json").is_file()
-        self.nodes = dict(_nodes(self.about))
+        self.nodes = dict(_nodes(about))
         run_id = text_of(read_json(self.path / PHASE, MAX_PHASE).get("run"), 20)
         self.run_id = run_id if run_id.isdigit() else self.path.name
         restarted, rows = self._rows.new()
         if restarted:
             self.rows.clear()
-        self.rows.extend(rows)
+        self.rows.extend(_row(row) for row in rows)
         restarted, lines = self._journal.new()
         if restarted:
             self.problems.clear()
             self._last = ""
-        for line in lines:
-            self._last = "failed" if "error" in line else "stopped" if "stopped" in line else ""
+        if lines:
+            last = lines[-1]
+            self._last = "failed" if "error" in last else "stopped" if "stopped" in last else ""
+        for line in [line for line in lines if line.keys() & _KINDS][-MAX_PROBLEMS:]:
             self._note(line)
+        if not (self._rows.is_behind or self._journal.is_behind):
+            self._signature = signature
 
     @property
     def state(self) -> str:
@@ -201,20 +222,20 @@ class RunFolder:
 
     def name(self, node: str) -> str:
         """Name of a node, from its Flower id."""
-        return self.nodes[node].name if node in self.nodes else f"node …{node[-5:]}"
+        return self.nodes[node].name if node in self.nodes else f"node …{text_of(node[-5:])}"
 
     def phase(self) -> Phase | None:
         """What the run waits for now; None if its file says nothing recent."""
         content = read_json(self.path / PHASE, MAX_PHASE)
         title = text_of(content.get("phase"), MAX_NAME)
-        if not title or time.time() - number(content.get("time"), 0.0) > STALE:
+        if not title or time.time() - moment_of(content.get("time")) > STALE:
             return None
         awaited = content.get("awaited")
         names = awaited[:MAX_NODES] if isinstance(awaited, list) else []
         return Phase(
             title,
-            number(content.get("since"), time.time()),
-            number(content.get("until"), 0.0),
+            moment_of(content.get("since")) or time.time(),
+            moment_of(content.get("until")),
             whole(content.get("asked")),
             [text_of(name, MAX_NAME) for name in names],
             whole(content.get("others")),
@@ -229,7 +250,7 @@ class RunFolder:
             node = self.name(str(line[key])) if of_node else ""
             where = f"{text_of(line.get('reply_to'), MAX_NAME)}: " if of_node else ""
             words = named(text_of(text), self.name)
-            moment = number(line.get("time"), 0.0)
+            moment = moment_of(line.get("time"))
             new = Problem(moment, whole(line.get("round")), kind, where + words, node, 1, moment)
             self._add(new, words if of_node else "")
 
@@ -257,29 +278,27 @@ _KINDS = {"error": "error", "warning": "warning", "failed": "failed", "set_aside
 
 def run_of(folder: RunFolder | None, known: KnownRun | None) -> Run:
     """A run by its folder, by what the SuperLink says, or both."""
-    settings = folder.settings if folder else {}
     rows = list(folder.rows) if folder else []
-    last = rows[-1] if rows else {}
+    last = rows[-1] if rows else Row(0, math.nan, math.nan, 0, 0, 0.0)
     state = known.status.status.removeprefix("finished:") if known else ""
     state = state or (folder.state if folder else "unfinished")
-    server_round, num_rounds = whole(last.get("round")), whole(settings.get("num-rounds"))
     return Run(
         run_id=str(known.run_id) if known else folder.path.name if folder else "",
-        title=_title(settings),
+        title=folder.title if folder else NO_TITLE,
         state=state,
         why=_why(state, folder, known),
-        started=known.submitted if known else _started(folder),
+        started=known.submitted if known else folder.started if folder else 0.0,
         ended=known.ended if known else 0.0,
-        round=server_round,
-        num_rounds=num_rounds,
-        server_curve=_curve(rows, "accuracy"),
-        node_curve=_curve(rows, "node_accuracy"),
+        round=last.round,
+        num_rounds=folder.num_rounds if folder else 0,
+        server_curve=_curve((row.round, row.accuracy) for row in rows),
+        node_curve=_curve((row.round, row.node_accuracy) for row in rows),
         phase=folder.phase() if folder and state == "running" else None,
-        server_bytes=whole(last.get("server_bytes")),
-        link_bytes=whole(last.get("link_bytes")),
+        server_bytes=last.server_bytes,
+        link_bytes=last.link_bytes,
         pace=_pace(rows),
         problems=list(folder.problems)[::-1] if folder else [],
-        warnings=_texts(folder.about.get("warnings")) if folder else [],
+        warnings=folder.warnings if folder else (),
         nodes=folder.nodes if folder else {},
         folder=folder.path if folder else None,
     )
@@ -289,6 +308,12 @@ def number(value: Any, otherwise: float = math.nan) -> float:
     """A finite number that a run wrote; `otherwise` for anything else."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and abs(value) < 1e18 and math.isfinite(value) else otherwise
+
+
+def moment_of(value: Any) -> float:
+    """A time that a run wrote, in seconds since 1970; 0 for anything that is none."""
+    moment = number(value, 0.0)
+    return moment if 0 <= moment < LATEST_TIME else 0.0
 
 
 def whole(value: Any) -> int:
@@ -326,7 +351,7 @@ def _nodes(about: Mapping[str, Any]) -> list[tuple[str, RunNode]]:
                 (
                     node,
                     RunNode(
-                        text_of(entry.get("name"), MAX_NAME) or f"node …{node[-5:]}",
+                        text_of(entry.get("name"), MAX_NAME) or f"node …{text_of(node[-5:])}",
                         text_of(entry.get("version"), MAX_NAME),
                         text_of(entry.get("device"), MAX_NAME),
                         whole(samples) if samples is not None else None,
@@ -344,7 +369,7 @@ def _title(settings: Mapping[str, Any]) -> str:
     evaluate = settings.get("evaluate")
     if model := text_of(evaluate.get("model"), MAX_TEXT) if isinstance(evaluate, dict) else "":
         strategy = f"{Path(model).name}, evaluated"
-    return f"{strategy} on {data}" if strategy else "a run that has not met its nodes"
+    return f"{strategy} on {data}" if strategy else NO_TITLE
 
 
 def _why(state: str, folder: RunFolder | None, known: KnownRun | None) -> str:
@@ -354,30 +379,40 @@ def _why(state: str, folder: RunFolder | None, known: KnownRun | None) -> str:
     errors = [p.text for p in folder.problems if p.kind == "error"] if folder else []
     if errors:
         return errors[-1]
-    place = f" in round {whole(folder.rows[-1].get('round')) + 1}" if folder and folder.rows else ""
+    place = f" in round {folder.rows[-1].round + 1}" if folder and folder.rows else ""
     return (
         f"its process on the server ended{place} and gave no reason, as one that is killed or out "
         f"of memory{f' ({details})' if details else ''}"
     )
 
 
-def _started(folder: RunFolder | None) -> float:
+def _started(about: Mapping[str, Any]) -> float:
     try:
-        return datetime.fromisoformat(folder.about["started"]).timestamp() if folder else 0.0
-    except (KeyError, TypeError, ValueError):
+        started = datetime.fromisoformat(about["started"]).timestamp()
+    except (KeyError, TypeError, ValueError, OverflowError):
         return 0.0
+    return started if 0 <= started < time.time() + DAY else 0.0
 
 
-def _curve(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
-    points = [(number(row.get("round")), number(row.get(key))) for row in rows]
-    return [(x, min(1.0, max(0.0, y))) for x, y in points if x >= 0 and not math.isnan(y)]
+def _row(row: Mapping[str, Any]) -> Row:
+    return Row(
+        whole(row.get("round")),
+        number(row.get("accuracy")),
+        number(row.get("node_accuracy")),
+        whole(row.get("server_bytes")),
+        whole(row.get("link_bytes")),
+        number(row.get("seconds")),
+    )
 
 
-def _pace(rows: Sequence[Mapping[str, Any]]) -> float | None:
+def _curve(points: Iterable[tuple[int, float]]) -> list[tuple[float, float]]:
+    return [(x, min(1.0, max(0.0, y))) for x, y in points if not math.isnan(y)]
+
+
+def _pace(rows: Sequence[Row]) -> float | None:
     """Seconds that each of the last rounds took; None before the first."""
     if len(rows) < 2:
         return None
     first, last = rows[-1 - min(PACE, len(rows) - 1)], rows[-1]
-    rounds = whole(last.get("round")) - whole(first.get("round"))
-    seconds = number(last.get("seconds")) - number(first.get("seconds"))
+    rounds, seconds = last.round - first.round, last.seconds - first.seconds
     return seconds / rounds if rounds > 0 and seconds >= 0 else None

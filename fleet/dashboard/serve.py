@@ -16,15 +16,41 @@ from flwr_distill.fleet.dashboard.watch import Place
 from flwr_distill.fleet.servers import why_not_free
 
 CONNECTIONS = 4 * MAX_STREAMS
+REQUEST = 10.0
+"""Seconds in which a request must arrive, its body aside."""
 
 
-class _WithCertificate(H11Protocol):
-    """Gives the application the certificate of the caller, which TLS has verified."""
+class _Connection(H11Protocol):
+    """Gives the application the caller's certificate, which TLS has verified.
+
+    Callers without a role are cut off, and so are requests that take too long to arrive.
+    """
+
+    access: Access
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         certificate = transport.get_extra_info("peercert")
         self.app_state = {**self.app_state, "certificate": certificate}
+        self._await_request()
+        if self.access.tls and not self.access.role(certificate):
+            transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._late.cancel()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._await_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._late.cancel()
+        super().connection_lost(exc)
+
+    def _await_request(self) -> None:
+        self._late = self.loop.call_later(REQUEST, self.transport.close)
 
 
 def serve(
@@ -54,12 +80,13 @@ def serve(
         raise AccessError(reason, where="port", value=str(port), remedy="name another port")
     scheme, name = ("https" if tls else "http"), "localhost" if plain else host
     hosts = ["*"] if tls else [*LOOPBACK[:2], "[::1]", host]
-    dashboard = Dashboard(place, Access(tls), hosts, allow_actions=allow_actions)
+    access = Access(tls)
+    dashboard = Dashboard(place, access, hosts, allow_actions=allow_actions)
     config = uvicorn.Config(
         dashboard.app,
         host=host,
         port=port,
-        http=_WithCertificate,
+        http=type("Connection", (_Connection,), {"access": access}),
         ws="none",
         log_level=logging.WARNING,
         limit_concurrency=CONNECTIONS,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from flwr_distill.fleet.dashboard.files import is_plain
 from flwr_distill.fleet.dashboard.health import Check, checks, read_certificates
 from flwr_distill.fleet.dashboard.nodes import LocalNode, Node, all_nodes, read_local
 from flwr_distill.fleet.dashboard.runs import Run, RunFolder, run_of
@@ -17,7 +19,9 @@ from flwr_distill.fleet.queue.door import FILE as QUEUE_FILE
 from flwr_distill.fleet.queue.entry import QueuedRun
 from flwr_distill.fleet.queue.file import read_queue
 from flwr_distill.flower.control import Control, KnownNode, KnownRun, RunStatus, SuperLinkError
+from flwr_distill.server.record.run_ids import LATEST
 
+LOG = logging.getLogger("flwr_distill.dashboard")
 MAX_RUNS = 100
 """Latest runs that are read; older ones are in `flwr-distill runs list`."""
 
@@ -138,9 +142,11 @@ class Watch:
                 self._folders[run_id] = RunFolder(path)
         owner, resumed = dict[str, RunFolder](), dict[str, str]()
         for name, folder in self._folders.items():
-            folder.update()
-            # A folder that names a run with a folder of its own does not speak for that run.
-            run_id = name if folder.run_id in self._folders else folder.run_id
+            try:
+                folder.update()
+            except Exception:  # whatever its files contain: the other runs are shown all the same
+                LOG.exception("The files of run %s cannot be read", name)
+            run_id = folder.run_id if self._speaks(folder, by_id) else name
             owner[run_id] = folder
             if run_id != name:
                 resumed[name] = run_id
@@ -150,7 +156,21 @@ class Watch:
             replace(run_of(None, by_id.get(name)), run_id=name, title=f"resumed as run {later[:6]}")
             for name, later in resumed.items()
         ]
-        return sorted(runs, key=lambda run: (not run.live, -run.started))[:MAX_RUNS]
+        # What the SuperLink knows comes first: a run can write folders in the name of others.
+        runs.sort(key=lambda run: (not run.live, run.run_id not in by_id, -run.started))
+        return sorted(runs[:MAX_RUNS], key=lambda run: (not run.live, -run.started))
+
+    def _speaks(self, folder: RunFolder, known: Mapping[str, KnownRun]) -> bool:
+        """Whether a folder is that of the run that it names: its own, or one that resumes it."""
+        if folder.run_id == folder.path.name:
+            return True
+        run = known.get(folder.run_id)
+        if run is None or folder.run_id in self._folders:
+            return False
+        return run.resumes is None or (
+            run.resumes == LATEST
+            or (bool(run.resumes) and folder.path.name.startswith(run.resumes))
+        )
 
     def _queue(self) -> tuple[list[QueuedRun], str]:
         file = self.place.state_dir / QUEUE_FILE
@@ -175,7 +195,7 @@ def _latest(runs_dir: Path) -> list[str]:
             folders = [
                 (entry.stat(follow_symlinks=False).st_mtime, entry.name)
                 for entry in entries
-                if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
+                if is_plain(entry.name) and entry.is_dir(follow_symlinks=False)
             ]
     except OSError:
         return []

@@ -1,8 +1,10 @@
 """Beyond loopback users are admitted by certificate and role; on loopback no foreign page acts."""
 
 import re
+import socket
 import ssl
 import subprocess
+from collections import deque
 
 import httpx
 import pytest
@@ -32,7 +34,8 @@ def certs(tmp_path_factory):
     certificates.issue_server(["127.0.0.1", "localhost"], 20)
     for role in ("viewer", "submitter", "operator"):
         certificates.issue_user(role, role, 20)
-    certificates.issue_user("dismissed", "operator", 20)
+    for name in ("dismissed", "withdrawn"):
+        certificates.issue_user(name, "operator", 20)
     certificates.issue_node("ward-3", [], 20)
     return folder
 
@@ -87,6 +90,25 @@ def test_a_revoked_user_is_refused_at_once_by_a_dashboard_that_runs(secured, cer
         assert client.get(f"{secured}/submit").status_code == 200
 
 
+def test_an_open_page_of_a_revoked_user_ends_and_so_does_a_request_that_never_comes(secured, certs):
+    host, port = secured.partition("://")[2].split(":")
+    raw = socket.create_connection((host, int(port)))
+    slow = context(certs, "viewer").wrap_socket(raw, server_hostname=host)
+    slow.sendall(b"GET / HTTP/1.1\r\n")
+    with (
+        httpx.Client(verify=context(certs, "withdrawn"), timeout=30) as client,
+        client.stream("GET", f"{secured}/events") as stream,
+    ):
+        lines = stream.iter_lines()
+        assert next(lines).startswith((":", "data:"))
+        CertificateFolder(certs).mark_revoked("withdrawn")
+        CertificateFolder(certs).write_revocations()
+        deque(lines, maxlen=0)
+    slow.settimeout(30)
+    assert slow.recv(1) == b""
+    slow.close()
+
+
 def test_it_does_not_start_beyond_loopback_without_tls(tmp_path):
     command = [*COMMAND, "--host", "0.0.0.0", *NOWHERE]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
@@ -115,14 +137,20 @@ def test_foreign_pages_can_neither_read_nor_act(plain):
         assert "unsafe" not in policy
 
 
+def test_no_link_puts_words_into_the_pages_mouth(plain):
+    with httpx.Client() as client:
+        assert "Call this number" not in client.get(f"{plain}/submit?done=Call+this+number").text
+
+
 def test_wrong_settings_are_said_where_they_were_typed(plain):
     with httpx.Client() as client:
         form = {"token": token(client, plain), "preset": "", "settings": "num-rounds=-1 <b>"}
         answer = client.post(f"{plain}/submit", data=form)
         assert answer.status_code == 400
         assert "num-rounds=-1 &lt;b&gt;" in answer.text
-        form["settings"] = "/etc/passwd.toml"
-        assert client.post(f"{plain}/submit", data=form).status_code == 400
+        for settings in ("/etc/passwd.toml", "x=" + 2000 * "["):
+            form["settings"] = settings
+            assert client.post(f"{plain}/submit", data=form).status_code == 400
 
 
 def test_without_leave_to_act_there_is_nothing_to_act_with(tmp_path):

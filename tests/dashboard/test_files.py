@@ -2,18 +2,38 @@
 
 import json
 import os
+import time
 
 import pytest
 
 from flwr_distill.fleet.dashboard import files
-from flwr_distill.fleet.dashboard.files import Lines, parts_of, read_bytes, read_json
-from flwr_distill.fleet.dashboard.runs import RunFolder, run_of
+from flwr_distill.fleet.dashboard.files import (
+    Lines,
+    copy_run,
+    names_in,
+    open_file,
+    read_json,
+    read_run,
+)
+from flwr_distill.fleet.dashboard.pages import parts, run_parts
+from flwr_distill.fleet.dashboard.run_log import shown_line
+from flwr_distill.fleet.dashboard.watch import Place, Watch
+from flwr_distill.flower.control import KnownNode
 
-HOSTILE = [None, True, -1, 1e300, "x" * 10_000, "<script>", [], [[]], {}, {"a": {}}, "\x1b[2J\n"]
+from .superlink import FakeControl, known_run
+
+HOSTILE = [None, True, -1, 1e17, 1e300, "x" * 10_000, "<script>", [], [[]], {}, {"a": {}}]
+HOSTILE += ["\x1b[2J\n", "\ud800", "9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00+14:00"]
+
+
+def fake_place(folder, known):
+    answers = {"nodes": [KnownNode(1, "online", 1.0)], "runs": [known_run(5)]} if known else {}
+    control = FakeControl(**answers)
+    return Place("here:9093", lambda: control, folder / "runs", folder / "state")
 
 
 def write(folder, **contents):
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         name = name.replace("_", ".", 1)
         text = content if isinstance(content, str) else json.dumps(content)
@@ -33,10 +53,26 @@ def test_pipes_links_and_large_files_are_not_read(tmp_path):
     assert read_json(run / "settings.json", 5) == {}
     assert read_json(run / "settings.json") == {"strategy": "fedavg"}
     with pytest.raises(OSError, match="linked"):
-        read_bytes(tmp_path / "linked" / "settings.json")
+        open_file(tmp_path / "linked" / "settings.json")
     (run / "export").symlink_to(secret)
-    with pytest.raises(OSError, match="export"):
-        list(parts_of(run / "export" / "settings.json", 3))
+    assert names_in(run / "export") == []
+    assert read_run(run).rows == []
+
+
+def test_an_export_reads_no_link_and_waits_for_no_pipe(tmp_path):
+    secret = write(tmp_path / "other", model_safetensors="secret")
+    run = write(
+        tmp_path / "run", settings_json={}, about_json={}, metrics_jsonl="", journal_jsonl=""
+    )
+    copy_run(run, tmp_path / "copy")
+    (run / "model.safetensors").symlink_to(secret / "model.safetensors")
+    with pytest.raises(OSError, match="symbolic"):
+        copy_run(run, tmp_path / "again")
+    (run / "model.safetensors").unlink()
+    (run / "journal.jsonl").unlink()
+    os.mkfifo(run / "journal.jsonl")
+    with pytest.raises(OSError, match="no regular file"):
+        copy_run(run, tmp_path / "third")
 
 
 def test_a_growing_file_gives_each_line_once_and_a_cut_one_gives_all_again(tmp_path, monkeypatch):
@@ -56,11 +92,12 @@ def test_a_growing_file_gives_each_line_once_and_a_cut_one_gives_all_again(tmp_p
 
 
 @pytest.mark.parametrize("value", HOSTILE, ids=lambda value: repr(value)[:20])
-def test_no_content_of_a_run_ends_the_dashboard(tmp_path, value):
+@pytest.mark.parametrize("known", [True, False], ids=["live", "unknown"])
+def test_no_content_of_a_run_ends_the_dashboard(tmp_path, value, known):
     line = dict.fromkeys(("round", "time", "accuracy", "node_accuracy", "server_bytes"), value)
     line |= {"link_bytes": value, "seconds": value}
-    folder = write(
-        tmp_path / "run",
+    write(
+        tmp_path / "runs" / "5",
         settings_json={"strategy": value, "dataset": value, "num-rounds": value, "evaluate": value},
         about_json={
             "started": value,
@@ -72,12 +109,18 @@ def test_no_content_of_a_run_ends_the_dashboard(tmp_path, value):
             json.dumps({"round": value, "time": value, key: value, "reason": value}) + "\n"
             for key in ("error", "warning", "failed", "set_aside", "phase")
         ),
-        phase_json={"phase": "nodes train", "time": value, "awaited": value, "asked": value},
+        phase_json={"phase": "nodes train", "time": time.time(), "since": value, "until": value}
+        | {"awaited": value, "asked": value, "others": value, "run": value},
     )
-    run = RunFolder(folder)
-    run.update()
-    shown = run_of(run, None)
-    assert shown.round >= 0
-    assert all(0 <= y <= 1 for _, y in (*shown.server_curve, *shown.node_curve))
-    texts = [shown.title, shown.why, *(p.text for p in shown.problems), *shown.warnings]
-    assert all(len(text) < 1200 and text.isprintable() for text in texts)
+    watched = Watch(fake_place(tmp_path, known))
+    for _ in range(2):
+        snapshot = watched.read()
+        (shown,) = snapshot.runs
+        assert shown.folder is not None
+        assert shown.round >= 0
+        assert all(0 <= y <= 1 for _, y in (*shown.server_curve, *shown.node_curve))
+        log = [shown_line(str(value)), shown_line(json.dumps({"text": value}))], ""
+        for text in (*parts(snapshot).values(), *run_parts(shown, log, "").values()):
+            assert "<script>" not in text
+            text.encode()
+            assert len(text) < 100_000

@@ -9,36 +9,12 @@ from flwr_distill.fleet.dashboard.alarms import alarms
 from flwr_distill.fleet.dashboard.nodes import LocalNode, all_nodes, size_class
 from flwr_distill.fleet.dashboard.runs import STALE
 from flwr_distill.fleet.dashboard.watch import Place, Watch
-from flwr_distill.flower.control import KnownNode, KnownRun, OutageError, RunStatus
+from flwr_distill.flower.control import KnownNode, OutageError
 
+from .superlink import FakeControl, known_run
 from .test_files import write
 
 NODE = "8000000000000000007"
-
-
-class FakeControl:
-    """A SuperLink's answers; the real one is in test_live.py."""
-
-    def __init__(self, nodes=(), runs=()):
-        self.answers = nodes, runs
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
-
-    def nodes(self):
-        if self.answers is None:
-            raise OutageError("is away")
-        return list(self.answers[0])
-
-    def runs(self):
-        return list(self.answers[1])
-
-
-def known(run_id, status="running", details="", submitted=1.0):
-    return KnownRun(run_id, RunStatus(status, details), submitted)
 
 
 @pytest.fixture
@@ -68,7 +44,7 @@ def of_run(place, run_id, **phase):
 
 
 def test_a_live_run_names_its_phase_and_whom_it_awaits(place):
-    here = place(nodes=[KnownNode(int(NODE), "online", 1.0)], runs=[known(5)])
+    here = place(nodes=[KnownNode(int(NODE), "online", 1.0)], runs=[known_run(5)])
     of_run(here, 5, phase="nodes train", awaited=["ward-3"], others=1)
     snapshot = Watch(here).read()
     (run,), (node,) = snapshot.live, snapshot.nodes
@@ -79,26 +55,40 @@ def test_a_live_run_names_its_phase_and_whom_it_awaits(place):
 
 
 def test_a_phase_that_is_no_longer_updated_is_not_shown(place):
-    here = place(runs=[known(5)])
+    here = place(runs=[known_run(5)])
     of_run(here, 5, phase="nodes train", awaited=["ward-3"], time=time.time() - 2 * STALE)
     assert Watch(here).read().live[0].phase is None
 
 
 def test_a_failed_run_is_an_alarm_with_its_reason_even_if_it_never_met_a_node(place):
-    here = place(runs=[known(5, "finished:failed", "cannot import app", time.time())])
+    here = place(runs=[known_run(5, "finished:failed", "cannot import app", time.time())])
     (alarm,) = [each for each in alarms(Watch(here).read()) if each.link.startswith("/runs")]
     assert "cannot import app" in alarm.text
 
 
 def test_a_resumed_run_is_shown_in_the_folder_of_the_first_and_no_run_speaks_for_another(place):
-    here = place(runs=[known(5, "finished:failed"), known(6), known(7)])
+    resuming = known_run(6, resumes="5")
+    others = [known_run(5, "finished:failed"), known_run(7), known_run(8), known_run(9)]
+    here = place(runs=[resuming, *others])
     of_run(here, 5, run="6")
     of_run(here, 7, run="5")  # of another run, which claims to be that one
+    of_run(here, 8, run="9")  # that one resumes nothing
     runs = {run.run_id: run for run in Watch(here).read().runs}
     assert runs["6"].folder.name == "5"
     assert runs["5"].folder is None
     assert "6" in runs["5"].title
     assert runs["7"].folder.name == "7"
+    assert runs["8"].folder.name == "8"
+    assert runs["9"].folder is None
+
+
+def test_forged_folders_hide_no_run_of_the_superlink(place):
+    here = place(runs=[known_run(5, "finished:completed")])
+    of_run(here, 5)
+    for number in range(150):
+        about = {"started": "9990-01-01T00:00:00+00:00"}
+        write(here.runs_dir / f"forged-{number}", settings_json={}, about_json=about)
+    assert "5" in [run.run_id for run in Watch(here).read().runs]
 
 
 def test_a_superlink_that_does_not_answer_is_an_alarm_and_runs_are_still_shown(place):
@@ -113,7 +103,7 @@ def test_a_superlink_that_does_not_answer_is_an_alarm_and_runs_are_still_shown(p
 
 
 def test_the_loss_of_the_superlink_is_one_alarm_with_its_consequences(place):
-    here = place(nodes=[KnownNode(int(NODE), "online", 1.0)], runs=[known(5)])
+    here = place(nodes=[KnownNode(int(NODE), "online", 1.0)], runs=[known_run(5)])
     of_run(here, 5)
     watch = Watch(here)
     watch.read()
@@ -126,7 +116,7 @@ def test_the_loss_of_the_superlink_is_one_alarm_with_its_consequences(place):
 
 
 def test_a_run_that_waits_longer_than_usual_and_a_node_that_failed_need_attention(place):
-    here = place(nodes=[KnownNode(int(NODE), "online", 1.0)], runs=[known(5)])
+    here = place(nodes=[KnownNode(int(NODE), "online", 1.0)], runs=[known_run(5)])
     waits = {"phase": "nodes train", "awaited": ["ward-3"], "asked": 3}
     of_run(here, 5, **waits, since=time.time() - 5)
     assert not [alarm for alarm in alarms(Watch(here).read()) if "waits for" in alarm.text]

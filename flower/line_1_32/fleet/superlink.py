@@ -197,7 +197,13 @@ class Control:
         except grpc.RpcError as error:
             raise _failed(error) from error
         return [
-            KnownRun(run.run_id, _status(run), _seconds(run.pending_at), _seconds(run.finished_at))
+            KnownRun(
+                run.run_id,
+                _status(run),
+                _seconds(run.pending_at),
+                _seconds(run.finished_at),
+                run.override_config["resume"].string if "resume" in run.override_config else "",
+            )
             for run in sorted(runs, key=lambda r: r.pending_at)
         ]
 
