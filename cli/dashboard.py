@@ -61,15 +61,13 @@ def dashboard(
         typer.Option(help="State directory of a node of this machine, for its outbox; repeat it."),
     ] = None,
     ssl_certfile: Annotated[
-        Path | None, typer.Option(help="Beyond loopback: the server's certificate.", exists=True)
+        Path | None, typer.Option(help="Beyond loopback: the server's certificate.")
     ] = None,
-    ssl_keyfile: Annotated[Path | None, typer.Option(help="Its private key.", exists=True)] = None,
+    ssl_keyfile: Annotated[Path | None, typer.Option(help="Its private key.")] = None,
     ssl_ca_certfile: Annotated[
-        Path | None, typer.Option(help="The authority of users' certificates.", exists=True)
+        Path | None, typer.Option(help="The authority of users' certificates.")
     ] = None,
-    ssl_crlfile: Annotated[
-        Path | None, typer.Option(help="The authority's revocations.", exists=True)
-    ] = None,
+    ssl_crlfile: Annotated[Path | None, typer.Option(help="The authority's revocations.")] = None,
     plain_http: Annotated[
         bool,
         typer.Option(

@@ -48,12 +48,13 @@ class Tls:
             context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=self.authority)
             context.minimum_version = ssl.TLSVersion.TLSv1_2
             context.load_cert_chain(self.certificate, self.key)
-        except (OSError, ssl.SSLError) as error:
+            _revocations(self)
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             raise AccessError(
                 f"cannot be used: {error}",
                 where="TLS",
                 value=str(self.certificate),
-                remedy="give the files of `flwr-distill certs server`",
+                remedy="give the files of `flwr-distill certs init` and `certs server`",
             ) from error
         context.verify_mode = ssl.CERT_REQUIRED
         return context

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import grpc
 from cryptography.hazmat.primitives import serialization
@@ -25,7 +25,6 @@ from flwr.proto.control_pb2 import (
     UnregisterNodeRequest,
 )
 from flwr.proto.control_pb2_grpc import ControlStub
-from flwr.proto.run_pb2 import Run
 from flwr.supercore.constant import NodeStatus
 from flwr.supercore.fab import Fab
 from flwr.supercore.grpc import GRPC_MAX_MESSAGE_LENGTH
@@ -266,7 +265,7 @@ def _failed(error: grpc.RpcError, where: str = "") -> SuperLinkError:
     return SuperLinkError(f"the SuperLink refuses: {error.details()}", where=where)
 
 
-def _status(run: Run) -> RunStatus:
+def _status(run: Any) -> RunStatus:
     status = run.status
     text = ":".join(part for part in (status.status, status.sub_status) if part)
     return RunStatus(text, status.details)
