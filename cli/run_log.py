@@ -59,6 +59,19 @@ _RESULTS = re.compile(r"Results in (.+)")
 _CRASH = "ServerApp raised an exception"
 STYLES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red", "ROUND": "bold"}
 _MAX_CHARACTERS = 1000
+_REMEDIES = {
+    **dict.fromkeys(
+        ("ImportError", "ModuleNotFoundError"),
+        "install it for the Python that runs ServerApps, or correct the app",
+    ),
+    "MemoryError": "that machine's memory is used up: give it more, or take a smaller model",
+}
+"""By exceptions for which the environment is to blame, not the code."""
+_NO_HEARTBEAT = "No heartbeat received from the task"
+_KILLED = (
+    "its ServerApp ended without a word: was it killed, or out of memory? (see that machine's log, "
+    'and continue with resume = "latest")'
+)
 
 
 class RunLog:
@@ -127,7 +140,11 @@ class RunLog:
         A builtin exception is a mistake in the code, so its traceback is printed.
         """
         text = " ".join(details.removeprefix("ServerApp failed with exception: ").split())
+        if text == _NO_HEARTBEAT:
+            return _KILLED
         name = _exception_name(self._crash or [])
+        if remedy := _REMEDIES.get(name):
+            return f"{name}: {text} ({remedy})"
         if not name or "." in name:
             return text
         self._console.print(Text("\n".join(self._crash or [])), soft_wrap=True)

@@ -67,7 +67,8 @@ def _header(message: Message) -> Header:
 def _message(verdict: Answer, header: Message) -> Message:
     """A verdict as Flower's reply to a message; logs its note."""
     if verdict.note:
-        log(WARNING, "%s", verdict.note)
+        about = header.metadata
+        log(WARNING, "Run %d, %s: %s", about.run_id, about.message_type, verdict.note)
     if verdict.content is None:
         return Message(Error(verdict.code, verdict.reason), reply_to=header)
     return Message(verdict.content, reply_to=header)

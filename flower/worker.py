@@ -31,6 +31,7 @@ from flwr_distill.node.gpus import give_memory_back, is_cuda_lost, is_out_of_mem
 from flwr_distill.node.kernel import keep_freed, trim_heap
 from flwr_distill.node.notes import Notes, shortened
 from flwr_distill.node.payload import PayloadFile
+from flwr_distill.node.remedies import explained
 
 Note = tuple[str, int, str]
 """``ready`` (with the device), ``unfit``, ``failed``, ``lost`` (failed, and this process is
@@ -67,11 +68,13 @@ class Worker:
         """Serve a task; return the last note."""
         began = time.monotonic()
         batch_size: object = None
+        phase = "a message"
         try:
             payload = Payload.from_parts(self._tasks.take())
             context = payload.context
             identify(payload.about["task"], context.run_id, context.node_id)
             message = payload.message()
+            phase = message.metadata.message_type
             batch_size = context.run_config.get(BATCH_SIZE)
             context.node_config["device"] = self._device
             reply = self._load(*payload.about["app"])(message=message, context=context)
@@ -82,7 +85,15 @@ class Worker:
                 raise TimeoutError(f"the reply took {took:.0f} s and is late after {ttl:.0f} s")
             self._replies.put(Payload.of(reply, context).parts())
         except Exception as error:
-            log(ERROR, "ClientApp raised an exception", exc_info=error)
+            text = " ".join(explained(error).split())
+            log(
+                ERROR,
+                "The app failed in %s: %s: %s",
+                phase,
+                type(error).__name__,
+                text,
+                exc_info=error,
+            )
             return self._failure(error, batch_size)
         return "done", 0, ""
 
@@ -92,7 +103,7 @@ class Worker:
         if isinstance(error, LoadClientAppError):
             reason = "An exception was raised when attempting to load `ClientApp`"
             return kind, ErrorCode.LOAD_CLIENT_APP_EXCEPTION, reason
-        reason = f"{type(error)}:<'{error}'>"
+        reason = f"{type(error)}:<'{explained(error)}'>"
         if is_out_of_memory(error):
             reason = f"{memory_remedy(self._device, batch_size)}. {reason}"
             if kind == "failed":

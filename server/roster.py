@@ -166,6 +166,7 @@ class Roster:
 
     def _warn(self, connected: Sequence[int]) -> None:
         faults = [
+            *self._shared_names(connected),
             *self._shared_partitions(connected),
             *self._data_of_another_kind(connected),
             *self._classes_of_nobody(),
@@ -176,6 +177,17 @@ class Roster:
                 log(WARNING, "%s", text)
         names = {self.directory.name(node): missing for node, missing in self.excluded.items()}
         self.warnings = [*(f"Cannot take part: {line}" for line in by_reason(names)), *faults]
+
+    def _shared_names(self, connected: Sequence[int]) -> list[str]:
+        nodes: dict[str, list[str]] = defaultdict(list)
+        for node in connected:
+            if own := self.nodes[node].name:
+                nodes[own].append(self.directory.name(node))
+        return [
+            f"{listed(names)} have the same name, {own} (start each with a --name of its own)"
+            for own, names in nodes.items()
+            if len(names) > 1
+        ]
 
     def _shared_partitions(self, connected: Sequence[int]) -> list[str]:
         nodes: dict[tuple[str, int], list[str]] = defaultdict(list)

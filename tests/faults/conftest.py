@@ -171,9 +171,7 @@ class Federation(LocalFederation):
         self._start_superlink()
 
     def status(self, index):
-        with suppress(FileNotFoundError):
-            return json.loads(status_file(self.nodes[index].state_dir).read_text())
-        return {}
+        return self.nodes[index].status
 
     def online(self):
         """Number of each node by Flower's id."""
@@ -196,9 +194,6 @@ class Federation(LocalFederation):
         with open_control(self.control_address) as control:
             for node in ghosts:
                 control.unregister(node)
-        for node in self.nodes:
-            if not node.alive:
-                status_file(node.state_dir).unlink(missing_ok=True)
         self.restart_dead_nodes()
         deadline = time.monotonic() + 60
         while not all({"online", "ready"} <= self.status(i).keys() for i in range(len(self.nodes))):

@@ -258,16 +258,13 @@ def same_name(play):
 
 
 def data_gone(play):
-    folders = own_data(play.folder)
-    for index, folder in enumerate(folders):
-        play.federation.set_node(index, data=str(folder), partition_id=None, num_partitions=None)
+    for index, file in enumerate(own_data(play.folder)):
+        own = {"data": str(file), "partition_id": None, "num_partitions": None}
+        play.federation.set_node(index, name=f"ward-{index}", **own)
     shape = {"private__shape": "1x8x8", "private__num_classes": 10}
-    play.start(dataset="private", fraction_evaluate=1.0, num_rounds=4, min_nodes=2, **shape)
-    play.after_round(1)
-    folders[0].rename(folders[0].with_name("gone"))
-    play.victim = 0
-    play.release()
-    play.broke()
+    play.start(dataset="private", fraction_evaluate=1.0, min_nodes=2, **shape)
+    play.arm("DATA_GONE", "train", 2)
+    play.taken("train", 2)
     yield
     for index in range(NODES):
         play.federation.set_node(index)

@@ -144,6 +144,12 @@ def link_is_cut(message, context):
     return ours(message, context)
 
 
+def data_gone(message, context):
+    data = Path(context.node_config["data"])
+    data.rename(data.with_name("gone"))
+    return ours(message, context)
+
+
 def server_dies(message, context):
     """The test does it, as soon as it sees that the fault was taken."""
     time.sleep(1.0)
@@ -163,6 +169,7 @@ FAULTS = {
     "NAN_UPDATE": _sends(_with_nan),
     "WRONG_SHAPE": _sends(_of_another_shape),
     "DISK_FULL": disk_is_full,
+    "DATA_GONE": data_gone,
     "LINK_CUT_AND_HEALED": link_is_cut,
     "SUPERLINK_RESTARTS": server_dies,
     "SERVERAPP_DIES": server_dies,
