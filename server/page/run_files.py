@@ -55,7 +55,7 @@ class RunFiles:
 
     @property
     def state(self) -> str:
-        """``done``, ``failed``, ``stopped``, ``running``, or ``killed``: it ended without a word."""
+        """``done``, ``failed``, ``stopped``, ``running`` or ``killed`` (no word)."""
         if (self.folder / "summary.json").exists():
             return "done"
         last = self.journal[-1] if self.journal else {}

@@ -67,6 +67,8 @@ class Description:
     """Of the data that it has read, keyed for this run; empty if it does not say."""
     codecs: tuple[str, ...] = ()
     """Codecs of models that what connects it reads and writes."""
+    version: str = ""
+    """Of our package, there; empty if it does not say."""
 
     @property
     def read(self) -> dict[str, Any]:
@@ -268,6 +270,7 @@ def _checked(reply: Message) -> Description:
         resumed_key=key or _hashed(config.resumed_secret),
         fingerprint=(config.fingerprint or b"").hex(),
         codecs=tuple(config.codecs),
+        version=config.version,
     )
 
 

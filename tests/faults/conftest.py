@@ -1,6 +1,5 @@
 """A federation to break: as deployed, and as root with a host and a small disk for each node."""
 
-import json
 import os
 import shutil
 import signal
@@ -22,7 +21,6 @@ from flwr_distill.fleet.servers import (
 from flwr_distill.flower.control import open_control
 from flwr_distill.node.processes import kill_group, start_bound, stop
 from flwr_distill.node.secret import appio_secret
-from flwr_distill.node.supervisor import status_file
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES = 5
