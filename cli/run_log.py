@@ -15,6 +15,7 @@ from rich.text import Text
 
 from flwr_distill.base import json_lines
 from flwr_distill.node.log_lines import without_level
+from flwr_distill.task.errors import REMEDIES, explained
 
 if TYPE_CHECKING:
     from flwr_distill.strategies.common.sections import Table as PageTable
@@ -59,14 +60,6 @@ _RESULTS = re.compile(r"Results in (.+)")
 _CRASH = "ServerApp raised an exception"
 STYLES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red", "ROUND": "bold"}
 _MAX_CHARACTERS = 1000
-_REMEDIES = {
-    **dict.fromkeys(
-        ("ImportError", "ModuleNotFoundError"),
-        "install it for the Python that runs ServerApps, or correct the app",
-    ),
-    "MemoryError": "that machine's memory is used up: give it more, or take a smaller model",
-}
-"""By exceptions for which the environment is to blame, not the code."""
 _NO_HEARTBEAT = "No heartbeat received from the task"
 _KILLED = (
     "its ServerApp ended without a word: was it killed, or out of memory? (see that machine's log, "
@@ -143,8 +136,8 @@ class RunLog:
         if text == _NO_HEARTBEAT:
             return _KILLED
         name = _exception_name(self._crash or [])
-        if remedy := _REMEDIES.get(name):
-            return f"{name}: {text} ({remedy})"
+        if name in REMEDIES:
+            return explained(name, text)
         if not name or "." in name:
             return text
         self._console.print(Text("\n".join(self._crash or [])), soft_wrap=True)

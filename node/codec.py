@@ -109,7 +109,8 @@ class NodeCodec:
     def finish(self, reply: Message, coded_model: ArrayRecord | None, header: Message) -> Message:
         """The reply that leaves, with its model coded; what is needed later is kept first.
 
-        A description says that there are codecs, and of which version they are. `header` is the message that is answered.
+        A description says that there are codecs, and which version has them. `header` is the
+        message that is answered.
         """
         received, self._received = self._received, None
         if received is None or not reply.has_content():

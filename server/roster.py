@@ -200,7 +200,8 @@ class Roster:
             if own := self.nodes[node].name:
                 nodes[own].append(self.directory.name(node))
         return [
-            f"{listed(sorted(names))} have the same name, {own} (start each with a --name of its own)"
+            f"{listed(sorted(names))} have the same name, {own} "
+            "(start each with a --name of its own)"
             for own, names in nodes.items()
             if len(names) > 1
         ]

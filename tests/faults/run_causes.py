@@ -63,7 +63,7 @@ class WiredFederation(Federation):
         if index not in self.wires:
             self.wires[index] = Wire(self.fleet_address)
         values = yaml.safe_load(settings.read_text()) | self.own_settings.get(index, {})
-        values["superlink"] = self.wires[index].address
+        values |= {"superlink": self.wires[index].address, "release-after": 3600.0}
         settings.write_text(yaml.safe_dump(values))
         command = super().node_command(settings)
         if index in self.paths:  # of Python, before its own
@@ -435,8 +435,10 @@ class RunFault:
     state: str = ""
     """By `flwr-distill runs`, if it is not what the exit code says."""
     within: float = 30.0
-    where: str = "journal"
-    """Who else has the server's line; "" where the ServerApp cannot write any more."""
+    journal: bool = True
+    """Whether the journal has the server's line: not of a ServerApp that is gone, or hangs."""
+    report: bool = True
+    """Whether there is a report: not where it cannot be written."""
 
 
 SMALL_HFLDD = {
@@ -468,7 +470,7 @@ LATE = ("node-", "did not reply within", "logs")
 BACK = ("ended without a word", "memory")
 FAULTS = {
     "the ServerApp cannot be imported": RunFault(
-        server_import_fails, ("package_that_is_missing", "install"), code=1, where=""
+        server_import_fails, ("package_that_is_missing", "install"), code=1, journal=False
     ),
     "the ClientApp cannot be imported": RunFault(
         node_import_fails,
@@ -477,13 +479,13 @@ FAULTS = {
         code=1,
     ),
     "the ServerApp is killed, as if out of memory": RunFault(
-        serverapp_killed, ("killed", "resume"), code=1, state="killed", within=65.0, where=""
+        serverapp_killed, ("killed", "resume"), code=1, state="killed", within=65.0, journal=False
     ),
     "the ServerApp gets no more memory": RunFault(
         serverapp_memory, ("MemoryError", "memory is used up"), code=1
     ),
     "the ServerApp hangs, in the queue": RunFault(
-        serverapp_hangs, ("25 s", "--timeout"), code=1, state="stopped", within=55.0, where=""
+        serverapp_hangs, ("25 s", "--timeout"), code=1, state="stopped", within=55.0, journal=False
     ),
     "a node's app is killed, as if out of memory": RunFault(
         worker_takes("EXECUTOR_CHILD_DIES"),
@@ -516,7 +518,7 @@ FAULTS = {
     "a node has another version": RunFault(another_version, ("node-0", "0.0.1", "install")),
     "nobody answers in a phase": RunFault(nobody_answers, ("node-2", *LATE), code=1),
     "the runs folder is full": RunFault(
-        results_disk_full, ("No space left", "make room", "resume"), code=1
+        results_disk_full, ("No space left", "make room", "resume"), code=1, report=False
     ),
     "a reply breaks off": RunFault(half_a_message, (), ("SuperLink", "doctor")),
     "the network is cut for 5 s": RunFault(network_cut(5), ()),
