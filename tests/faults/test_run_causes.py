@@ -12,7 +12,8 @@ import pytest
 from flwr_distill.server.page.run_files import read_run
 from tests.faults import tables
 from tests.faults.conftest import ROOT
-from tests.faults.run_causes import FAULTS, SETTINGS, Play, WiredFederation
+from tests.faults.plays import SETTINGS, Play, WiredFederation
+from tests.faults.run_causes import FAULTS
 
 HEAD = (
     "| fault | seconds | the server says | seconds | the site says | exit code, state |\n"
@@ -125,6 +126,7 @@ def test_a_fault_in_a_run_is_named_with_its_remedy_and_the_next_run_starts(
     try:
         next(steps)
         found = said({s: w for s, w in sides.items() if w[0]}, play, fault.within)
+        play.heal()
         code = play.process.wait(play.patience)
         assert fault.code in (None, code), play.log.read_text()[-4000:]
         state = check_agreement(fault, play, code)
