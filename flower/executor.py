@@ -16,12 +16,10 @@ import sys
 import time
 import tomllib
 from contextlib import suppress
-from logging import ERROR
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Error, Message
-from flwr.common import log
 from flwr.common.constant import ErrorCode
 
 from flwr_distill.flower.lines import module_of_line
@@ -197,9 +195,6 @@ class Executor:
         try:
             return self._run(task, work, parts)
         except _FailedError as failure:
-            if not failure.logged:
-                phase = work.header.metadata.message_type
-                log(ERROR, "The app failed in %s: %s", phase, failure.reason)
             return Message(Error(failure.code, failure.reason), reply_to=work.header), 0
 
     def _child_for(self, work: Work) -> Child:
@@ -235,7 +230,7 @@ class Executor:
                 if kind == "lost":
                     self._replace_child(child.sandbox)
                 if kind in ("failed", "lost"):
-                    raise _FailedError(reason, code, logged=True)
+                    raise _FailedError(reason, code)
                 self._handle_note(child, kind, code, reason)
         except TaskEndedError:
             self._replace_child(self._sandbox_of_no_run())  # before the next run needs one
@@ -249,15 +244,12 @@ class Executor:
 
 
 class _FailedError(Exception):
-    """A child has not replied to a message; `logged` if it has said why."""
+    """A child has not replied to a message."""
 
-    def __init__(
-        self, reason: str, code: int = ErrorCode.CLIENT_APP_CRASHED, *, logged: bool = False
-    ) -> None:
+    def __init__(self, reason: str, code: int = ErrorCode.CLIENT_APP_CRASHED) -> None:
         super().__init__(reason)
         self.reason = reason
         self.code = code
-        self.logged = logged
 
 
 def _decoded(child: Child, context: Context) -> tuple[Message, int]:

@@ -68,13 +68,11 @@ class Worker:
         """Serve a task; return the last note."""
         began = time.monotonic()
         batch_size: object = None
-        phase = "a message"
         try:
             payload = Payload.from_parts(self._tasks.take())
             context = payload.context
             identify(payload.about["task"], context.run_id, context.node_id)
             message = payload.message()
-            phase = message.metadata.message_type
             batch_size = context.run_config.get(BATCH_SIZE)
             context.node_config["device"] = self._device
             reply = self._load(*payload.about["app"])(message=message, context=context)
@@ -85,15 +83,7 @@ class Worker:
                 raise TimeoutError(f"the reply took {took:.0f} s and is late after {ttl:.0f} s")
             self._replies.put(Payload.of(reply, context).parts())
         except Exception as error:
-            text = " ".join(explained(error).split())
-            log(
-                ERROR,
-                "The app failed in %s: %s: %s",
-                phase,
-                type(error).__name__,
-                text,
-                exc_info=error,
-            )
+            log(ERROR, "ClientApp raised an exception", exc_info=error)
             return self._failure(error, batch_size)
         return "done", 0, ""
 
