@@ -119,8 +119,8 @@ class NodeCodec:
             reply.content[ARRAYS] = coded_model
         if received.message_type == DESCRIBE:
             config = reply.content.config_records.get(CONFIG, ConfigRecord())
-            own = {"codecs": list(CODECS), "version": own_version()}
-            reply.content[CONFIG] = ConfigRecord({**config, **own})
+            codecs, number = list(CODECS), own_version()
+            reply.content[CONFIG] = ConfigRecord({**config, "codecs": codecs, "version": number})
         try:
             _keep(received)
         except OSError as error:

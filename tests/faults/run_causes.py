@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 from flwr_distill.node.processes import kill_group
 from flwr_distill.protocol.meeting import DESCRIBE
 from flwr_distill.strategies.fedhead.method import AGGREGATE_SECTOR, DISTILL_SECTOR, TRAIN_SECTOR
-from flwr_distill.strategies.hfldd.method import DISTILL, LABEL_KNOWLEDGE, RECEIVE, TRAIN_POOL
+from flwr_distill.strategies.hfldd.method import DISTILL, LABEL_KNOWLEDGE, TRAIN_POOL
 from tests.faults.causes import fill, small_disk
 from tests.faults.plays import DEADLINE, NODES
 
@@ -268,12 +268,10 @@ SMALL_FEDHEAD = {
 }
 BEFORE = "NODE_DIES_BEFORE_WORK"
 PHASES = {
-    "nodes say who they are": node_killed("fedavg", DESCRIBE, fault=BEFORE),
     "nodes train": node_killed("fedavg", "train", 1),
     "nodes evaluate": node_killed("fedavg", "evaluate", 1, BEFORE, fraction_evaluate=1.0),
     "nodes send soft labels": node_killed("hfldd", LABEL_KNOWLEDGE, **SMALL_HFLDD),
     "members distil": node_killed("hfldd", DISTILL, **SMALL_HFLDD),
-    "heads receive": node_killed("hfldd", RECEIVE, fault=BEFORE, **SMALL_HFLDD),
     "heads train": node_killed("hfldd", TRAIN_POOL, 1, **SMALL_HFLDD),
     "a sector trains": node_killed("fedhead", TRAIN_SECTOR, 1, **SMALL_FEDHEAD),
     "a leader averages": node_killed("fedhead", AGGREGATE_SECTOR, 1, BEFORE, **SMALL_FEDHEAD),
@@ -309,6 +307,9 @@ FAULTS = {
         worker_takes("OUT_OF_MEMORY"),
         ("node-", "MemoryError", "train.batch-size"),
         ("train", "MemoryError", "train.batch-size"),
+    ),
+    "a node is killed before it has said its name": RunFault(
+        node_killed("fedavg", DESCRIBE, fault=BEFORE), LATE[1:], BACK
     ),
     **{
         f"a node is killed while {phase}": RunFault(cause, LATE, BACK, code=None)

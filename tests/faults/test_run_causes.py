@@ -99,6 +99,7 @@ def row(name, found, play, code, state):
     for side in ("server", "site"):
         seconds, line = found.get(side, ("", ""))
         line = IDS.sub("...", line.replace(str(play.folder), "...")).replace("|", "/").strip()
+        line = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "...", line)
         line = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:9092", line)
         cells += [f"{seconds:.1f}" if line else "", re.sub(r"^[A-Z]+ *: +", "", line)]
     return f"| {' | '.join([*cells, f'{code}, {state}'])} |"
