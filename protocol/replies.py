@@ -8,7 +8,6 @@ from typing import Literal, Protocol
 
 from flwr.app import Message, MetricRecord
 from flwr.common import log
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from flwr_distill.protocol.meeting import one_line
@@ -17,6 +16,8 @@ from flwr_distill.task.errors import ReportedError
 
 UNKNOWN = 0
 """Flower's code of an error of no other kind."""
+UNAVAILABLE = 5
+"""Flower's code of the error in place of a reply that a lost node owes."""
 SET_ASIDE = 100
 """Error code, above Flower's own, of an error reply whose reason was logged."""
 REFUSED = 101
@@ -57,7 +58,7 @@ def usable(replies: Iterable[Message]) -> list[Message]:
 
 def reason_of(error_text: str | None, code: int = UNKNOWN) -> str:
     """What a node's error says, on one short line that is safe to print; see `one_line`."""
-    if code == ErrorCode.NODE_UNAVAILABLE:
+    if code == UNAVAILABLE:
         return _AWAY
     text = (error_text or "")[:MAX_TEXT].strip()
     raised = _RAISED.fullmatch(text)
