@@ -19,7 +19,7 @@ HEAD = (
     "| fault | seconds | the server says | seconds | the site says | exit code, state |\n"
     "|---|---|---|---|---|---|\n"
 )
-QUICK = {"the ServerApp cannot be imported", "a node refuses the app bundle"}
+QUICK = {"the ServerApp cannot be imported", "a node's app is killed, as if out of memory"}
 """What CI runs; the others are in `make test-faults-all`."""
 STOPS_WITHIN = 40.0
 """Seconds in which a ServerApp that hangs learns from its heartbeats that its run is stopped."""
