@@ -70,7 +70,7 @@ def node_killed(strategy, phase, number=0, fault="NODE_DIES_DURING_WORK", **sett
         play.release()
         play.taken(phase, number)
         node = play.federation.nodes[play.victim]
-        node.process.wait(10)
+        node.kill()  # its app may have been ended before it came to the main process
         node.start()
         yield
         play.federation.make_whole([play.ghost])
