@@ -15,6 +15,7 @@ from rich.text import Text
 
 from flwr_distill.base import json_lines
 from flwr_distill.node.log_lines import without_level
+from flwr_distill.task.errors import REMEDIES, explained
 
 if TYPE_CHECKING:
     from flwr_distill.strategies.common.sections import Table as PageTable
@@ -59,6 +60,11 @@ _RESULTS = re.compile(r"Results in (.+)")
 _CRASH = "ServerApp raised an exception"
 STYLES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red", "ROUND": "bold"}
 _MAX_CHARACTERS = 1000
+_NO_HEARTBEAT = "No heartbeat received from the task"
+_KILLED = (
+    "its ServerApp ended without a word: was it killed, or out of memory? (see that machine's log, "
+    'and continue with resume = "latest")'
+)
 
 
 class RunLog:
@@ -127,7 +133,11 @@ class RunLog:
         A builtin exception is a mistake in the code, so its traceback is printed.
         """
         text = " ".join(details.removeprefix("ServerApp failed with exception: ").split())
+        if text == _NO_HEARTBEAT:
+            return _KILLED
         name = _exception_name(self._crash or [])
+        if name in REMEDIES:
+            return explained(name, text)
         if not name or "." in name:
             return text
         self._console.print(Text("\n".join(self._crash or [])), soft_wrap=True)

@@ -30,7 +30,7 @@ Run = Annotated[str, typer.Argument(help=RUN_HELP)]
 def list_runs(runs_dir: RunsDir = DEFAULT_RUNS_DIR) -> None:
     """List the runs of a folder, the latest last, by the first digits of their ids.
 
-    A run is done, failed, stopped, or not done: running or killed.
+    A run is done, failed, stopped, running, or killed: it ended without a word.
     """
     all_runs = read_runs([str(folder) for folder in run_folders(runs_dir)], runs_dir)
     if not all_runs:

@@ -2,9 +2,7 @@
 
 import json
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from logging import INFO, WARNING
 from pathlib import Path
 
@@ -155,8 +153,6 @@ def describe(message: Message, context: Context) -> Message:
     for reason in reasons:
         log(WARNING, "This node cannot take part in run %d: %s", context.run_id, reason)
     metrics, config = identity(context.node_config)
-    with suppress(PackageNotFoundError):  # an app's bundle may run where we are not installed
-        config["version"] = version("flwr-distill")
     content = RecordDict({METRICS: metrics})
     if names := _class_names(context):
         config["class-names"] = names

@@ -97,12 +97,12 @@ class LocalNode:
     @property
     def online(self) -> bool:
         """Whether the node runs, and the SuperLink has admitted it."""
-        return self.alive and "online" in self._status()
+        return self.alive and "online" in self.status
 
     @property
     def warm(self) -> bool:
         """Whether the node's worker is ready for messages."""
-        return "ready" in self._status()
+        return "ready" in self.status
 
     @property
     def why_unfit(self) -> str:
@@ -114,11 +114,14 @@ class LocalNode:
         except FileNotFoundError:
             return ""
 
-    def _status(self) -> dict[str, Any]:
+    @property
+    def status(self) -> dict[str, Any]:
+        """The node's status file; empty if it is of one that was killed before."""
         try:
-            return dict(json.loads(status_file(self.state_dir).read_text("utf-8")))
+            status = dict(json.loads(status_file(self.state_dir).read_text("utf-8")))
         except FileNotFoundError:
             return {}
+        return status if status.get("pid") == self.pid else {}
 
     def kill(self) -> None:
         """Kill the node's main process with SIGKILL; its children end with it."""
@@ -335,7 +338,6 @@ class LocalFederation:
 
         def start() -> Process:
             state_dir.mkdir(parents=True, exist_ok=True)
-            status_file(state_dir).unlink(missing_ok=True)  # of a node that was killed
             settings = {
                 "superlink": self.fleet_address,
                 "insecure": True,

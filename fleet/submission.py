@@ -19,6 +19,9 @@ _LAST_SECONDS = 10.0
 """For the rest of the log of a run that is over."""
 
 _PAUSE = 0.5
+_AWAY = (
+    "WARNING :     The SuperLink does not answer: waiting for it (start it again if it has ended)"
+)
 
 
 @dataclass(frozen=True)
@@ -99,14 +102,19 @@ def follow(
             for line in lines:
                 add(line)
 
+    is_away = False
     while True:
-        with control() as link:
+        with _opened(control, run_id) as link:
             try:
                 read(link, max(0.1, min(_STREAM_SECONDS, deadline - time.monotonic())))
                 status = link.run_status(run_id)
             except OutageError:
+                if not is_away:
+                    add(_AWAY)
+                is_away = True
                 time.sleep(_PAUSE)
                 continue
+            is_away = False
             if status.finished:
                 with suppress(SuperLinkError):  # what came between the end of the stream and this
                     read(link, _LAST_SECONDS)
@@ -121,3 +129,15 @@ def follow(
     if unfinished:
         add(unfinished)
     return status
+
+
+def _opened(control: Callable[[], Control], run_id: int) -> Control:
+    try:
+        return control()
+    except SuperLinkError as error:
+        raise SuperLinkError(
+            "its SuperLink is gone",
+            where=f"run {run_id}",
+            remedy="start it again with the same --database, if it has one: the run continues, and "
+            f"`flwr-distill logs {run_id}` follows it",
+        ) from error

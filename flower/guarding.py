@@ -14,6 +14,7 @@ from flwr.supercore.run import Run
 from flwr_distill.node.events import Answer, Bundle, Header
 from flwr_distill.node.guard import Guard
 from flwr_distill.protocol.meeting import one_line
+from flwr_distill.protocol.replies import reason_of
 
 
 class Guarding:
@@ -22,16 +23,18 @@ class Guarding:
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
         self._header: Message | None = None
+        self._refused = False
 
     def admit(self, message: Message, run: Run, bundle: Fab) -> Message | None:
         """Judge a message for an app bundle; return the refusal, if any, which `release` takes."""
         header = self._await(message)
         verdict = self._guard.admit(_header(header), message.content, self._bundle(bundle, run))
+        self._refused = verdict is not None
         return None if verdict is None else _message(verdict, header)
 
     def refuse_unreadable(self, header: Message, error: Exception) -> Message:
         """Refuse a message that cannot be decoded; return the refusal, which `release` takes."""
-        header = self._await(header)
+        header, self._refused = self._await(header), True
         return _message(self._guard.refuse_unreadable(_header(header), error), header)
 
     def release(self, reply: Message, num_bytes: int) -> Message:
@@ -44,6 +47,8 @@ class Guarding:
         header, self._header = self._header, None
         if reply.has_error():
             proposed = Answer(None, reply.error.code, reply.error.reason or "")
+            if not self._refused:
+                _log(header, f"the app failed: {reason_of(reply.error.reason)}")
         else:
             proposed = Answer(reply.content)
         verdict = self._guard.release(header.metadata.message_id, proposed, num_bytes)
@@ -64,10 +69,15 @@ def _header(message: Message) -> Header:
     return Header(metadata.message_id, metadata.message_type, metadata.run_id, metadata.dst_node_id)
 
 
+def _log(header: Message, text: str) -> None:
+    metadata = header.metadata
+    log(WARNING, "Run %d, %s: %s", metadata.run_id, metadata.message_type, text)
+
+
 def _message(verdict: Answer, header: Message) -> Message:
     """A verdict as Flower's reply to a message; logs its note."""
     if verdict.note:
-        log(WARNING, "%s", verdict.note)
+        _log(header, verdict.note)
     if verdict.content is None:
         return Message(Error(verdict.code, verdict.reason), reply_to=header)
     return Message(verdict.content, reply_to=header)

@@ -31,6 +31,7 @@ from flwr_distill.node.gpus import give_memory_back, is_cuda_lost, is_out_of_mem
 from flwr_distill.node.kernel import keep_freed, trim_heap
 from flwr_distill.node.notes import Notes, shortened
 from flwr_distill.node.payload import PayloadFile
+from flwr_distill.node.remedies import explained
 
 Note = tuple[str, int, str]
 """``ready`` (with the device), ``unfit``, ``failed``, ``lost`` (failed, and this process is
@@ -92,7 +93,7 @@ class Worker:
         if isinstance(error, LoadClientAppError):
             reason = "An exception was raised when attempting to load `ClientApp`"
             return kind, ErrorCode.LOAD_CLIENT_APP_EXCEPTION, reason
-        reason = f"{type(error)}:<'{error}'>"
+        reason = f"{type(error)}:<'{explained(error)}'>"
         if is_out_of_memory(error):
             reason = f"{memory_remedy(self._device, batch_size)}. {reason}"
             if kind == "failed":

@@ -16,6 +16,7 @@ from flwr_distill.node.nursery import NURSERY, WORKER
 from flwr_distill.node.packages import installed_packages
 from flwr_distill.node.payload import PayloadError, PayloadFile
 from flwr_distill.node.processes import kill_group, start_bound
+from flwr_distill.node.remedies import KILLED
 
 _FIRST_NOTES = frozenset({"ready", "unfit"})
 _TASK_NOTES = frozenset({"done", "failed", "lost"})
@@ -162,7 +163,8 @@ class Child:
         if code is None:
             return "the ClientApp process cannot be killed"
         how = f"signal {_signal_name(-code)}" if code < 0 else f"exit code {code}"
-        return f"the ClientApp process died: {how}"
+        remedy = f" ({KILLED})" if code == -signal.SIGKILL else ""
+        return f"the ClientApp process died: {how}{remedy}"
 
 
 def _output_of(sandbox: Sandbox | None) -> AbstractContextManager[int | None]:

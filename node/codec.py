@@ -24,7 +24,7 @@ from flwr_distill.links.folder import LinkFolder
 from flwr_distill.protocol.arrays import Arrays, as_arrays, num_bytes
 from flwr_distill.protocol.codecs import CODECS, CodecError
 from flwr_distill.protocol.coded import CODEC, Coding, coded, decoded, version_of
-from flwr_distill.protocol.meeting import DESCRIBE, one_line
+from flwr_distill.protocol.meeting import DESCRIBE, one_line, own_version
 from flwr_distill.protocol.messages import ARRAYS, CONFIG
 from flwr_distill.protocol.replies import UNKNOWN
 from flwr_distill.storage.store import NodeStore
@@ -109,7 +109,8 @@ class NodeCodec:
     def finish(self, reply: Message, coded_model: ArrayRecord | None, header: Message) -> Message:
         """The reply that leaves, with its model coded; what is needed later is kept first.
 
-        A description says that there are codecs. `header` is the message that is answered.
+        A description says that there are codecs, and which version has them. `header` is the
+        message that is answered.
         """
         received, self._received = self._received, None
         if received is None or not reply.has_content():
@@ -118,7 +119,8 @@ class NodeCodec:
             reply.content[ARRAYS] = coded_model
         if received.message_type == DESCRIBE:
             config = reply.content.config_records.get(CONFIG, ConfigRecord())
-            reply.content[CONFIG] = ConfigRecord({**config, "codecs": list(CODECS)})
+            codecs, number = list(CODECS), own_version()
+            reply.content[CONFIG] = ConfigRecord({**config, "codecs": codecs, "version": number})
         try:
             _keep(received)
         except OSError as error:

@@ -51,7 +51,7 @@ from flwr_distill.node.statistics import cost_of_statistics, release_statistics
 from flwr_distill.protocol.codecs import CodecError
 from flwr_distill.protocol.meeting import DESCRIBE, identity, one_line, place_secrets
 from flwr_distill.protocol.messages import CONFIG, FINGERPRINT, METRICS
-from flwr_distill.protocol.replies import REFUSED
+from flwr_distill.protocol.replies import REFUSED, no_handler, reason_of
 from flwr_distill.protocol.statistics import ASK_STATISTICS
 from flwr_distill.storage.store import NodeStore
 
@@ -175,6 +175,8 @@ class Guard:
                     self._account.book_evaluation(pending.data, 0.0)  # that it failed is an answer
                 if self._policy.replies == "declared":
                     reply = replace(reply, reason=self._words.spend(reply.reason, self._now()))
+                if not no_handler(reply.reason):
+                    reply = self._named(pending.header, reply)
                 return self._leave(pending, reply)
             if self._policy.replies == "declared":  # the node cannot tell it from other bytes
                 content.config_records.get(CONFIG, ConfigRecord()).pop(FINGERPRINT, None)
@@ -192,10 +194,14 @@ class Guard:
         return replace(answer, note=f"{refusal}: {one_line(refusal.detail)}")
 
     def _answer(self, header: Header, refusal: Refusal) -> Answer:
-        """What names the rule: an error, or at the first meeting what is missing."""
-        text = one_line(refusal)
+        """The answer that names the rule."""
+        return self._named(header, Answer(None, REFUSED, one_line(refusal)))
+
+    def _named(self, header: Header, error: Answer) -> Answer:
+        """An error as it is; at the first meeting what is missing, with the node's name."""
         if header.message_type != DESCRIBE:
-            return Answer(None, REFUSED, text)
+            return error
+        text = reason_of(error.reason)
         metrics, config = identity(self._node_config)
         config_record = ConfigRecord({**config, "missing": [text]})
         return Answer(RecordDict({METRICS: metrics, CONFIG: config_record}))

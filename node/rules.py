@@ -96,7 +96,9 @@ def judge_bundle(policy: Policy, bundle: str) -> Refusal | None:
     """Why an app bundle with this SHA-256 is not opened; None if it may be."""
     if policy.bundles is None or bundle in policy.bundles:
         return None
-    return Refusal("bundles", f"the app bundle {bundle} is not among them")
+    return Refusal(
+        "bundles", f"the app bundle {bundle} is not among them (add it there if you trust it)"
+    )
 
 
 def _named_code(policy: Policy, request: MessageRequest) -> Refusal | None:

@@ -17,7 +17,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,6 +36,7 @@ from flwr_distill.node.peers import check_peers
 from flwr_distill.node.policy import OPEN, Policy, described, not_enforced
 from flwr_distill.node.processes import Process, start_bound, start_nursery, stop
 from flwr_distill.node.reachability import check_superlink
+from flwr_distill.node.remedies import KILLED
 from flwr_distill.node.run_records import RunRecords
 from flwr_distill.node.sandbox import sandbox_command, why_exposed, why_no_sandbox
 from flwr_distill.node.secret import appio_secret, holdout_secret
@@ -148,6 +150,7 @@ class Node:
         os.environ[json_lines.VARIABLE] = settings.log_format
         os.environ[json_lines.NODE] = settings.name or settings.place
         json_lines.begin("node")
+        self._report_a_kill()
         if exposed := check_peers(settings):
             _log(exposed)
         differs = check_another(settings) if is_another() else ""
@@ -169,6 +172,14 @@ class Node:
             from flwr_distill.node.metrics import serve_metrics  # imports Prometheus
 
             serve_metrics(self._status, settings.metrics_port)
+
+    def _report_a_kill(self) -> None:
+        """Log that the node before ended without removing its status file."""
+        file = status_file(self._settings.state_dir)
+        with suppress(FileNotFoundError):
+            since = datetime.fromtimestamp(file.stat().st_mtime).isoformat(" ", "seconds")
+            file.unlink()
+            _log(f"this node ended without a word after {since}: {KILLED}, or was there no power?")
 
     def _decide_on_sandbox(self) -> None:
         policy = self._settings.policy

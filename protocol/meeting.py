@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
 import numpy as np
@@ -148,8 +149,8 @@ class DescribeConfig(Block):
     replies leave."""
     codecs: Annotated[list[Codec], Field(max_length=MAX_CODECS)] = Field(default_factory=list)
     """Codecs of models that it reads and writes; what connects it has them, not the app."""
-    version: Annotated[str, Field(pattern=r"^[0-9A-Za-z.+!-]{1,40}$")] | None = None
-    """Of flwr-distill there."""
+    version: Annotated[str, Field(pattern=r"^[0-9A-Za-z.+-]{0,40}$")] = ""
+    """Of our package, on the node; empty if that is older than this field, or not ours."""
     device: Annotated[str, Field(pattern=r"^[a-z]{1,10}(:[0-9]{1,4})?$")] | None = None
     """On which it computes, as in ``cuda:1``."""
 
@@ -273,6 +274,14 @@ def identity(node_config: Mapping[str, Any]) -> tuple[MetricRecord, dict[str, An
         if key in node_config:
             metrics[key] = int(node_config[key])
     return metrics, {key: str(node_config[key]) for key in (NAME, DATASET) if key in node_config}
+
+
+def own_version() -> str:
+    """Version of our package that is installed here; empty if none is."""
+    try:
+        return version("flwr-distill")
+    except PackageNotFoundError:
+        return ""
 
 
 def place_secrets(store: NodeStore, resumes: str) -> dict[str, bytes]:

@@ -10,11 +10,14 @@ from flwr.app import Message, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from flwr_distill.protocol.meeting import one_line
 from flwr_distill.protocol.messages import METRICS
 from flwr_distill.task.errors import ReportedError
 
 UNKNOWN = 0
 """Flower's code of an error of no other kind."""
+UNAVAILABLE = 5
+"""Flower's code of the error in place of a reply that a lost node owes."""
 SET_ASIDE = 100
 """Error code, above Flower's own, of an error reply whose reason was logged."""
 REFUSED = 101
@@ -25,6 +28,12 @@ UNREADABLE = 102
 Stage = Literal["transport", "node", "screening", "secure sums", "strategy"]
 """Where it shows that a reply is missing or not usable."""
 
+MAX_TEXT = 100_000
+"""Characters of an error that are read: a node may send megabytes."""
+_RAISED = re.compile(r"<class '(?:[\w.]*\.)?(\w+)'>:<'(.*)'>", re.DOTALL)
+"""Exception of a ClientApp, as Flower writes it into an error reply."""
+_AWAY = "the SuperLink lost it (is it running, and its network up? Its log says more)"
+"""Of a node that did not answer in time to the SuperLink, or was restarted."""
 _NO_HANDLER = re.compile(r"No \w+ function registered with name")
 """What Flower's ClientApp says to a message type that it has no function for."""
 
@@ -47,9 +56,23 @@ def usable(replies: Iterable[Message]) -> list[Message]:
     return with_content
 
 
+def reason_of(error_text: str | None, code: int = UNKNOWN) -> str:
+    """What a node's error says, on one short line that is safe to print; see `one_line`."""
+    if code == UNAVAILABLE:
+        return _AWAY
+    text = (error_text or "")[:MAX_TEXT].strip()
+    raised = _RAISED.fullmatch(text)
+    return one_line(f"{raised[1]}: {raised[2]}" if raised else text) or "no reason given"
+
+
+def no_handler(error_text: str) -> bool:
+    """Whether an error says that a node's ClientApp has no handler for the message's type."""
+    return _NO_HANDLER.search(error_text) is not None
+
+
 def has_no_handler(reply: Message) -> bool:
     """Whether a reply says that the node's ClientApp has no handler for the message's type."""
-    return reply.has_error() and _NO_HANDLER.search(reply.error.reason or "") is not None
+    return reply.has_error() and no_handler(reply.error.reason or "")
 
 
 def handlers_remedy(method: str) -> str:

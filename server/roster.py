@@ -12,6 +12,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_distill.base.text import counted, listed
+from flwr_distill.protocol.meeting import own_version
 from flwr_distill.strategies.common.directory import SILENT, Description, Directory, by_reason
 from flwr_distill.strategies.common.retries import Retries
 from flwr_distill.strategies.common.waiting import TooFewNodesError, connected_nodes
@@ -166,6 +167,8 @@ class Roster:
 
     def _warn(self, connected: Sequence[int]) -> None:
         faults = [
+            *self._other_versions(connected),
+            *self._shared_names(connected),
             *self._shared_partitions(connected),
             *self._data_of_another_kind(connected),
             *self._classes_of_nobody(),
@@ -176,6 +179,32 @@ class Roster:
                 log(WARNING, "%s", text)
         names = {self.directory.name(node): missing for node, missing in self.excluded.items()}
         self.warnings = [*(f"Cannot take part: {line}" for line in by_reason(names)), *faults]
+
+    def _other_versions(self, connected: Sequence[int]) -> list[str]:
+        """Warnings about nodes with another version of our package than the server's."""
+        own = own_version()
+        nodes: dict[str, list[str]] = defaultdict(list)
+        for node in connected:
+            about = self.nodes[node]
+            if about.codecs and own and about.version != own:
+                nodes[about.version or "an earlier one"].append(self.directory.name(node))
+        return [
+            f"{listed(sorted(names))}: flwr-distill {version} there, {own} on the server (install "
+            "the same version)"
+            for version, names in nodes.items()
+        ]
+
+    def _shared_names(self, connected: Sequence[int]) -> list[str]:
+        nodes: dict[str, list[str]] = defaultdict(list)
+        for node in connected:
+            if own := self.nodes[node].name:
+                nodes[own].append(self.directory.name(node))
+        return [
+            f"{listed(sorted(names))} have the same name, {own} "
+            "(start each with a --name of its own)"
+            for own, names in nodes.items()
+            if len(names) > 1
+        ]
 
     def _shared_partitions(self, connected: Sequence[int]) -> list[str]:
         nodes: dict[tuple[str, int], list[str]] = defaultdict(list)

@@ -33,6 +33,7 @@ from flwr_distill.server.record.resume import (
     state_of,
     way_to_resume,
 )
+from flwr_distill.server.record.writing import results_in
 from flwr_distill.server.roster import Roster
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.server.task import Task
@@ -96,11 +97,12 @@ class Rounds:
         else:
             save_frozen(self.folder, self.task.frozen)
         try:
-            self.hooks.on_run_start(self._run_start())
-            if self.start and not checkpoint:
-                self.model = self._first_model(self.start)
-            arrays = self.learn(done)
-            self.hooks.on_run_end(self._run_end(arrays))
+            with results_in(self.folder, way_to_resume(self.strategy, self.folder)):
+                self.hooks.on_run_start(self._run_start())
+                if self.start and not checkpoint:
+                    self.model = self._first_model(self.start)
+                arrays = self.learn(done)
+                self.hooks.on_run_end(self._run_end(arrays))
         except Exception as error:
             learnt = not self._personal and self.model is not self.task.start
             self.hooks.on_failure(error, self.task.whole(self.model) if learnt else None)

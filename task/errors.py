@@ -12,6 +12,22 @@ MAX_SHOWN = 300
 """Characters of a value that an error shows; a hostile node may send thousands."""
 
 
+REMEDIES = {
+    **dict.fromkeys(
+        ("ImportError", "ModuleNotFoundError"),
+        "install it for the Python that runs ServerApps, or correct the app",
+    ),
+    "MemoryError": "that machine's memory is used up: give it more, or take a smaller model",
+}
+"""Of a ServerApp's errors, by type, for which its machine is to blame, not its code."""
+
+
+def explained(name: str, text: str) -> str:
+    """An error's type and text on one line, with the remedy if there is one."""
+    remedy = REMEDIES.get(name)
+    return f"{name}: {text} ({remedy})" if remedy else f"{name}: {text}"
+
+
 class ReportedError(Exception):
     """An error whose reader learns its place, the value there and how to fix it.
 

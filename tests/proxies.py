@@ -73,3 +73,63 @@ def copy(source, target):
         while part := source.recv(65536):
             target.sendall(part)
         target.shutdown(socket.SHUT_WR)
+
+
+class Wire:
+    """A link to a server on loopback that a test cuts, heals, or breaks in the midst of a message.
+
+    While it is cut, nothing that is sent arrives, and no connection ends: as with a pulled cable.
+    """
+
+    def __init__(self, address):
+        host, _, port = address.rpartition(":")
+        self._target = (host, int(port))
+        self._whole = threading.Event()
+        self._whole.set()
+        self._left = None
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def cut(self):
+        self._whole.clear()
+
+    def heal(self):
+        self._whole.set()
+
+    def break_after(self, num_bytes):
+        """End the connection that sends so many more bytes to the server, once."""
+        self._left = num_bytes
+
+    def close(self):
+        self.heal()
+        self._server.close()
+
+    def _serve(self):
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._server.accept()
+                threading.Thread(target=self._connect, args=[connection], daemon=True).start()
+
+    def _connect(self, node):
+        self._whole.wait()
+        with node, contextlib.suppress(OSError), socket.create_connection(self._target) as server:
+            back = threading.Thread(target=self._copy, args=[server, node, False], daemon=True)
+            back.start()
+            self._copy(node, server, True)
+            back.join(5)
+
+    def _copy(self, source, target, to_server):
+        with contextlib.suppress(OSError):
+            while part := source.recv(65536):
+                self._whole.wait()
+                if to_server and self._left is not None:
+                    if self._left < len(part):
+                        target.sendall(part[: self._left])
+                        self._left = None
+                        break
+                    self._left -= len(part)
+                target.sendall(part)
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)

@@ -144,7 +144,10 @@ class Scheduler:
             self._queue.end(entry.id, *_end_of(status, entry))
         elif entry.stopping is None:
             if now - entry.started > entry.timeout:
-                reason = f"took over {entry.timeout:g} s, its timeout"
+                reason = (
+                    f"took over {entry.timeout:g} s, its timeout (raise --timeout, or see why: "
+                )
+                reason += f"flwr-distill logs {entry.run_id})"
                 self._queue.note_stopping(entry.id, State.STOPPED, reason)
                 self._stop(link, entry.run_id)
         elif now - entry.stopping_since > STOP_GRACE:

@@ -8,9 +8,11 @@ first question, and gets Flower's own calls.
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from logging import ERROR
+from logging import ERROR, WARNING
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -181,6 +183,51 @@ def retry_also(invoker: RetryInvoker, passes: Callable[[grpc.RpcError], bool]) -
         return not passing and gives_up is not None and gives_up(error)
 
     invoker.should_giveup = should_give_up
+
+
+class Outage:
+    """Logs once that a SuperLink does not answer, with a remedy, and once that it answers again.
+
+    Any thread may report; an invoker does if the outage watches it.
+    """
+
+    def __init__(self, superlink: str, remedy: str) -> None:
+        self._superlink = superlink
+        self._remedy = remedy
+        self._lock = threading.Lock()
+        self._since: float | None = None
+
+    def begin(self) -> None:
+        """No answer came."""
+        with self._lock:
+            if self._since is not None:
+                return
+            self._since = time.monotonic()
+        log(WARNING, "%s does not answer: %s", self._superlink, self._remedy)
+
+    def end(self) -> None:
+        """An answer came."""
+        with self._lock:
+            since, self._since = self._since, None
+        if since is not None:
+            seconds = time.monotonic() - since
+            log(WARNING, "%s answers again, after %.0f s", self._superlink, seconds)
+
+    def watch(self, invoker: RetryInvoker) -> None:
+        """Have an invoker report: its calls fail while the SuperLink is away."""
+        backs_off, succeeds = invoker.on_backoff, invoker.on_success
+
+        def back_off(state: RetryState) -> None:
+            self.begin()
+            if backs_off is not None:
+                backs_off(state)
+
+        def succeed(state: RetryState) -> None:
+            self.end()
+            if succeeds is not None:
+                succeeds(state)
+
+        invoker.on_backoff, invoker.on_success = back_off, succeed
 
 
 def limit_calls(invoker: RetryInvoker, within: float) -> None:

@@ -14,9 +14,9 @@ from flwr_distill.protocol.arrays import as_arrays
 from flwr_distill.protocol.meeting import one_line
 from flwr_distill.protocol.messages import ARRAYS
 from flwr_distill.protocol.method import Phase
-from flwr_distill.protocol.replies import SET_ASIDE, UNREADABLE, Stage, set_aside
+from flwr_distill.protocol.replies import SET_ASIDE, UNREADABLE, Stage, reason_of, set_aside
 from flwr_distill.server.grid.buffer import Buffer
-from flwr_distill.server.grid.failures import Failures, reason_of, reasons_text
+from flwr_distill.server.grid.failures import Failures, reasons_text
 from flwr_distill.server.grid.message_lines import log_message
 from flwr_distill.server.grid.node_counts import NodeCounts
 from flwr_distill.server.grid.nodes import Nodes
@@ -27,6 +27,11 @@ from flwr_distill.task.errors import ReportedError
 
 Check = Callable[[Message, Message], str]
 """Why a reply to a message is rejected; empty if it is not."""
+
+
+LATE_REMEDY = (
+    "see their logs: do they run, and is their network up? Slow nodes need a longer phase-timeout"
+)
 
 
 class QuorumError(ReportedError):
@@ -132,7 +137,9 @@ class Pipeline:
                 reason = buffer.why_too_late(reply)
             if reason:
                 return self._rejected(message, reason)
-            failed = reply.has_error() and f"failed: {reason_of(reply.error.reason or '')}"
+            failed = ""
+            if reply.has_error():
+                failed = f"failed: {reason_of(reply.error.reason, reply.error.code)}"
             log_message(message, failed or "replied", self.transport.names)
             return reply
 
@@ -217,7 +224,8 @@ class Pipeline:
         new: dict[int, list[str]] = {}
         for reply in replies:
             if reply.has_error() and reply.error.code != SET_ASIDE:
-                node, reason = reply.metadata.src_node_id, reason_of(reply.error.reason or "")
+                node = reply.metadata.src_node_id
+                reason = reason_of(reply.error.reason, reply.error.code)
                 stage: Stage = "transport" if reply.error.code == UNREADABLE else "node"
                 self.failures.book(node, phase, reason, stage)
                 new[node] = [reason]
@@ -229,9 +237,9 @@ class Pipeline:
         for node in late:
             reason = f"did not reply to {phase} within {wait:.0f} s"
             self.failures.book(node, phase, reason, "transport")
-        text = "%s continues without %d of %s, which did not reply within %.0f s: %s"
+        text = "%s continues without %d of %s, which did not reply within %.0f s: %s (%s)"
         names = listed([str(node) for node in late])
-        log(WARNING, text, phase, len(late), counted(num_asked, "node"), wait, names)
+        log(WARNING, text, phase, len(late), counted(num_asked, "node"), wait, names, LATE_REMEDY)
 
 
 def _numbers(reply: Message) -> dict[str, float]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flwr_distill.server.names import named
+from flwr_distill.server.record.run_ids import is_locked
 from flwr_distill.server.settings import default_settings
 from flwr_distill.task.errors import ReportedError
 
@@ -54,11 +55,13 @@ class RunFiles:
 
     @property
     def state(self) -> str:
-        """``done``, ``failed``, ``stopped``, or ``not done``: it is running, or was killed."""
+        """``done``, ``failed``, ``stopped``, ``running`` or ``killed`` (no word)."""
         if (self.folder / "summary.json").exists():
             return "done"
         last = self.journal[-1] if self.journal else {}
-        return "failed" if "error" in last else "stopped" if "stopped" in last else "not done"
+        if "error" in last or "stopped" in last:
+            return "failed" if "error" in last else "stopped"
+        return "running" if is_locked(self.folder) else "killed"
 
     @property
     def scored(self) -> list[dict[str, Any]]:

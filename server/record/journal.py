@@ -14,6 +14,7 @@ from flwr.app import ArrayRecord
 from flwr_distill.protocol.replies import Stage
 from flwr_distill.server.hooks import Hook, PhaseEnd, RoundEnd
 from flwr_distill.server.names import FLOWER_LOGGER
+from flwr_distill.task.errors import explained
 
 
 class Journal(Hook, logging.Handler):
@@ -32,6 +33,7 @@ class Journal(Hook, logging.Handler):
         self._file = file
         self._latest: dict[str, tuple[int, dict[str, dict[str, float]]]] = {}
         self._set_aside: Counter[int] = Counter()
+        self._failed = False
         self._read: set[str] = set()
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("" if rounds is None else _lines_up_to(file, rounds))
@@ -40,8 +42,10 @@ class Journal(Hook, logging.Handler):
         FLOWER_LOGGER.addHandler(self)
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         FLOWER_LOGGER.removeHandler(self)
+        if isinstance(error, Exception) and not self._failed:  # before its first round
+            self.on_failure(error, None)
 
     def stop(self) -> None:
         """Within ``with``, record that the run is stopped, and nothing after that."""
@@ -78,7 +82,8 @@ class Journal(Hook, logging.Handler):
 
     def on_failure(self, error: Exception, model: ArrayRecord | None) -> None:
         """Record why the run failed."""
-        self.book_error(f"The run failed. {type(error).__name__}: {error}")
+        self._failed = True
+        self.book_error(f"The run failed. {explained(type(error).__name__, str(error))}")
 
     def book_set_aside(self, node: int, phase: str, reason: str, stage: Stage) -> None:
         """Record that a node's reply was rejected, and at which stage."""

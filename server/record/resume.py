@@ -24,7 +24,7 @@ from flwr_distill.server.record.checkpoint import (
     load_checkpoint,
 )
 from flwr_distill.server.record.packing import PackingError, pack, renamed
-from flwr_distill.server.record.run_ids import LATEST, RunIdError, by_start, full_id
+from flwr_distill.server.record.run_ids import LATEST, LOCK, RunIdError, by_start, full_id
 from flwr_distill.server.roster import Roster
 from flwr_distill.server.settings import RunSettings, default_settings
 from flwr_distill.strategies.common.answered import has_own_loop
@@ -142,7 +142,7 @@ def lock_run_folder(folder: Path) -> Iterator[Path]:
     Raises CheckpointError if another process keeps it locked.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
+    with (folder / LOCK).open("w") as lock:
         deadline = time.monotonic() + ENDS_WITHIN
         if taken := not _locked(lock):
             log(INFO, "Waiting for the end of run %s, which has locked its folder", folder.name)

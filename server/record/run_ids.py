@@ -1,5 +1,6 @@
 """Which run is meant: by its id, by the first digits of it, or as the one that started last."""
 
+import fcntl
 import json
 from collections.abc import Sequence
 from datetime import datetime
@@ -8,7 +9,7 @@ from pathlib import Path
 from flwr_distill.task.errors import ReportedError
 
 LATEST = "latest"
-SETTINGS, JOURNAL = "settings.json", "journal.jsonl"
+SETTINGS, JOURNAL, LOCK = "settings.json", "journal.jsonl", ".lock"
 
 
 class RunIdError(ReportedError):
@@ -29,6 +30,18 @@ def _started(folder: Path) -> float:
     except (OSError, ValueError, KeyError, TypeError):
         file = next(file for name in (SETTINGS, JOURNAL) if (file := folder / name).exists())
         return file.stat().st_mtime
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process of this machine has locked a run's folder: the run is in progress."""
+    try:
+        with (folder / LOCK).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def full_id(text: str, ids: Sequence[str]) -> str:

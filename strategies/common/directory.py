@@ -272,7 +272,7 @@ def _checked(reply: Message) -> Description:
         resumed_key=key or _hashed(config.resumed_secret),
         fingerprint=(config.fingerprint or b"").hex(),
         codecs=tuple(config.codecs),
-        version=config.version or "",
+        version=config.version,
         device=config.device or "",
     )
 

@@ -50,7 +50,9 @@ def load_private_data(path: str | Path, spec: DataSpec) -> RawSamples:
         raw = _named_by_number(fit_samples(read_npz_samples(path), spec), spec, path)
         return check_raw_samples(raw, spec, str(path))
     raise DatasetError(
-        "is neither a folder nor a file of images by class, nor an existing .npz file", where=path
+        "is neither a folder nor a file of images by class, nor an existing .npz file",
+        where=path,
+        remedy="put it back, or correct data",
     )
 
 

@@ -39,7 +39,7 @@ def test_runs_are_listed_by_age_with_what_came_out(finished_run):
     shown = [line.replace("│", " ").split() for line in lines if "digits" in line]
     assert [row[0] for row in shown] == ["22", "11"]
     assert "done fedavg digits 1/1 60.0 %" in " ".join(shown[0])
-    assert "not done hfldd digits 1/1 70.0 %" in " ".join(shown[1])
+    assert "killed hfldd digits 1/1 70.0 %" in " ".join(shown[1])
 
 
 @pytest.mark.parametrize("command", ["list", "show"])
@@ -195,7 +195,7 @@ def test_of_two_runs_in_progress_the_latest_is_said_to_be_one(finished_run):
         (folder / "summary.json").unlink()
     result = invoke("export", "latest", "--runs-dir", first.parent)
     assert "latest is run 11" in result.stderr
-    assert "not done" in result.stderr
+    assert "killed" in result.stderr
 
 
 def test_latest_never_takes_an_older_run_because_the_last_has_no_model(finished_run):

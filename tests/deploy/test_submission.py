@@ -45,7 +45,7 @@ def test_a_superlink_that_stops_in_between_is_asked_again(monkeypatch):
     monkeypatch.setattr(submission, "_PAUSE", 0.0)
     logs = [OutageError("away"), ["one\n"], ["two\n"], []]
     status, lines = followed(logs, [OutageError("away"), "finished:failed"])
-    assert (status, lines) == ("finished:failed", ["one", "two"])
+    assert (status, lines) == ("finished:failed", [submission._AWAY, "one", "two"])
 
 
 def test_one_that_is_gone_once_the_run_is_over_costs_the_last_lines_alone():

@@ -1,6 +1,5 @@
 """A federation to break: as deployed, and as root with a host and a small disk for each node."""
 
-import json
 import os
 import shutil
 import signal
@@ -22,7 +21,6 @@ from flwr_distill.fleet.servers import (
 from flwr_distill.flower.control import open_control
 from flwr_distill.node.processes import kill_group, start_bound, stop
 from flwr_distill.node.secret import appio_secret
-from flwr_distill.node.supervisor import status_file
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES = 5
@@ -107,14 +105,14 @@ class Federation(LocalFederation):
     `faults` is the folder that the app in this folder looks into.
     """
 
-    def __init__(self, folder, hosts):
+    def __init__(self, folder, hosts=None, num_nodes=NODES):
         self.faults = folder / "faults"
         self.faults.mkdir()
         self.hosts = hosts
         self._ports = free_ports(3)
         self._servers, self._disks = [], []
         self._late = set()
-        super().__init__(NODES, folder / "state", database=folder / "superlink.db")
+        super().__init__(num_nodes, folder / "state", database=folder / "superlink.db")
         self.env["FAULTS"] = str(self.faults)
         self.late_clock = compiled(LATE_CLOCK, folder / "late-clock.so")
 
@@ -149,7 +147,7 @@ class Federation(LocalFederation):
     @property
     def small_disks(self):
         """Whether each node's state directory is a disk of its own, of 64 MB."""
-        return len(self._disks) == NODES
+        return len(self._disks) == len(self.nodes)
 
     def start(self, **settings):
         for node in self.nodes if self.hosts else ():
@@ -171,13 +169,12 @@ class Federation(LocalFederation):
         self._start_superlink()
 
     def status(self, index):
-        with suppress(FileNotFoundError):
-            return json.loads(status_file(self.nodes[index].state_dir).read_text())
-        return {}
+        return self.nodes[index].status
 
     def online(self):
         """Number of each node by Flower's id."""
-        return {status["online"]: i for i in range(NODES) if "online" in (status := self.status(i))}
+        states = enumerate(self.status(i) for i in range(len(self.nodes)))
+        return {status["online"]: i for i, status in states if "online" in status}
 
     def go_on(self, index):
         """Let a stopped node continue."""
@@ -195,12 +192,9 @@ class Federation(LocalFederation):
         with open_control(self.control_address) as control:
             for node in ghosts:
                 control.unregister(node)
-        for node in self.nodes:
-            if not node.alive:
-                status_file(node.state_dir).unlink(missing_ok=True)
         self.restart_dead_nodes()
         deadline = time.monotonic() + 60
-        while not all({"online", "ready"} <= self.status(i).keys() for i in range(NODES)):
+        while not all({"online", "ready"} <= self.status(i).keys() for i in range(len(self.nodes))):
             assert time.monotonic() < deadline, "not all nodes came back"
             time.sleep(0.1)
         self.wait_for_nodes(timeout=60)
@@ -228,17 +222,21 @@ def federation(hosts, tmp_path_factory):
         yield running
 
 
-@pytest.fixture(scope="session")
-def faulty_app(tmp_path_factory):
-    """Our app with the faults of this folder."""
-    folder = tmp_path_factory.mktemp("faulty-app")
+def app_with_faults(folder, server="faulty.server", client="faulty.client"):
+    """Our app with these modules of the folder ``app``, in a folder of its own."""
     shutil.copytree(Path(__file__).parent / "app", folder / "faulty")
     text = (ROOT / "pyproject.toml").read_text()
     ours = text[text.index("[tool.flwr.app]") :]
     (folder / "pyproject.toml").write_text(
         '[project]\nname = "faulty"\nversion = "1.0.0"\nlicense = "Apache-2.0"\n'
-        + ours.replace("flwr_distill.server.app:app", "faulty.server:app").replace(
-            "flwr_distill.client_app:app", "faulty.client:app"
+        + ours.replace("flwr_distill.server.app:app", f"{server}:app").replace(
+            "flwr_distill.client_app:app", f"{client}:app"
         )
     )
     return folder
+
+
+@pytest.fixture(scope="session")
+def faulty_app(tmp_path_factory):
+    """Our app with the faults of this folder."""
+    return app_with_faults(tmp_path_factory.mktemp("faulty-app"))

@@ -1,18 +1,15 @@
 """Who runs a site or a server reads within 30 s what is broken, and how to repair it."""
 
 import json
-import os
 import time
-from pathlib import Path
 
 import pytest
 
 from flwr_distill.node.processes import stop
 from flwr_distill.node.supervisor import status_file
+from tests.faults import tables
 from tests.faults.causes import CONTINUES, FAULTS, Site
 
-RECOVERY = Path(__file__).resolve().parents[2] / "docs" / "recovery.md"
-BEGIN, END = "<!-- causes -->\n", "<!-- end of causes -->\n"
 HEAD = "| fault | where shown | seconds | words |\n|---|---|---|---|\n"
 DEADLINE = 30.0
 QUICK = {"DNS is gone", "a port is in use", "the SuperLink's database is corrupt"}
@@ -53,14 +50,7 @@ def table():
     """Rows by fault; those that ran replace theirs in the docs if CAUSES_TABLE is set."""
     rows = {}
     yield rows
-    if "CAUSES_TABLE" not in os.environ:
-        return
-    before, _, rest = RECOVERY.read_text().partition(BEGIN)
-    old, _, after = rest.partition(END)
-    kept = {row.split(" | ")[0].removeprefix("| "): row for row in old.splitlines()[2:]}
-    kept |= rows
-    lines = [kept[fault] for fault in FAULTS if fault in kept]
-    RECOVERY.write_text(before + BEGIN + HEAD + "\n".join([*lines, ""]) + END + after)
+    tables.write("causes", HEAD, FAULTS, rows)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from flwr.app import Array
 from safetensors.numpy import load_file
 
-from flwr_distill.server.grid.failures import reason_of
+from flwr_distill.protocol.replies import reason_of
 from flwr_distill.server.record.checkpoint import checkpoints, load_checkpoint
 from flwr_distill.server.rounds import NothingLearntError
 from flwr_distill.strategies.flower.strategy import FedAdam

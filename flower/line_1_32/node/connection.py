@@ -31,6 +31,7 @@ from flwr_distill.flower.line_1_32.calls import (
     MAX_BYTES,
     WAIT,
     Batches,
+    Outage,
     answered,
     limit_calls,
     overloaded,
@@ -190,6 +191,12 @@ heartbeat up to 22.5 s after a skipped one, and a call of 5 s may be lost.
 """
 
 
+AWAY = (
+    "this node tries until it does (is it up, and this machine's network? `flwr-distill doctor` "
+    "finds out)"
+)
+
+
 def patch_connection(pace: Callable[[], Pace], refused: Callable[[str], None]) -> bool:
     """Let the SuperNode's calls wait for an overloaded SuperLink, and go in batches.
 
@@ -218,7 +225,10 @@ def patch_connection(pace: Callable[[], Pace], refused: Callable[[str], None]) -
         return invoker
 
     def connect_together(*arguments: Any, **named: Any) -> Any:
-        keys = parameters.bind(*arguments, **named).arguments.get("authentication_keys")
+        bound = parameters.bind(*arguments, **named).arguments
+        keys = bound.get("authentication_keys")
+        outage = Outage(f"The SuperLink at {bound['server_address']}", AWAY)
+        watch_heartbeats(bound["retry_invoker"], outage)
         stub = partial(BatchingStub, key=keys[0] if keys else None, refused=refused)
         return connect(*arguments, adapter_cls=stub, **named)
 
@@ -229,6 +239,26 @@ def patch_connection(pace: Callable[[], Pace], refused: Callable[[str], None]) -
 
 def _is_busy(error: grpc.RpcError) -> bool:
     return error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED or overloaded(error)
+
+
+def watch_heartbeats(invoker: RetryInvoker, outage: Outage) -> None:
+    """Report to an outage what an invoker's calls find, and its heartbeats, which are not retried.
+
+    Where a network swallows packets, a heartbeat is the only call that soon has no answer.
+    """
+    outage.watch(invoker)
+    invoke = invoker.invoke
+
+    def invoke_watched(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        request = args[0] if args else kwargs.get("request")
+        try:
+            return invoke(target, *args, **kwargs)
+        except grpc.RpcError:
+            if isinstance(request, SendNodeHeartbeatRequest):
+                outage.begin()
+            raise
+
+    invoker.invoke = invoke_watched  # type: ignore[method-assign]
 
 
 def let_polls_wait(invoker: RetryInvoker, pace: Pace) -> None:

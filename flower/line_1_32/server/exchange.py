@@ -6,16 +6,20 @@ and those of a hundred nodes would delay the replies for which the phase still w
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from logging import WARNING
 
 from flwr.app import ConfigRecord, Message
-from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.supercore.exit import add_exit_handler
 from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.superlink.grid import GrpcGrid
 
-from flwr_distill.flower.line_1_32.calls import limit_absence, limit_calls, overloaded, retry_also
+from flwr_distill.flower.line_1_32.calls import (
+    Outage,
+    limit_absence,
+    limit_calls,
+    overloaded,
+    retry_also,
+)
 from flwr_distill.flower.line_1_32.server.batches import Calls, push
 from flwr_distill.flower.line_1_32.server.inbox import NodeKeys, SuperLinkInbox
 from flwr_distill.protocol.messages import PACE, POLL_EVERY
@@ -41,6 +45,10 @@ CALL_TIMEOUT = 600.0
 """Seconds in which the SuperLink must answer a call. A parcel of a GB needs 14 Mbit/s."""
 MAX_AWAY = 3600.0
 """Seconds for which a run waits for a SuperLink that is away; then it ends."""
+AWAY = (
+    f"this run waits up to {MAX_AWAY / 60:.0f} minutes for it (start it again, with the same "
+    "--database)"
+)
 MAX_RETRY = 2
 """Seconds until the next attempt, at most, while the SuperLink is away (Flower: up to 20)."""
 
@@ -55,6 +63,7 @@ class SuperLinkExchange(Exchange):
         retry_also(grid._retry_invoker, overloaded)
         limit_calls(grid._retry_invoker, CALL_TIMEOUT)
         limit_absence(grid._retry_invoker, MAX_AWAY)
+        Outage("The SuperLink", AWAY).watch(grid._retry_invoker)
         wait_apart(grid._retry_invoker)
         self._calls = Calls(grid)
         self._keys = NodeKeys.from_environment()
@@ -81,7 +90,6 @@ def wait_apart(invoker: RetryInvoker) -> None:
     """
 
     def wait(seconds: float) -> None:
-        log(WARNING, "The SuperLink is away; retrying in %.1f s", seconds)
         time.sleep(max(seconds, 0))  # below 0 if the process just began to end
 
     def stop_waiting() -> None:

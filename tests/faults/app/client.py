@@ -24,6 +24,8 @@ from flwr_distill.client.app import app as ours
 from flwr_distill.protocol.messages import ARRAYS, CONFIG, SERVER_ROUND
 from flwr_distill.strategies.fedhead.method import LEADS
 
+from .memory import allocate
+
 FOLDER = Path(os.environ["FAULTS"])
 
 
@@ -89,6 +91,11 @@ def child_dies(message, context):
         return ours(message, context)
 
 
+def out_of_memory(message, context):
+    with _at_the_first_step(allocate):
+        return ours(message, context)
+
+
 def is_late(message, context):
     with _at_the_first_step(lambda: _signal_all(context, signal.SIGSTOP)):
         return ours(message, context)
@@ -137,6 +144,12 @@ def link_is_cut(message, context):
     return ours(message, context)
 
 
+def data_gone(message, context):
+    data = Path(context.node_config["data"])
+    data.rename(data.with_name("gone"))
+    return ours(message, context)
+
+
 def server_dies(message, context):
     """The test does it, as soon as it sees that the fault was taken."""
     time.sleep(1.0)
@@ -151,10 +164,12 @@ FAULTS = {
     "LEADER_DIES_AVERAGING": dies_before_work,
     "LEADER_DIES_DISTILLING": dies_during_work,
     "EXECUTOR_CHILD_DIES": child_dies,
+    "OUT_OF_MEMORY": out_of_memory,
     "REPLY_LATE": is_late,
     "NAN_UPDATE": _sends(_with_nan),
     "WRONG_SHAPE": _sends(_of_another_shape),
     "DISK_FULL": disk_is_full,
+    "DATA_GONE": data_gone,
     "LINK_CUT_AND_HEALED": link_is_cut,
     "SUPERLINK_RESTARTS": server_dies,
     "SERVERAPP_DIES": server_dies,
