@@ -30,12 +30,12 @@ from starlette.responses import (
 )
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from flwr_distill.fleet.dashboard.access import Access, Role
 from flwr_distill.fleet.dashboard.actions import MAX_SETTINGS, Actions
 from flwr_distill.fleet.dashboard.files import open_file, read_run
 from flwr_distill.fleet.dashboard.pages import FOLDER, parts, render, run_parts, whole_page
+from flwr_distill.fleet.dashboard.responses import REPORT_POLICY, BoundingHeaders, TextPage
 from flwr_distill.fleet.dashboard.run_log import RunLogs
 from flwr_distill.fleet.dashboard.runs import Run
 from flwr_distill.fleet.dashboard.watch import Place, Snapshot, Watch
@@ -64,13 +64,6 @@ ACTING = 60.0
 MAX_COMPARED = 10
 MAX_FORM = 4 * MAX_SETTINGS
 LOG = logging.getLogger("flwr_distill.dashboard")
-
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
-)
-REPORT_POLICY = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""Of reports, which a run's ServerApp wrote: nothing in them runs."""
 
 Page = Callable[[Request], Awaitable[Response]]
 
@@ -133,7 +126,7 @@ class Dashboard:
             routes=routes,
             middleware=[
                 Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
-                Middleware(_Headers),
+                Middleware(BoundingHeaders),
             ],
             exception_handlers={HTTPException: self._failed, ReportedError: self._refused},
             lifespan=self._watching,
@@ -363,9 +356,8 @@ class Dashboard:
     ) -> Response:
         """Server-sent events with the parts that have changed, after each read."""
         caller = _caller(request)
-        full = HTTPException(503, f"{MAX_STREAMS} pages are open already")
         if self._streams.total() >= MAX_STREAMS or self._streams[caller] >= MAX_OF_ONE:
-            raise full
+            raise HTTPException(503, f"{self._streams[caller]} pages are open already")
 
         async def events() -> AsyncIterator[str]:
             self._streams[caller] += 1
@@ -404,7 +396,7 @@ class Dashboard:
             "message": self._said.pop(request.query_params.get("done", ""), ""),
             **more,
         }
-        return _Page(whole_page(title, name, contents, **content), status)
+        return TextPage(whole_page(title, name, contents, **content), status)
 
     async def _failed(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -415,37 +407,7 @@ class Dashboard:
 
     def _message(self, text: str, status: int) -> Response:
         content = {"events": "", "run": None, "submits": False, "bad": True, "message": text}
-        return _Page(whole_page("That did not work", "message", {}, **content), status)
-
-
-class _Page(HTMLResponse):
-    def render(self, content: object) -> bytes:
-        return str(content).encode("utf-8", "replace")  # no text of a run keeps a page away
-
-
-class _Headers:
-    """Adds headers that bound what a page may do; a page's own policy comes first."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                names = {name for name, _ in message["headers"]}
-                added = [
-                    (b"content-security-policy", POLICY.encode()),
-                    (b"x-content-type-options", b"nosniff"),
-                    (b"referrer-policy", b"same-origin"),
-                    (b"cache-control", b"no-store"),
-                ]
-                message["headers"] = [
-                    *message["headers"],
-                    *(pair for pair in added if pair[0] not in names),
-                ]
-            await send(message)
-
-        await self._app(scope, receive, with_headers)
+        return TextPage(whole_page("That did not work", "message", {}, **content), status)
 
 
 def _caller(request: Request) -> str:

@@ -32,6 +32,8 @@ RECENT = 20
 """Latest problems with which a new one is compared."""
 LATEST_TIME = 4e9
 """Seconds since 1970 up to which a time is one."""
+NO_REASON = ("No heartbeat", "Task failed with unknown error")
+"""Begin what Flower says of a run whose process ended without a word."""
 MAX_TEXT = 500
 """Characters of a text that a run wrote."""
 MAX_NAME = 80
@@ -379,6 +381,8 @@ def _why(state: str, folder: RunFolder | None, known: KnownRun | None) -> str:
     errors = [p.text for p in folder.problems if p.kind == "error"] if folder else []
     if errors:
         return errors[-1]
+    if details and not details.startswith(NO_REASON):
+        return details
     place = f" in round {folder.rows[-1].round + 1}" if folder and folder.rows else ""
     return (
         f"its process on the server ended{place} and gave no reason, as one that is killed or out "
