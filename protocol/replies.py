@@ -34,6 +34,8 @@ _RAISED = re.compile(r"<class '(?:[\w.]*\.)?(\w+)'>:<'(.*)'>", re.DOTALL)
 """Exception of a ClientApp, as Flower writes it into an error reply."""
 _AWAY = "the SuperLink lost it (is it running, and its network up? Its log says more)"
 """Of a node that did not answer in time to the SuperLink, or was restarted."""
+_UNAVAILABLE = "Error: Node Unavailable"
+"""Begins Flower's own words for that."""
 _NO_HANDLER = re.compile(r"No \w+ function registered with name")
 """What Flower's ClientApp says to a message type that it has no function for."""
 
@@ -58,9 +60,9 @@ def usable(replies: Iterable[Message]) -> list[Message]:
 
 def reason_of(error_text: str | None, code: int = UNKNOWN) -> str:
     """What a node's error says, on one short line that is safe to print; see `one_line`."""
-    if code == UNAVAILABLE:
-        return _AWAY
     text = (error_text or "")[:MAX_TEXT].strip()
+    if code == UNAVAILABLE and text.startswith(_UNAVAILABLE):
+        return _AWAY
     raised = _RAISED.fullmatch(text)
     return one_line(f"{raised[1]}: {raised[2]}" if raised else text) or "no reason given"
 

@@ -318,7 +318,8 @@ def test_in_compose_a_serverapp_has_a_folder_and_a_secret_that_no_node_and_no_us
         for volume in ("appio", "./runs", "server", "authority", "superlink")
     }
     assert holders["appio"] == {"prepare", "certs", "superlink", "serverapp"}
-    assert holders["./runs"] == {"prepare", "serverapp", "run"}  # which shows the table
-    assert "./runs:/runs:ro" in services["run"]["volumes"]
+    assert holders["./runs"] == {"prepare", "serverapp", "run", "dashboard"}
+    for reader in ("run", "dashboard"):  # which show results
+        assert "./runs:/runs:ro" in services[reader]["volumes"]
     for secret in ("server", "authority", "superlink"):
         assert "serverapp" not in holders[secret]

@@ -97,6 +97,7 @@ def test_a_node_describes_itself_as_the_server_takes_it(ask, context):
         "name": "ward-3",
         "dataset": "digits",
         "secret": session.store.place_secret(),
+        "device": "cpu",
         "classes": session.data.train.labels.unique().tolist(),
         "fingerprint": session.store.keyed(session.data.fingerprint),
     }
@@ -179,7 +180,7 @@ def test_a_node_names_its_class_folders_until_the_run_says_what_they_mean(ask, c
     assert 'private.classes="cat,dog"' in config["missing"][0]
     context.run_config["private.classes"] = "ant,cat,bee,dog"
     config = ask(DESCRIBE, RecordDict())["config"]
-    assert {*config} == {"secret", "classes", "fingerprint"}
+    assert {*config} == {"secret", "classes", "fingerprint", "device"}
     assert config["classes"] == [1, 3]
 
 
@@ -196,7 +197,7 @@ def test_with_differential_privacy_a_node_does_not_say_which_classes_it_holds(
 ):
     context.run_config |= run_config
     reply = ask(DESCRIBE, needing("hfldd", **settings))
-    assert {*reply["config"]} == {"secret", "fingerprint"}
+    assert {*reply["config"]} == {"secret", "fingerprint", "device"}
 
 
 @pytest.mark.parametrize("record", [ConfigRecord({"x": 1}), MetricRecord({"x": 1})])

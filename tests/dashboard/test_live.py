@@ -134,7 +134,7 @@ def test_an_awaited_node_is_named_and_one_that_is_down_is_an_alarm(federation, a
     run_id = re.search(r"Run (\d+) has started", said)[1]
     waited(browser, "live", r"Round\s+[1-9]")
     node = federation.nodes[2]
-    parts = node._status()
+    parts = node.status
     os.kill(parts["executor"], signal.SIGSTOP)
     try:
         waited(browser, "live", r"Awaited\s+1 of 3: node-2")
@@ -174,7 +174,9 @@ def test_runs_that_wait_are_in_the_queue_with_the_reason(federation, address, br
     time.sleep(4)  # the page was replaced meanwhile
     checked = browser.find_elements("css selector", "input:checked")
     assert [pick.get_attribute("id") for pick in checked] == chosen
+    before = browser.current_url
     browser.find_element("id", "compare").click()
+    answered(browser, before)
     assert "compared" in browser.page_source
     browser.find_element("link text", "Report of fedavg " + "…" + chosen[0][-5:]).click()
     assert "fedavg on digits" in browser.title

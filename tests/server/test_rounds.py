@@ -213,4 +213,8 @@ def test_a_run_that_breaks_off_has_a_report_so_far_and_leaves_its_folder_free(
 def test_a_setting_that_the_nodes_cannot_meet_ends_the_run_before_results_are_begun(play, tmp_path):
     with pytest.raises(SettingsError, check=at("hfldd.groups", value=40)):
         play(strategy="hfldd", hfldd__groups=40)
-    assert {file.name for file in (tmp_path / "1").iterdir()} == {".lock", "journal.jsonl"}
+    assert {file.name for file in (tmp_path / "1").iterdir()} == {
+        ".lock",
+        "journal.jsonl",
+        "phase.json",
+    }

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from flwr_distill.node.stock import is_another
-from tests.server.run_folder import read_lines
+from tests.server.run_folder import without_times
 
 PROCESS = """
 import time
@@ -94,7 +94,7 @@ def test_the_journal_of_a_run_that_is_stopped_ends_with_that_and_not_with_an_err
     file = tmp_path / "journal.jsonl"
     with running(STOPPED, file) as process:
         process.send_signal(signal.SIGINT)
-    assert read_lines(file) == [{"round": 0, "stopped": True}]
+    assert without_times(file) == [{"round": 0, "stopped": True}]
 
 
 @pytest.mark.skipif(is_another(), reason="is about the connection of Flower 1.32, over gRPC")

@@ -62,5 +62,8 @@ def test_the_data_spec_comes_back_from_json():
     spec = DataSpec("x", (3, 4, 5), 7, (0.1, 0.2, 0.3), (1.0, 2.0, 3.0))
     about = json.loads(json.dumps(about_run(spec, roster([5]), "2026-11-21")))
     assert about["spec"]["shape"] == [3, 4, 5]
-    assert about["nodes"] == {str(2**64 - 10): {"name": "node-0", "samples": 5, "fingerprint": ""}}
+    said = {"version": "", "device": ""}
+    assert about["nodes"] == {
+        str(2**64 - 10): dict(name="node-0", samples=5, fingerprint="", **said)
+    }
     assert {"python", "flwr", "torch"} <= about["versions"].keys()
