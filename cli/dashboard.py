@@ -72,7 +72,7 @@ def dashboard(
         bool,
         typer.Option(
             "--plain-http",
-            help="Beyond loopback without TLS and roles: whoever reaches it sees all.",
+            help="Beyond loopback without TLS and roles: anyone who reaches it sees all.",
         ),
     ] = False,
 ) -> None:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flwr_distill.base import json_lines
+from flwr_distill.fleet.submission import KILLED, gave_no_reason
 from flwr_distill.node.log_lines import without_level
 from flwr_distill.task.errors import REMEDIES, explained
 
@@ -60,11 +61,6 @@ _RESULTS = re.compile(r"Results in (.+)")
 _CRASH = "ServerApp raised an exception"
 STYLES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red", "ROUND": "bold"}
 _MAX_CHARACTERS = 1000
-_NO_HEARTBEAT = "No heartbeat received from the task"
-_KILLED = (
-    "its ServerApp ended without a word: was it killed, or out of memory? (see that machine's log, "
-    'and continue with resume = "latest")'
-)
 
 
 class RunLog:
@@ -133,8 +129,8 @@ class RunLog:
         A builtin exception is a mistake in the code, so its traceback is printed.
         """
         text = " ".join(details.removeprefix("ServerApp failed with exception: ").split())
-        if text == _NO_HEARTBEAT:
-            return _KILLED
+        if gave_no_reason(text):
+            return KILLED
         name = _exception_name(self._crash or [])
         if name in REMEDIES:
             return explained(name, text)

@@ -23,6 +23,18 @@ _AWAY = (
     "WARNING :     The SuperLink does not answer: waiting for it (start it again if it has ended)"
 )
 
+KILLED = (
+    "its ServerApp ended without a word: was it killed, or out of memory? (see that machine's log, "
+    'and continue with resume = "latest")'
+)
+_NO_REASON = ("No heartbeat received", "Task failed with unknown error")
+"""Begin what Flower says of a run whose process ended without a word."""
+
+
+def gave_no_reason(details: str) -> bool:
+    """Whether Flower's text on a failed run says nothing of its cause; `KILLED` then says more."""
+    return details.startswith(_NO_REASON)
+
 
 @dataclass(frozen=True)
 class RunOutcome:

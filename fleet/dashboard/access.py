@@ -14,7 +14,7 @@ from cryptography import x509
 from flwr_distill.fleet import authority
 from flwr_distill.task.errors import ReportedError
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOOPBACK = ("127.0.0.1", "localhost")
 
 
 class AccessError(ReportedError):

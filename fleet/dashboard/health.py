@@ -79,13 +79,10 @@ def _certificates(issued: Iterable[Issued]) -> list[Check]:
     if not soon:
         first = min(valid, key=lambda each: each.days_left)
         return [Check("Certificates", f"the first, of {first.name}, expires on {first.expires}")]
-    return [
-        Check(
-            f"Certificate of {each.name}",
-            f"expired on {each.expires}: `flwr-distill certs renew {each.name}`"
-            if each.days_left < 0
-            else f"expires on {each.expires}: `flwr-distill certs renew {each.name}`",
-            fine=False,
-        )
-        for each in soon
-    ]
+    return [_expiring(each) for each in soon]
+
+
+def _expiring(issued: Issued) -> Check:
+    expires = "expired" if issued.days_left < 0 else "expires"
+    found = f"{expires} on {issued.expires}: `flwr-distill certs renew {issued.name}`"
+    return Check(f"Certificate of {issued.name}", found, fine=False)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flwr_distill.fleet.dashboard.files import Lines, read_json
+from flwr_distill.fleet.submission import KILLED, gave_no_reason
 from flwr_distill.flower.control import KnownRun
 from flwr_distill.server.names import named
 from flwr_distill.server.page.run_files import REPORT
@@ -32,8 +33,6 @@ RECENT = 20
 """Latest problems with which a new one is compared."""
 LATEST_TIME = 4e9
 """Seconds since 1970 up to which a time is one."""
-NO_REASON = ("No heartbeat", "Task failed with unknown error")
-"""Begin what Flower says of a run whose process ended without a word."""
 MAX_TEXT = 500
 """Characters of a text that a run wrote."""
 MAX_NAME = 80
@@ -381,13 +380,7 @@ def _why(state: str, folder: RunFolder | None, known: KnownRun | None) -> str:
     errors = [p.text for p in folder.problems if p.kind == "error"] if folder else []
     if errors:
         return errors[-1]
-    if details and not details.startswith(NO_REASON):
-        return details
-    place = f" in round {folder.rows[-1].round + 1}" if folder and folder.rows else ""
-    return (
-        f"its process on the server ended{place} and gave no reason, as one that is killed or out "
-        f"of memory{f' ({details})' if details else ''}"
-    )
+    return KILLED if not details or gave_no_reason(details) else details
 
 
 def _started(about: Mapping[str, Any]) -> float:

@@ -79,7 +79,7 @@ def serve(
     if reason := why_not_free(f"{host}:{port}"):
         raise AccessError(reason, where="port", value=str(port), remedy="name another port")
     scheme, name = ("https" if tls else "http"), "localhost" if plain else host
-    hosts = ["*"] if tls else [*LOOPBACK[:2], "[::1]", host]
+    hosts = ["*"] if tls else [*LOOPBACK, host]
     access = Access(tls)
     dashboard = Dashboard(place, access, hosts, allow_actions=allow_actions)
     config = uvicorn.Config(
