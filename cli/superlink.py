@@ -11,6 +11,7 @@ from contextlib import closing
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import typer
 
@@ -26,6 +27,7 @@ from flwr_distill.cli.errors import exit_on, fail
 from flwr_distill.cli.options import DEFAULT_CERTIFICATES_DIR, CertificatesDir, LogFormat
 from flwr_distill.fleet.authority import CertificateError
 from flwr_distill.fleet.certificates import CertificateFolder
+from flwr_distill.fleet import serverapp
 from flwr_distill.flower.control import SuperLinkError, open_control
 from flwr_distill.node.stock import environment, is_another
 
@@ -63,7 +65,10 @@ def superlink(context: typer.Context, log_format: LogFormat = None) -> None:
     json_lines.begin("superlink")
     if reason := why_unbound():
         fail(reason, "superlink")
-    main()
+    with TemporaryDirectory() as programs:
+        serverapp.program(Path(programs))  # reports ServerApps that are killed
+        os.environ["PATH"] = os.pathsep.join([programs, os.environ["PATH"]])
+        main()
 
 
 def _check_addresses(arguments: list[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from flwr_distill.base.json_lines import VARIABLE
 from flwr_distill.fleet.edge_runs import EdgeRuns
 from flwr_distill.fleet.federation_record import FederationFile
 from flwr_distill.fleet.local_federation import LocalNode
-from flwr_distill.fleet.serverapp import preloaded, program
+from flwr_distill.fleet.serverapp import preloaded
 from flwr_distill.fleet.servers import (
     Addresses,
     ServerCertificate,
@@ -137,11 +136,7 @@ class Edge:
         """Start the process from which ServerApps are forked, where that is possible."""
         if not can_fork():
             return []
-        program(folder)
-        self._servers_env |= {
-            NURSERY: str(folder),
-            "PATH": os.pathsep.join([str(folder), self._env["PATH"]]),  # with `flwr-serverapp`
-        }
+        self._servers_env[NURSERY] = str(folder)
         log = self._state / "nursery.log"
         return [start_nursery(folder, SERVER_APPS, preloaded(), log=log, env=self._env)]
 

@@ -19,7 +19,7 @@ import yaml
 from flwr_distill.base.json_lines import VARIABLE
 from flwr_distill.fleet.federation_record import FederationFile, FederationRecord
 from flwr_distill.fleet.run_config import read_run_config
-from flwr_distill.fleet.serverapp import preloaded, program
+from flwr_distill.fleet.serverapp import preloaded
 from flwr_distill.fleet.servers import (
     Addresses,
     environment,
@@ -394,15 +394,12 @@ class LocalFederation:
 
     def _start_server(self, command: Sequence[str]) -> Process:
         """Start the SuperLink, or its ServerApps' parent."""
-        nursery = self.env.get(NURSERY)  # with `flwr-serverapp`
-        path = os.pathsep.join(filter(None, [nursery, self.env["PATH"]]))
-        if shutil.which(command[0], path=path) is None:
+        if shutil.which(command[0], path=self.env["PATH"]) is None:
             raise FederationError(
                 f"the command {command[0]} is missing",
                 remedy="it comes with flwr: install that again in the environment of flwr-distill",
             )
-        env = {**self.env, "PATH": path}
-        return start_bound(command, log=self.superlink_log, env=env, cwd=self._cwd)
+        return start_bound(command, log=self.superlink_log, env=self.env, cwd=self._cwd)
 
     def _start_nurseries(self) -> None:
         """Start the processes from which nodes' processes are forked, where that is possible."""
@@ -417,7 +414,6 @@ class LocalFederation:
             "FLWR_LOG_LEVEL": str(self._node_settings.get("log-level", "INFO")),
         }
         preload = self._node_settings.get("preload", NodeSettings.model_fields["preload"].default)
-        program(Path(folder))
         for name, modules, env, cwd in (
             (NODES, (), of_nodes, None),
             (WORKERS, preload, of_nodes, None),

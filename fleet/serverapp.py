@@ -1,19 +1,27 @@
-"""Starts a ServerApp of a federation on this machine, forked where a nursery runs.
+"""Starts a ServerApp of a federation on this machine, and reports its end if it was killed.
 
 Flower starts ServerApps by the name of a program, ``flwr-serverapp``. `program` writes one of
-that name, which is found before Flower's. A forked ServerApp saves the seconds of importing PyTorch
-and matplotlib.
+that name, which is found before Flower's. Where a nursery runs, the ServerApp is forked from it,
+which saves the seconds of importing PyTorch and matplotlib. This process stays small and waits: a
+system whose memory is used up kills the ServerApp, and Flower would notice within a minute.
 """
 
 import os
 import shlex
+import signal
 import sys
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
+from flwr_distill.flower.lines import module_of_line
+from flwr_distill.node.kernel import die_with
 from flwr_distill.node.nursery import SERVER_APP, fork
 
 NAME = "flwr-serverapp"
+KILLED = (
+    "its ServerApp was ended by {}: was it out of memory? (see that machine's log, and continue "
+    'with resume = "latest")'
+)
 
 
 def preloaded() -> list[str]:
@@ -46,13 +54,25 @@ def _flowers() -> EntryPoint:
 
 
 def start() -> None:
-    """Have a ServerApp forked, and wait for its end; without a nursery, run it here."""
+    """Run a ServerApp in another process; tell the SuperLink if a signal ended it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the ServerApp gets it, too
     command = [sys.executable, "-P", "-m", SERVER_APP, *sys.argv[1:]]
     forked = fork(command, os.environ, (), (1, 2))
-    if forked is None:
+    code = _run_here() if forked is None else forked.wait()
+    if code < 0 and (killed := module_of_line("server", "killed")):  # imports Flower: only now
+        killed.report(sys.argv[1:], KILLED.format(signal.Signals(-code).name))
+    sys.exit(code if code >= 0 else 128 - code)
+
+
+def _run_here() -> int:
+    """Run Flower's program in a child of this process; return its exit code."""
+    parent = os.getpid()
+    if (child := os.fork()) == 0:
+        die_with(parent)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         main()
-    else:
-        sys.exit(forked.wait())  # it ends with this process, whose socket the nursery watches
+        sys.exit()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 if __name__ == "__main__":

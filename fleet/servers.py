@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from flwr_distill.fleet.serverapp import program
 from flwr_distill.node.stock import (
     CONTROL_OVER_HTTP,
     FLEET_OVER_HTTP,
@@ -54,8 +55,14 @@ class ServerCertificate:
 
 
 def environment(flower_home: Path) -> dict[str, str]:
-    """Environment of this process, with a Flower home, and the commands beside this Python."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    """Environment of this process, with a Flower home, and the commands beside this Python.
+
+    ServerApps are started by our program, which is written into the home.
+    """
+    programs = flower_home / "programs"
+    programs.mkdir(parents=True, exist_ok=True)
+    folders = [program(programs).parent, Path(sys.executable).parent]
+    path = os.pathsep.join([*map(str, folders), os.environ.get("PATH", os.defpath)])
     return {**os.environ, **QUIET, "PATH": path, "FLWR_HOME": str(flower_home)}
 
 

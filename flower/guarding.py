@@ -13,7 +13,8 @@ from flwr.supercore.run import Run
 
 from flwr_distill.node.events import Answer, Bundle, Header
 from flwr_distill.node.guard import Guard
-from flwr_distill.protocol.meeting import one_line
+from flwr_distill.protocol.meeting import Notice, one_line
+from flwr_distill.protocol.messages import NOTICE
 from flwr_distill.protocol.replies import reason_of
 
 
@@ -24,6 +25,19 @@ class Guarding:
         self._guard = guard
         self._header: Message | None = None
         self._refused = False
+
+    def hear(self, message: Message) -> bool:
+        """Take what the server says of this node out of a message, and log it; whether it did.
+
+        SettingsError if it is malformed.
+        """
+        record = message.content.config_records.get(NOTICE)
+        if record is None:
+            return False
+        del message.content[NOTICE]
+        for text in Notice.checked(record, NOTICE).texts:
+            _log(message, f"the server says: {text}")
+        return True
 
     def admit(self, message: Message, run: Run, bundle: Fab) -> Message | None:
         """Judge a message for an app bundle; return the refusal, if any, which `release` takes."""

@@ -80,7 +80,10 @@ class Worker:
                 raise TypeError(f"the ClientApp returned {type(reply)}, not a Message")
             if (took := time.monotonic() - began) > (ttl := message.metadata.ttl):
                 # Nobody waits for this reply, but the SuperLink would keep it until the run ends.
-                raise TimeoutError(f"the reply took {took:.0f} s and is late after {ttl:.0f} s")
+                raise TimeoutError(
+                    f"the reply took {took:.0f} s and is late after {ttl:.0f} s (give the run a "
+                    "longer phase-timeout, or this node less to do)"
+                )
             self._replies.put(Payload.of(reply, context).parts())
         except Exception as error:
             log(ERROR, "ClientApp raised an exception", exc_info=error)

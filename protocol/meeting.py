@@ -155,6 +155,12 @@ class DescribeConfig(Block):
     """On which it computes, as in ``cuda:1``."""
 
 
+class Notice(Block):
+    """What the server says of a node, for the log of its owner."""
+
+    texts: Annotated[list[Reason], Field(max_length=MAX_REASONS)]
+
+
 class ColumnsMetrics(Block):
     """Number of samples that means and variances are of."""
 

@@ -56,6 +56,10 @@ BATCH = "batch"
 POLL_EVERY = "poll-every"
 """Key of a message's record ``pace``: seconds between the node's next polls for messages."""
 
+NOTICE = "notice"
+"""Record with texts for the log of the node's owner. The node's process takes it away before guard
+and app see the message."""
+
 PACE = "pace"
 """Record with which a server spaces the polls of many nodes that take part in a phase.
 

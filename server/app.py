@@ -1,6 +1,7 @@
 """The ServerApp: runs a federation from its run config."""
 
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from logging import WARNING
@@ -29,6 +30,7 @@ from flwr_distill.server.line import module_of_line
 from flwr_distill.server.named_hooks import find_hooks
 from flwr_distill.server.names import names_in_log
 from flwr_distill.server.own_loop import observed
+from flwr_distill.server.own_work import OwnWork
 from flwr_distill.server.privacy import check_privacy, check_private_model, check_secure_sums
 from flwr_distill.server.record.history import History
 from flwr_distill.server.record.hooks import hooks_of_run
@@ -197,7 +199,9 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
                 folder, settings, history, directory.class_name, other_hooks.values()
             ) as own_hooks:
                 hooks.add(*own_hooks)
-                rounds_of = Rounds if commands is None else partial(EdgeRounds, commands=commands)
+                rounds_of, watched = Rounds, OwnWork(transport, settings.phase_timeout)
+                if commands is not None:  # between its rounds, an edge waits for those above
+                    rounds_of, watched = partial(EdgeRounds, commands=commands), nullcontext()
                 rounds = rounds_of(
                     settings=settings,
                     run_id=context.run_id,
@@ -212,4 +216,5 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
                     hooks=hooks,
                     start=start,
                 )
-                rounds.run(checkpoint)
+                with watched:
+                    rounds.run(checkpoint)

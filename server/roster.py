@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
+from typing import TypeVar
 
 from flwr.common import log
 from flwr.serverapp import Grid
@@ -23,6 +24,7 @@ _PAUSE = (0.5, 1.5)
 """Seconds between requests to busy nodes."""
 MAX_CLASSES = 100
 """Class names in the setting that an error suggests."""
+K = TypeVar("K")
 
 
 @dataclass
@@ -70,6 +72,27 @@ class Roster:
     def resumed_keys(self) -> dict[int, str]:
         """Fingerprint of each node's key or secret for the run that this one resumes."""
         return {node: about.resumed_key for node, about in self.nodes.items() if about.resumed_key}
+
+    @property
+    def notices(self) -> dict[int, list[str]]:
+        """What sites should know of connected nodes of theirs; of other nodes they learn nothing."""
+        texts: dict[int, list[str]] = defaultdict(list)
+        for node in self._of_other_versions(self._connected):
+            here = self.nodes[node].version or "an earlier one"
+            versions = f"flwr-distill {here} here, {own_version()} on the server"
+            texts[node].append(f"{versions} (install the same version)")
+        for name, nodes in self._by_name(self._connected).items():
+            for node in nodes:
+                text = f"another node has the name {name} as well (start each with a --name of its own)"
+                texts[node].append(text)
+        for (_, partition), nodes in self._by_partition(self._connected).items():
+            for node in nodes:
+                texts[node].append(
+                    f"another node has partition {partition} as well, and may hold the same samples "
+                    "(start each with a --partition-id of its own)"
+                )
+        able = self.with_codecs
+        return {node: own for node, own in texts.items() if node in able}
 
     @property
     def with_codecs(self) -> set[int]:
@@ -180,43 +203,48 @@ class Roster:
         names = {self.directory.name(node): missing for node, missing in self.excluded.items()}
         self.warnings = [*(f"Cannot take part: {line}" for line in by_reason(names)), *faults]
 
+    def _of_other_versions(self, connected: Sequence[int]) -> list[int]:
+        """Nodes with another version of our package than the server's."""
+        own, able = own_version(), self.with_codecs
+        return [n for n in connected if own and n in able and self.nodes[n].version != own]
+
+    def _by_name(self, connected: Sequence[int]) -> dict[str, list[int]]:
+        """The nodes of each name that several have."""
+        names = ((self.nodes[node].name, node) for node in connected)
+        return _shared((name, node) for name, node in names if name)
+
+    def _by_partition(self, connected: Sequence[int]) -> dict[tuple[str, int], list[int]]:
+        """The nodes of each partition of a data set that several have."""
+        about = ((node, self.nodes[node]) for node in connected)
+        return _shared(
+            ((each.dataset, each.partition), node)
+            for node, each in about
+            if each.partition is not None
+        )
+
     def _other_versions(self, connected: Sequence[int]) -> list[str]:
-        """Warnings about nodes with another version of our package than the server's."""
-        own = own_version()
         nodes: dict[str, list[str]] = defaultdict(list)
-        for node in connected:
-            about = self.nodes[node]
-            if about.codecs and own and about.version != own:
-                nodes[about.version or "an earlier one"].append(self.directory.name(node))
+        for node in self._of_other_versions(connected):
+            version = self.nodes[node].version or "an earlier one"
+            nodes[version].append(self.directory.name(node))
         return [
-            f"{listed(sorted(names))}: flwr-distill {version} there, {own} on the server (install "
-            "the same version)"
+            f"{listed(sorted(names))}: flwr-distill {version} there, {own_version()} on the server "
+            "(install the same version)"
             for version, names in nodes.items()
         ]
 
     def _shared_names(self, connected: Sequence[int]) -> list[str]:
-        nodes: dict[str, list[str]] = defaultdict(list)
-        for node in connected:
-            if own := self.nodes[node].name:
-                nodes[own].append(self.directory.name(node))
         return [
-            f"{listed(sorted(names))} have the same name, {own} "
+            f"{listed(sorted(map(self.directory.name, nodes)))} have the same name, {own} "
             "(start each with a --name of its own)"
-            for own, names in nodes.items()
-            if len(names) > 1
+            for own, nodes in self._by_name(connected).items()
         ]
 
     def _shared_partitions(self, connected: Sequence[int]) -> list[str]:
-        nodes: dict[tuple[str, int], list[str]] = defaultdict(list)
-        for node in connected:
-            about = self.nodes[node]
-            if about.partition is not None:
-                nodes[about.dataset, about.partition].append(self.directory.name(node))
         return [
-            f"{listed(names)} have the same partition, {partition}, and may hold the same samples "
-            "(start each with a --partition-id of its own)"
-            for (_, partition), names in nodes.items()
-            if len(names) > 1
+            f"{listed([*map(self.directory.name, nodes)])} have the same partition, {partition}, and "
+            "may hold the same samples (start each with a --partition-id of its own)"
+            for (_, partition), nodes in self._by_partition(connected).items()
         ]
 
     def _data_of_another_kind(self, connected: Sequence[int]) -> list[str]:
@@ -306,3 +334,11 @@ def meet_nodes(
 def _identity(node: int, about: Description) -> str:
     own = about.name or str(node) if about.partition is None else str(about.partition)
     return f"{about.dataset}/{own}" if about.dataset else own
+
+
+def _shared(pairs: Iterable[tuple[K, int]]) -> dict[K, list[int]]:
+    """The nodes of each key that several have."""
+    nodes: dict[K, list[int]] = defaultdict(list)
+    for key, node in pairs:
+        nodes[key].append(node)
+    return {key: own for key, own in nodes.items() if len(own) > 1}

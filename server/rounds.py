@@ -322,6 +322,7 @@ class Rounds:
         self.grid.nodes.order = self.roster.order
         self.grid.transport.together = self.roster.together
         self.grid.transport.codec.meet(self.roster.names, self.roster.with_codecs)
+        self.grid.transport.notices.add(self.roster.notices)
         self.grid.nodes.excluded = self.roster.excluded.keys()
         about = about_run(self.task.spec, self.roster, self.history.started, self.task.fingerprint)
         if about != self._about:

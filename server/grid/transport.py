@@ -23,6 +23,7 @@ from flwr_distill.server.grid.failures import Failures
 from flwr_distill.server.grid.inbox import Inbox, Most
 from flwr_distill.server.grid.ledger import Ledger, content_bytes, num_parts
 from flwr_distill.server.grid.message_lines import log_message
+from flwr_distill.server.grid.notices import Notices
 from flwr_distill.server.grid.progress import Progress
 from flwr_distill.server.grid.spool import Spool
 from flwr_distill.server.record.phase_file import PhaseFile
@@ -72,6 +73,9 @@ class Transport:
 
     def __post_init__(self) -> None:
         self.ledger = Ledger()
+        self.notices = Notices()
+        self.idle_since: float | None = None
+        """When the last phase ended, in monotonic seconds; None within one."""
         self.together: Mapping[int, int] = {}
         """Partition of each virtual node that trains together with others."""
         self.due = math.inf
@@ -135,6 +139,7 @@ class Transport:
 
     def _prepare(self, messages: list[Message], timeout: float | None) -> float:
         """Complete messages before they are pushed; give the seconds in which replies count."""
+        self.idle_since = None
         wait = min(self.deadline, math.inf if timeout is None else timeout)
         wait = min(wait, max(MIN_WAIT, SHARE * (self.due - time.monotonic())))
         for message in messages:
@@ -145,7 +150,7 @@ class Transport:
         return wait
 
     def _pushed(self, messages: list[Message]) -> dict[str, Message]:
-        with self.codec.coding(messages):
+        with self.codec.coding(messages), self.notices.attached(messages):
             ids = self.push(messages)
         pending = dict(zip(ids, messages, strict=True))
         pending.pop("", None)  # messages that the SuperLink refused have no id
@@ -177,6 +182,7 @@ class Transport:
             if usable >= enough:
                 break
         progress.end()
+        self.idle_since = time.monotonic()
         return replies
 
     def _decoded(self, message: Message, reply: Message) -> Message:

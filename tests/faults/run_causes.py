@@ -14,12 +14,34 @@ from dataclasses import dataclass
 import numpy as np
 from sklearn.datasets import load_digits
 
+from flwr_distill.fleet.local_federation import free_ports
 from flwr_distill.node.processes import kill_group
 from flwr_distill.protocol.meeting import DESCRIBE
-from flwr_distill.strategies.fedhead.method import AGGREGATE_SECTOR, DISTILL_SECTOR, TRAIN_SECTOR
-from flwr_distill.strategies.hfldd.method import DISTILL, LABEL_KNOWLEDGE, TRAIN_POOL
+from flwr_distill.strategies.fedhead.method import (
+    AGGREGATE_SECTOR,
+    DISTILL_SECTOR,
+    HAND_IN,
+    HAND_OUT,
+    TRAIN_SECTOR,
+)
+from flwr_distill.strategies.hfldd.method import DISTILL, LABEL_KNOWLEDGE, RECEIVE, TRAIN_POOL
 from tests.faults.causes import fill, small_disk
 from tests.faults.plays import DEADLINE, NODES
+
+
+SMALL_HFLDD = {
+    "partition__classes": 5,
+    "hfldd__groups": 2,
+    "hfldd__distill_steps": 5,
+    "hfldd__auxiliary_size": 50,
+}
+SMALL_FEDHEAD = {
+    "fedhead__sectors": 1,
+    "fedhead__distill_epochs": 2,
+    "fedhead__least_classes": 0.0,
+    "fedhead__least_gain": 0.0,
+}
+BEFORE = "NODE_DIES_BEFORE_WORK"
 
 
 def server_import_fails(play):
@@ -49,7 +71,16 @@ def serverapp_memory(play):
 
 
 def serverapp_hangs(play):
-    """In the queue, whose timeout ends it."""
+    """Until it is stopped, once that is named."""
+    play.start(app=play.app(server="faulty.server_hangs"))
+    play.found("hangs")
+    play.broke()
+    play.heal = play.federation.stop_runs
+    yield
+
+
+def serverapp_hangs_in_the_queue(play):
+    """The queue's timeout ends it."""
     control = play.federation.control_address
     state_dir = play.folder / "queue"
     state_dir.mkdir()
@@ -69,13 +100,43 @@ def node_killed(strategy, phase, number=0, fault="NODE_DIES_DURING_WORK", **sett
         play.arm(fault, phase, number)
         play.release()
         play.taken(phase, number)
-        node = play.federation.nodes[play.victim]
-        node.kill()  # its app may have been ended before it came to the main process
-        node.start()
+        restart_victim(play)
         yield
         play.federation.make_whole([play.ghost])
 
     return cause
+
+
+def restart_victim(play):
+    """Kill it whole and start it again: its app may not have come to all of its processes yet."""
+    play.federation.signal(play.victim, signal.SIGKILL)  # the SuperNode first: it takes no leave
+    node = play.federation.nodes[play.victim]
+    node.kill()
+    node.start()
+
+
+def member_killed_handing_in(play):
+    """A leader dies as it averages; a member dies as it sends its model to the next leader."""
+    play.start(strategy="fedhead", min_nodes=2, num_rounds=2, **SMALL_FEDHEAD)
+    play.arm(BEFORE, AGGREGATE_SECTOR, 1)
+    play.arm(BEFORE, HAND_IN)
+    play.release()
+    play.taken(AGGREGATE_SECTOR, 1)
+    ghosts = [play.ghost]
+    restart_victim(play)
+    play.taken(HAND_IN)
+    restart_victim(play)
+    yield
+    play.federation.make_whole([*ghosts, play.ghost])
+
+
+def leader_killed_handing_out(play):
+    """Over direct links, in which leaders hand the model to their members."""
+    for index, port in enumerate(free_ports(NODES)):
+        play.federation.set_node(index, peer_address=f"127.0.0.1:{port}")
+    yield from node_killed("fedhead", HAND_OUT, fault=BEFORE, links="direct", **SMALL_FEDHEAD)(play)
+    for index in range(NODES):
+        play.federation.set_node(index)
 
 
 def worker_takes(fault):
@@ -254,28 +315,30 @@ class RunFault:
     """Whether there is a report: not where it cannot be written."""
 
 
-SMALL_HFLDD = {
-    "partition__classes": 5,
-    "hfldd__groups": 2,
-    "hfldd__distill_steps": 5,
-    "hfldd__auxiliary_size": 50,
-}
-SMALL_FEDHEAD = {
-    "fedhead__sectors": 1,
-    "fedhead__distill_epochs": 2,
-    "fedhead__least_classes": 0.0,
-    "fedhead__least_gain": 0.0,
-}
-BEFORE = "NODE_DIES_BEFORE_WORK"
 PHASES = {
-    "nodes train": node_killed("fedavg", "train", 1),
-    "nodes evaluate": node_killed("fedavg", "evaluate", 1, BEFORE, fraction_evaluate=1.0),
-    "nodes send soft labels": node_killed("hfldd", LABEL_KNOWLEDGE, **SMALL_HFLDD),
-    "members distil": node_killed("hfldd", DISTILL, **SMALL_HFLDD),
-    "heads train": node_killed("hfldd", TRAIN_POOL, 1, **SMALL_HFLDD),
-    "a sector trains": node_killed("fedhead", TRAIN_SECTOR, 1, **SMALL_FEDHEAD),
-    "a leader averages": node_killed("fedhead", AGGREGATE_SECTOR, 1, BEFORE, **SMALL_FEDHEAD),
-    "a leader distils": node_killed("fedhead", DISTILL_SECTOR, 1, **SMALL_FEDHEAD),
+    "nodes train": ("train", node_killed("fedavg", "train", 1)),
+    "nodes evaluate": (
+        "evaluate",
+        node_killed("fedavg", "evaluate", 1, BEFORE, fraction_evaluate=1.0),
+    ),
+    "nodes send soft labels": (LABEL_KNOWLEDGE, node_killed("hfldd", LABEL_KNOWLEDGE, **SMALL_HFLDD)),
+    "members distil": (DISTILL, node_killed("hfldd", DISTILL, **SMALL_HFLDD)),
+    "a head gets virtual data": (
+        RECEIVE,
+        node_killed("hfldd", RECEIVE, 1, BEFORE, **SMALL_HFLDD),
+    ),
+    "heads train": (TRAIN_POOL, node_killed("hfldd", TRAIN_POOL, 1, **SMALL_HFLDD)),
+    "a leader hands out the model": (HAND_OUT, leader_killed_handing_out),
+    "a sector trains": (TRAIN_SECTOR, node_killed("fedhead", TRAIN_SECTOR, 1, **SMALL_FEDHEAD)),
+    "a leader averages": (
+        AGGREGATE_SECTOR,
+        node_killed("fedhead", AGGREGATE_SECTOR, 1, BEFORE, **SMALL_FEDHEAD),
+    ),
+    "a member sends again": (HAND_IN, member_killed_handing_in),
+    "a leader distils": (
+        DISTILL_SECTOR,
+        node_killed("fedhead", DISTILL_SECTOR, 1, **SMALL_FEDHEAD),
+    ),
 }
 LATE = ("node-", "did not reply within", "logs")
 BACK = ("ended without a word", "memory")
@@ -290,13 +353,19 @@ FAULTS = {
         code=1,
     ),
     "the ServerApp is killed, as if out of memory": RunFault(
-        serverapp_killed, ("killed", "resume"), code=1, state="killed", within=65.0, journal=False
+        serverapp_killed, ("SIGKILL", "resume"), code=1, state="killed", journal=False
     ),
     "the ServerApp gets no more memory": RunFault(
         serverapp_memory, ("MemoryError", "memory is used up"), code=1
     ),
+    "the ServerApp hangs": RunFault(
+        serverapp_hangs,
+        ("server itself", "server_hangs.py", "flwr-distill stop"),
+        code=1,
+        state="stopped",
+    ),
     "the ServerApp hangs, in the queue": RunFault(
-        serverapp_hangs, ("25 s", "--timeout"), code=1, state="stopped", within=55.0, journal=False
+        serverapp_hangs_in_the_queue, ("25 s", "--timeout"), code=1, state="stopped", within=55.0, journal=False
     ),
     "a node's app is killed, as if out of memory": RunFault(
         worker_takes("EXECUTOR_CHILD_DIES"),
@@ -312,8 +381,8 @@ FAULTS = {
         node_killed("fedavg", DESCRIBE, fault=BEFORE), LATE[1:], BACK
     ),
     **{
-        f"a node is killed while {phase}": RunFault(cause, LATE, BACK, code=None)
-        for phase, cause in PHASES.items()
+        f"a node is killed while {phase}": RunFault(cause, (name, *LATE), BACK, code=None)
+        for phase, (name, cause) in PHASES.items()
     },
     "a node's policy refuses the run": RunFault(
         policy(strategies=["hfldd"]),
@@ -328,8 +397,15 @@ FAULTS = {
     "a node's data disappear": RunFault(
         data_gone, ("node-", "digits.npz"), ("train", "digits.npz")
     ),
-    "two nodes have one name": RunFault(same_name, ("ward-3 (2)", "--name")),
-    "a node has another version": RunFault(another_version, ("node-0", "0.0.1", "install")),
+    "two nodes have one name": RunFault(
+        same_name, ("ward-3 (2)", "--name"), ("the server says", "ward-3", "--name")
+    ),
+    "a node has another version": RunFault(
+        another_version, ("node-0", "0.0.1", "install"), ("the server says", "0.0.1", "install")
+    ),
+    "a node is too slow in a phase": RunFault(
+        worker_takes("SLOW"), ("train", *LATE), ("train", "is late after", "phase-timeout"), within=45.0
+    ),
     "nobody answers in a phase": RunFault(nobody_answers, ("node-2", *LATE), code=1),
     "the runs folder is full": RunFault(
         results_disk_full, ("No space left", "make room", "resume"), code=1, report=False

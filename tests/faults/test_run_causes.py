@@ -3,6 +3,7 @@
 Journal, status, report and exit code agree on how the run ended, and the next run starts.
 """
 
+import html
 import json
 import re
 import time
@@ -19,7 +20,11 @@ HEAD = (
     "| fault | seconds | the server says | seconds | the site says | exit code, state |\n"
     "|---|---|---|---|---|---|\n"
 )
-QUICK = {"the ServerApp cannot be imported", "a node's app is killed, as if out of memory"}
+QUICK = {
+    "the ServerApp cannot be imported",
+    "the ServerApp is killed, as if out of memory",
+    "a node's app is killed, as if out of memory",
+}
 """What CI runs; the others are in `make test-faults-all`."""
 STOPS_WITHIN = 40.0
 """Seconds in which a ServerApp that hangs learns from its heartbeats that its run is stopped."""
@@ -89,8 +94,12 @@ def check_agreement(fault, play, code):
     while (state := read_run(folder).state) != expected and time.monotonic() < deadline:
         time.sleep(0.5)
     assert state == expected
+    report = folder / "report.html"
     wanted = fault.report and state in ("done", "failed")
-    assert (folder / "report.html").exists() == wanted
+    assert report.exists() == wanted
+    if wanted and fault.journal:
+        shown = html.unescape(re.sub(r"<[^>]*>", "", report.read_text()))
+        assert all(word in shown for word in fault.server), shown[:4000]
     return state
 
 

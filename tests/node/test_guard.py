@@ -1,6 +1,7 @@
 """The guard in the executor: what a hostile server or a changed app tries is stopped there."""
 
 import datetime
+import logging
 import hashlib
 import json
 import tracemalloc
@@ -323,6 +324,21 @@ def test_at_the_first_meeting_a_node_that_refuses_says_its_name_too(make_node: M
     assert "least-noise" in config["missing"][0]
     assert answer.content.metric_records["metrics"] == {"num-examples": 0}
     assert "least-noise" in node.log()[0]["error"]
+
+
+def test_what_the_server_says_of_a_node_is_for_its_log_alone(
+    make_node: MakeNode, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    node = make_node()
+    said = ConfigRecord({"texts": ["another node has the name ward"]})
+    # The guard refuses records that a message does not declare, so it does not see this one.
+    check(node.answers(RecordDict({**train_message(), "notice": said}), "train", trained()), "")
+    assert "the server says: another node has the name ward" in caplog.text
+    for forged in (["two\nlines"], ["long" * 100], ["many"] * 9, [7]):
+        notice = ConfigRecord({"texts": forged})
+        answer = node.answers(RecordDict({**train_message(), "notice": notice}), "train", trained())
+        assert answer.has_error()
 
 
 def test_a_message_type_of_another_strategy_is_refused(make_node: MakeNode) -> None:

@@ -5,7 +5,7 @@ import logging
 import pytest
 from flwr.app import ConfigRecord
 
-from flwr_distill.protocol.meeting import DESCRIBE
+from flwr_distill.protocol.meeting import DESCRIBE, own_version
 from flwr_distill.server.roster import Roster, meet_nodes
 from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.strategies.common.waiting import TooFewNodesError
@@ -279,3 +279,27 @@ def test_a_resumed_run_meets_its_nodes_in_the_order_of_before(memory_grid):
     held = {i: node(partition_id=i) for i in range(4)}
     roster = met(memory_grid(held), 4, timeout=1, first=["2", "9", "0"])
     assert list(roster.identities.values()) == ["2", "0", "1", "3"]
+
+
+def test_a_site_learns_what_is_wrong_with_its_own_node_alone(memory_grid):
+    able = {"codecs": ["float16"], "version": own_version()}
+    answers = {
+        1: node({**able, "name": "ward"}),
+        2: node({**able, "name": "ward"}),
+        3: node({**able, "name": "lab", "version": "0.0.1"}),
+        4: node({"name": "ward"}),  # nothing there takes texts
+        5: node({**able, "name": "other"}),
+        6: node(able, partition_id=7),
+        7: node(able, partition_id=7),
+    }
+    roster = met(memory_grid(answers), 7)
+    texts = {id: "\n".join(own) for id, own in roster.notices.items()}
+    assert texts.keys() == {1, 2, 3, 6, 7}
+    assert "ward" in texts[1]
+    assert "--name" in texts[1]
+    assert texts[1] == texts[2]
+    assert "0.0.1" in texts[3]
+    assert own_version() in texts[3]
+    assert "--partition-id" in texts[6]
+    others = {"lab": 3, "ward": 1}
+    assert not [i for name, i in others.items() for j, text in texts.items() if name in text and j > 3]

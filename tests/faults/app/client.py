@@ -144,6 +144,12 @@ def link_is_cut(message, context):
     return ours(message, context)
 
 
+def slow(message, context):
+    """Over the 15 s of a phase, but within what a node waits for its app."""
+    with _at_the_first_step(lambda: time.sleep(20.0)):
+        return ours(message, context)
+
+
 def data_gone(message, context):
     data = Path(context.node_config["data"])
     data.rename(data.with_name("gone"))
@@ -168,6 +174,7 @@ FAULTS = {
     "REPLY_LATE": is_late,
     "NAN_UPDATE": _sends(_with_nan),
     "WRONG_SHAPE": _sends(_of_another_shape),
+    "SLOW": slow,
     "DISK_FULL": disk_is_full,
     "DATA_GONE": data_gone,
     "LINK_CUT_AND_HEALED": link_is_cut,

@@ -1,9 +1,13 @@
 """Our ServerApp, which never returns after its first round."""
 
+import os
 import threading
+from pathlib import Path
 
 import flwr_distill.server.app
 import flwr_distill.server.task
+
+FOLDER = Path(os.environ["FAULTS"])
 
 
 def _faulty(evaluation):
@@ -12,6 +16,7 @@ def _faulty(evaluation):
 
         def evaluated(server_round, arrays):
             if server_round == 1:
+                (FOLDER / "hangs").touch()
                 threading.Event().wait()
             return evaluate(server_round, arrays)
 
