@@ -34,7 +34,7 @@ def test_it_waits_for_no_thread_that_flower_left_behind(
         ended = subprocess.run(
             [
                 *(sys.executable, "-c", FAILS.format(error=error)),
-                *(str(report.fileno()), str(bell), str(tmp_path), "0.05", "20"),
+                *(str(report.fileno()), str(bell), str(tmp_path), "0.05", "20", "", ""),
             ],
             capture_output=True,
             text=True,
