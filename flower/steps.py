@@ -86,26 +86,26 @@ class LimitedLink(Step):
         if seconds := self._link.quiet():
             time.sleep(min(seconds, MAX_PAUSE))
             return None
-        pull_object, get_fab = named["pull_object"], named["get_fab"]
-
-        def pull_object_in_time(*of: Any) -> bytes:
-            return self._link.move(lambda: pull_object(*of), len)
-
-        def get_fab_in_time(*of: Any) -> Any:
-            return self._link.move(lambda: get_fab(*of), lambda fab: len(fab.content))
-
-        in_time = {"pull_object": pull_object_in_time, "get_fab": get_fab_in_time}
-        return inner(**{**named, **in_time})
+        limited = {
+            "pull_object": self._limited(named["pull_object"], lambda of, content: len(content)),
+            "get_fab": self._limited(named["get_fab"], lambda of, fab: len(fab.content)),
+        }
+        return inner(**{**named, **limited})
 
     def push(self, inner: Callable[..., None], **named: Any) -> None:
         """Push the reply."""
-        push_object = named["push_object"]
+        limited = self._limited(named["push_object"], lambda of, nothing: len(of[-1]))
+        inner(**{**named, "push_object": limited})
 
-        def push_object_in_time(*of: Any) -> None:
-            *_, content = of
-            self._link.move(lambda: push_object(*of), lambda _: len(content))
+    def _limited(
+        self, call: Callable[..., Any], size: Callable[[tuple[Any, ...], Any], int]
+    ) -> Callable[..., Any]:
+        """A call in its time; `size` gets its arguments and its result."""
 
-        inner(**{**named, "push_object": push_object_in_time})
+        def move(*of: Any) -> Any:
+            return self._link.move(lambda: call(*of), lambda result: size(of, result))
+
+        return move
 
 
 class LogIds(Step):

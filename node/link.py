@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from datetime import time as clock_time
@@ -69,11 +70,11 @@ def local_time() -> datetime:
 
 
 class Link:
-    """Moves contents one after the other, so that their bytes keep to a rate, and not when quiet.
+    """Moves contents at a rate, and not in quiet hours.
 
-    `max_rate` is in megabits per second, for both directions together; None for no limit. Bytes are
-    counted once they have moved, whatever was announced; the next content waits until the rate has
-    paid for them. An idle link saves nothing up.
+    `max_rate` is in megabits per second, for both directions together; None for no limit. With one,
+    contents move one after the other. Bytes are counted once they have moved, whatever was
+    announced; the next content waits until the rate has paid for them. An idle link saves nothing.
 
     `report` gets the local time at which quiet hours end when they start, and None when they are
     over.
@@ -106,9 +107,9 @@ class Link:
     def move(self, call: Callable[[], T], size: Callable[[T], int]) -> T:
         """Make a call once contents may move; count `size` bytes of its result.
 
-        RuntimeError, without the call, after `end`.
+        RuntimeError if the node ends meanwhile.
         """
-        with self._turn:
+        with self._turn if self._bytes_per_second else nullcontext():
             while (seconds := max(self.quiet(), self._paid_at - self._clock())) > 0:
                 if self._ended:
                     raise RuntimeError("the node ends")
