@@ -122,6 +122,8 @@ _NODE_OPTIONS: dict[str, tuple[type, str, str | bool]] = {
     "keep_warm": (bool, "Keep PyTorch loaded when idle.", False),
     "poll_busy": (float, "Shortest pause between polls for messages, in seconds.", "0.05"),
     "poll_idle": (float, "Longest pause, in seconds, after 17 minutes without work.", "20"),
+    "max_rate": (float, "Megabits per second of models and other contents, both ways.", "no limit"),
+    "quiet_hours": (str, "Local time without contents, as in 08:00-18:00.", "none"),
     "keep_runs": (float, "Days to keep files of runs, except budgets.", "30"),
     "policy": (str, "What runs may do: standard, open, hospital, or a YAML file.", "standard"),
 }

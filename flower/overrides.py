@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import datetime
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
-from logging import WARNING
+from logging import INFO, WARNING
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -262,7 +263,10 @@ _EXITING = (
 
 
 class Reports:
-    """Reports ``("online", node_id)``, or before ``("unfit", reason)``: restarts do not help."""
+    """Reports ``("online", node_id)``, or before ``("unfit", reason)``: restarts do not help.
+
+    Also ``("quiet", until)``, a local time or ''.
+    """
 
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
@@ -275,14 +279,23 @@ class Reports:
 
     def refused(self, reason: str) -> None:
         """The SuperLink does not admit the node; it may the next time."""
-        self._unfit(_remedy(reason))
+        self.unfit(_remedy(reason))
 
     def exits(self, code: int, message: str) -> None:
         """Flower ends the process, with one of its exit codes; below 100, by request."""
         if code >= 100:
-            self._unfit(_remedy(message) or message.partition("\n")[0])
+            self.unfit(_remedy(message) or message.partition("\n")[0])
 
-    def _unfit(self, reason: str) -> None:
+    def quiet(self, until: datetime | None) -> None:
+        """The link is quiet until a local time, or no longer."""
+        if until is None:
+            log(INFO, "Quiet hours are over: contents move again")
+        else:
+            log(INFO, "Quiet hours: no contents move until %s; heartbeats continue", until)
+        self._notes.send("quiet", "" if until is None else str(until))
+
+    def unfit(self, reason: str) -> None:
+        """The node cannot work, for a reason; none if it is ''."""
         if reason and not self._online:
             self._notes.send("unfit", shortened(reason))
 

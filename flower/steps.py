@@ -1,4 +1,4 @@
-"""Steps of a SuperNode's loop: spacing of polls, ids in its log, and ends of runs.
+"""Steps of a SuperNode's loop: spacing of polls, limits of its link, ids in its log, ends of runs.
 
 Flower does not tell nodes that a run has ended. It only refuses to describe such a run, so the
 SuperNode asks now and then about the run that its app works for, and about those with files of
@@ -24,6 +24,7 @@ from flwr_distill.base import json_lines
 from flwr_distill.flower.overrides import Step, WrappedState, answer
 from flwr_distill.links.folder import remove_links, runs_with_links
 from flwr_distill.node.kernel import trim_heap
+from flwr_distill.node.link import Link
 from flwr_distill.node.pace import Pace
 from flwr_distill.protocol.messages import POLL_EVERY
 
@@ -65,6 +66,46 @@ class ReadingPull:
             seconds = ConfigRecord.inflate(content).get(POLL_EVERY)
             self.spacing = seconds if isinstance(seconds, float) else self.spacing
         return content
+
+
+MAX_PAUSE = 20.0
+"""Seconds without a poll in quiet hours, after which the clock is read again."""
+
+
+class LimitedLink(Step):
+    """Moves contents as a link allows. In its quiet hours, no message is taken up either.
+
+    Then messages wait at the SuperLink; what it no longer has afterwards needs no work.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def pull(self, inner: Callable[..., int | None], **named: Any) -> int | None:
+        """Pull a message, or wait without one."""
+        if seconds := self._link.quiet():
+            time.sleep(min(seconds, MAX_PAUSE))
+            return None
+        limited = {
+            "pull_object": self._limited(named["pull_object"], lambda of, content: len(content)),
+            "get_fab": self._limited(named["get_fab"], lambda of, fab: len(fab.content)),
+        }
+        return inner(**{**named, **limited})
+
+    def push(self, inner: Callable[..., None], **named: Any) -> None:
+        """Push the reply."""
+        limited = self._limited(named["push_object"], lambda of, nothing: len(of[-1]))
+        inner(**{**named, "push_object": limited})
+
+    def _limited(
+        self, call: Callable[..., Any], size: Callable[[tuple[Any, ...], Any], int]
+    ) -> Callable[..., Any]:
+        """A call in its time; `size` gets its arguments and its result."""
+
+        def move(*of: Any) -> Any:
+            return self._link.move(lambda: call(*of), lambda result: size(of, result))
+
+        return move
 
 
 class LogIds(Step):

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from flwr_distill.links.loopback import is_loopback
 from flwr_distill.links.records import NodeName
+from flwr_distill.node.link import QuietHours
 from flwr_distill.node.policy import STANDARD, Policy, read_policy
 from flwr_distill.protocol.messages import (
     CLASSES,
@@ -102,6 +103,11 @@ class NodeSettings(BaseModel):
     """Shortest pause between polls for messages, in seconds; see `node.pace.pause`."""
     poll_idle: float = Field(default=20.0, ge=0.01, le=600)
     """Longest pause between polls."""
+    max_rate: float | None = Field(default=None, ge=0.01, allow_inf_nan=False)
+    """Megabits per second of contents (models, parcels, app bundles), from and to the SuperLink
+    together; None for no limit. See `node.link.Link`."""
+    quiet_hours: str | None = None
+    """Local time in which no contents move, as in ``08:00-18:00``; it may cross midnight."""
     edge: Path | None = None
     """Folder of the sockets of the edge that this node speaks for; ``flwr-distill edge`` sets it.
     Such a node has no data."""
@@ -142,6 +148,13 @@ class NodeSettings(BaseModel):
             if not path.expanduser().exists():
                 raise ValueError(f"{name}: {path} does not exist")
         return {name: path.expanduser().resolve() for name, path in files.items()}
+
+    @field_validator("quiet_hours")
+    @classmethod
+    def _check_quiet_hours(cls, text: str | None) -> str | None:
+        if text is not None:
+            QuietHours.parse(text)
+        return text
 
     @field_validator("state_dir")
     @classmethod
@@ -217,6 +230,12 @@ class NodeSettings(BaseModel):
                 f"peer-address={peer} is reached from other machines: give "
                 "peer-certificate and peer-key, or an address on loopback"
             )
+        for name in ("max_rate", "quiet_hours"):
+            if peer and (value := getattr(self, name)) is not None:
+                raise ValueError(
+                    f"{name.replace('_', '-')}={value} does not limit what other nodes send to "
+                    f"peer-address={peer}: drop peer-address, and the SuperLink passes it on"
+                )
 
     @property
     def place(self) -> str:

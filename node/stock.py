@@ -58,6 +58,14 @@ def check_another(settings: NodeSettings) -> str:
             value=settings.metrics_port,
             remedy="drop it, or install flwr==1.32.1",
         )
+    for name, value in (("max-rate", settings.max_rate), ("quiet-hours", settings.quiet_hours)):
+        if value is not None:
+            raise NodeError(
+                f"Flower's own SuperNode does not limit its link with flwr {installed}",
+                where=name,
+                value=value,
+                remedy="drop it, or install flwr==1.32.1",
+            )
     if settings.log_format != "text":
         raise NodeError(
             f"Flower's own SuperNode writes text alone with flwr {installed}",

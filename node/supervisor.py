@@ -289,6 +289,9 @@ class Node:
             for gone in ("worker", "device"):
                 self._status.pop(gone, None)
             return
+        if (kind, value) == ("quiet", ""):
+            self._status.pop(kind, None)
+            return
         if kind == "worker" and "worker" in self._status:
             for gone in ("ready", "device"):
                 self._status.pop(gone, None)
@@ -308,6 +311,7 @@ class Node:
             *(sys.executable, "-P", "-m", SUPERNODE),
             *(str(report), str(bell), str(settings.state_dir)),
             *(str(settings.poll_busy), str(settings.poll_idle)),
+            *(str(settings.max_rate or ""), settings.quiet_hours or ""),
             *("--superlink", settings.superlink),
             *("--isolation", "process"),
             *appio_arguments(port),
@@ -354,7 +358,8 @@ class Node:
     def _write_status(self) -> None:
         """Write `node.json`: process ids, `online` (Flower's node id), `ready` (last warm worker).
 
-        `worker` and `device` are there while they run. A full disk does not end the node.
+        `worker` and `device` are there while they run, and `quiet` in quiet hours: the local time
+        at which they end. A full disk does not end the node.
         """
         file = status_file(self._settings.state_dir)
         temporary = file.with_suffix(".new")
@@ -370,7 +375,7 @@ def _checked(report: list[Any]) -> tuple[str, int | str]:
     match report:
         case ["online" | "worker" | "ready" | "released" as kind, int(value)]:
             return kind, value
-        case ["unfit" | "device" as kind, str(text)]:
+        case ["unfit" | "device" | "quiet" as kind, str(text)]:
             return kind, text
     raise NotesError("a report of no known kind")
 

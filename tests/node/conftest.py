@@ -30,12 +30,13 @@ phases = 2
 do = ""
 nodes = 1
 timeout = 60.0
+load = 0
 """
 
 CLIENT = """
 import os, time
 from resource import RUSAGE_SELF, getrusage
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 GREETING = "hello"
@@ -74,12 +75,17 @@ def train(message: Message, context: Context) -> Message:
                          "faults": faults,
                          "threads": os.environ["OMP_NUM_THREADS"],
                          "node-config": str(dict(context.node_config))})
-    return Message(RecordDict({"answer": answer}), reply_to=message)
+    reply = RecordDict({"answer": answer})
+    if "load" in message.content:
+        arrays = message.content["load"].to_numpy_ndarrays()
+        reply["load"] = ArrayRecord([array + 1 for array in arrays])
+    return Message(reply, reply_to=message)
 """
 
 SERVER = """
 import json, time
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 app = ServerApp()
@@ -95,6 +101,11 @@ def main(grid: Grid, context: Context) -> None:
         start = time.monotonic()
         do = todo[phase] if phase < len(todo) else "work"
         content = RecordDict({"config": ConfigRecord({"do": do})})
+        if config["load"]:  # megabytes, one an array
+            draw = np.random.default_rng(phase).integers
+            content["load"] = ArrayRecord(
+                [draw(250, size=10**6, dtype=np.uint8) for _ in range(config["load"])]
+            )
         waiting = dict(zip(grid.push_messages(
             [Message(content, dst_node_id=node, message_type="train") for node in nodes]
         ), nodes))

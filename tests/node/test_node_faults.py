@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,42 @@ def test_a_node_killed_whole_leaves_no_process_and_comes_back(tiny: Any) -> None
     wait_until_back(tiny, 1, other_than=before["pid"])
     (phase,) = tiny.run({"phases": 1, "nodes": 2})
     assert sum(not reply.error for reply in phase.values()) == 2
+
+
+def test_a_link_keeps_to_its_rate_and_its_quiet_hours(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last test of these nodes: they stay limited."""
+    command, start = tiny.federation.node_command, datetime.now()
+    end = start + timedelta(seconds=10)
+    limits = {
+        "node-0": "max-rate: 60\n",  # 7.5 MB/s
+        "node-1": f"quiet-hours: {start:%H:%M:%S}-{end:%H:%M:%S}\n",
+    }
+
+    def limited(file: Path) -> list[str]:
+        file.write_text(file.read_text() + limits[file.parent.name])
+        return command(file)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tiny.federation, "node_command", limited)
+        for node in tiny.federation.nodes:
+            node.restart()
+    wait_until(lambda: tiny.federation.nodes[1].online, 60)
+    wait_until(lambda: "quiet" in tiny.status(1), 10)
+    begins: list[datetime] = []
+
+    def on_line(line: str) -> None:
+        if line.startswith("BEGIN"):
+            begins.append(datetime.now())
+
+    quiet, loud = tiny.run({"phases": 2, "nodes": 2, "load": 10}, on_line)
+    slow, other = (str(tiny.status(index)["online"]) for index in (0, 1))
+    assert begins[0] + timedelta(seconds=quiet[other].after) > end.replace(microsecond=0)
+    assert "quiet" not in tiny.status(1)
+    for phase in (quiet, loud):
+        assert phase[slow].after > (2 * 10 - 1) / 7.5  # the last MB is paid for afterwards
+    assert loud[other].after < loud[slow].after
 
 
 def _runs(pid: int) -> bool:

@@ -1,6 +1,7 @@
 """A node on another Flower than the lock's says what is missing, and does what it can there."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,6 +68,15 @@ def test_a_policy_that_cannot_be_kept_is_refused_with_setting_and_remedy(policy:
 def test_nothing_is_known_of_flowers_own_supernode_so_there_are_no_metrics() -> None:
     with pytest.raises(NodeError, check=at("metrics-port", value=9000)):
         check_another(NodeSettings(policy=OPEN, metrics_port=9000))
+
+
+@pytest.mark.usefixtures("in_between")
+@pytest.mark.parametrize(("name", "value"), [("max-rate", 5.0), ("quiet-hours", "08:00-18:00")])
+def test_flowers_own_supernode_does_not_limit_its_link(name: str, value: Any) -> None:
+    with pytest.raises(NodeError, check=at(name, value=value)) as refused:
+        check_another(NodeSettings(policy=OPEN, **{name.replace("-", "_"): value}))
+    assert "flwr 1.34.0" in refused.value.problem
+    assert "install flwr==1.32.1" in refused.value.remedy
 
 
 @pytest.mark.usefixtures("in_between")
