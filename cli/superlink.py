@@ -25,9 +25,9 @@ from flwr_distill.cli.connection import (
 )
 from flwr_distill.cli.errors import exit_on, fail
 from flwr_distill.cli.options import DEFAULT_CERTIFICATES_DIR, CertificatesDir, LogFormat
+from flwr_distill.fleet import serverapp
 from flwr_distill.fleet.authority import CertificateError
 from flwr_distill.fleet.certificates import CertificateFolder
-from flwr_distill.fleet import serverapp
 from flwr_distill.flower.control import SuperLinkError, open_control
 from flwr_distill.node.stock import environment, is_another
 

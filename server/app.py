@@ -199,9 +199,7 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
                 folder, settings, history, directory.class_name, other_hooks.values()
             ) as own_hooks:
                 hooks.add(*own_hooks)
-                rounds_of, watched = Rounds, OwnWork(transport, settings.phase_timeout)
-                if commands is not None:  # between its rounds, an edge waits for those above
-                    rounds_of, watched = partial(EdgeRounds, commands=commands), nullcontext()
+                rounds_of = Rounds if commands is None else partial(EdgeRounds, commands=commands)
                 rounds = rounds_of(
                     settings=settings,
                     run_id=context.run_id,
@@ -216,5 +214,7 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
                     hooks=hooks,
                     start=start,
                 )
-                with watched:
+                watched = OwnWork(transport, settings.phase_timeout)
+                # between its rounds, an edge waits for those above
+                with watched if commands is None else nullcontext():
                     rounds.run(checkpoint)

@@ -54,7 +54,9 @@ class OwnWork:
         warned = 0.0
         while not self._over.wait(EVERY):
             since = self._transport.idle_since
-            if since not in (None, warned) and time.monotonic() - since > self._seconds:
+            if since is None or since == warned:
+                continue
+            if time.monotonic() - since > self._seconds:
                 warned = since
                 log(
                     WARNING,

@@ -75,22 +75,22 @@ class Roster:
 
     @property
     def notices(self) -> dict[int, list[str]]:
-        """What sites should know of connected nodes of theirs; of other nodes they learn nothing."""
-        texts: dict[int, list[str]] = defaultdict(list)
-        for node in self._of_other_versions(self._connected):
+        """What sites should know of their connected nodes; of others they learn nothing."""
+        connected, texts = self._connected, defaultdict[int, list[str]](list)
+        for node in self._of_other_versions(connected):
             here = self.nodes[node].version or "an earlier one"
             versions = f"flwr-distill {here} here, {own_version()} on the server"
             texts[node].append(f"{versions} (install the same version)")
-        for name, nodes in self._by_name(self._connected).items():
-            for node in nodes:
-                text = f"another node has the name {name} as well (start each with a --name of its own)"
-                texts[node].append(text)
-        for (_, partition), nodes in self._by_partition(self._connected).items():
-            for node in nodes:
-                texts[node].append(
-                    f"another node has partition {partition} as well, and may hold the same samples "
-                    "(start each with a --partition-id of its own)"
-                )
+        names = ((f"the name {name}", nodes) for name, nodes in self._by_name(connected).items())
+        partitions = (
+            (f"partition {partition}", nodes)
+            for (_, partition), nodes in self._by_partition(connected).items()
+        )
+        for option, shared in (("--name", names), ("--partition-id", partitions)):
+            for what, nodes in shared:
+                for node in nodes:
+                    text = f"another node has {what} as well (start each with its own {option})"
+                    texts[node].append(text)
         able = self.with_codecs
         return {node: own for node, own in texts.items() if node in able}
 
@@ -242,8 +242,8 @@ class Roster:
 
     def _shared_partitions(self, connected: Sequence[int]) -> list[str]:
         return [
-            f"{listed([*map(self.directory.name, nodes)])} have the same partition, {partition}, and "
-            "may hold the same samples (start each with a --partition-id of its own)"
+            f"{listed([*map(self.directory.name, nodes)])} have the same partition, {partition}, "
+            "and may hold the same samples (start each with a --partition-id of its own)"
             for (_, partition), nodes in self._by_partition(connected).items()
         ]
 

@@ -27,7 +27,7 @@ class Notices:
 
     @contextmanager
     def attached(self, messages: Sequence[Message]) -> Iterator[None]:
-        """Have messages carry the texts for their nodes within the block, in which they are pushed."""
+        """Have messages carry the texts for their nodes within the block, which pushes them."""
         plain: list[tuple[Message, RecordDict]] = []
         for message in messages:
             if texts := self._new.pop(message.metadata.dst_node_id, None):

@@ -28,7 +28,6 @@ from flwr_distill.strategies.hfldd.method import DISTILL, LABEL_KNOWLEDGE, RECEI
 from tests.faults.causes import fill, small_disk
 from tests.faults.plays import DEADLINE, NODES
 
-
 SMALL_HFLDD = {
     "partition__classes": 5,
     "hfldd__groups": 2,
@@ -321,7 +320,10 @@ PHASES = {
         "evaluate",
         node_killed("fedavg", "evaluate", 1, BEFORE, fraction_evaluate=1.0),
     ),
-    "nodes send soft labels": (LABEL_KNOWLEDGE, node_killed("hfldd", LABEL_KNOWLEDGE, **SMALL_HFLDD)),
+    "nodes send soft labels": (
+        LABEL_KNOWLEDGE,
+        node_killed("hfldd", LABEL_KNOWLEDGE, **SMALL_HFLDD),
+    ),
     "members distil": (DISTILL, node_killed("hfldd", DISTILL, **SMALL_HFLDD)),
     "a head gets virtual data": (
         RECEIVE,
@@ -365,7 +367,12 @@ FAULTS = {
         state="stopped",
     ),
     "the ServerApp hangs, in the queue": RunFault(
-        serverapp_hangs_in_the_queue, ("25 s", "--timeout"), code=1, state="stopped", within=55.0, journal=False
+        serverapp_hangs_in_the_queue,
+        ("25 s", "--timeout"),
+        code=1,
+        state="stopped",
+        within=55.0,
+        journal=False,
     ),
     "a node's app is killed, as if out of memory": RunFault(
         worker_takes("EXECUTOR_CHILD_DIES"),
@@ -404,7 +411,10 @@ FAULTS = {
         another_version, ("node-0", "0.0.1", "install"), ("the server says", "0.0.1", "install")
     ),
     "a node is too slow in a phase": RunFault(
-        worker_takes("SLOW"), ("train", *LATE), ("train", "is late after", "phase-timeout"), within=45.0
+        worker_takes("SLOW"),
+        ("train", *LATE),
+        ("train", "is late after", "phase-timeout"),
+        within=45.0,
     ),
     "nobody answers in a phase": RunFault(nobody_answers, ("node-2", *LATE), code=1),
     "the runs folder is full": RunFault(

@@ -1,9 +1,9 @@
 """The guard in the executor: what a hostile server or a changed app tries is stopped there."""
 
 import datetime
-import logging
 import hashlib
 import json
+import logging
 import tracemalloc
 import zipfile
 from base64 import urlsafe_b64encode

@@ -6,10 +6,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import grpc
+from flwr.common.args import add_args_flwr_app_common, try_obtain_flwr_app_token
 from flwr.common.constant import SubStatus
 from flwr.proto.appio_pb2 import PushTaskOutputRequest
 from flwr.proto.serverappio_pb2_grpc import ServerAppIoStub
-from flwr.server.serverapp.app import add_args_flwr_app_common, try_obtain_flwr_app_token
 from flwr.supercore.grpc import create_channel
 from flwr.supercore.interceptors import AppIoTokenClientInterceptor, RuntimeVersionClientInterceptor
 
@@ -18,7 +18,7 @@ TIMEOUT = 10.0
 
 
 def report(arguments: Sequence[str], details: str) -> None:
-    """Tell the SuperLink that a ServerApp has failed, given the arguments that it was started with."""
+    """Tell the SuperLink that a ServerApp has failed; `arguments` are those of its program."""
     parser = ArgumentParser()
     parser.add_argument("--serverappio-api-address", required=True)
     add_args_flwr_app_common(parser)
