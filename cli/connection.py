@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,17 +137,9 @@ class RegistrationOptions:
         return control
 
 
-with_superlink = with_options(
-    "options",
-    inspect.signature(SuperLinkOptions, eval_str=True).parameters.values(),
-    SuperLinkOptions,
-)
+with_superlink = with_options("options", SuperLinkOptions)
 """Give a command these options, in its parameter `options`."""
-with_registration = with_options(
-    "options",
-    inspect.signature(RegistrationOptions, eval_str=True).parameters.values(),
-    RegistrationOptions,
-)
+with_registration = with_options("options", RegistrationOptions)
 
 
 def _user(certificate: Path | None, key: Path | None, command: str) -> User | None:

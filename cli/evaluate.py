@@ -13,7 +13,7 @@ from rich.text import Text
 from flwr_distill.cli.connection import SuperLinkOptions, Timeout, with_superlink
 from flwr_distill.cli.errors import exit_on
 from flwr_distill.cli.options import run_config_option
-from flwr_distill.cli.run import run_to_its_end
+from flwr_distill.cli.run import are_here, run_to_its_end
 from flwr_distill.cli.run_folders import DEFAULT_RUNS_DIR, RunsDir, read_runs, run_folders
 from flwr_distill.cli.run_log import in_terminal
 from flwr_distill.fleet.run_config import RunConfigError
@@ -90,8 +90,7 @@ def _show(here: Path, on_server: Path) -> None:
     from flwr_distill.server.page.by_node import by_node
     from flwr_distill.server.page.run_files import REPORT, read_run
 
-    if not (here / REPORT).exists():
-        typer.echo(f"The results are with the server, in {on_server} (here: --runs-dir)")
+    if not are_here(here / REPORT, on_server):
         return
     if section := by_node(read_run(here)):
         (table,) = section.tables

@@ -136,10 +136,15 @@ NODE_OPTIONS = tuple(_NODE_OPTIONS)
 
 
 def with_options(
-    parameter: str, options: Iterable[inspect.Parameter], gather: Callable[..., Any]
+    parameter: str,
+    gather: Callable[..., Any],
+    options: Iterable[inspect.Parameter] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command these options in place of a parameter, which gets `gather(**values)`."""
-    shared = list(options)
+    """Give a command options in place of a parameter, which gets `gather(**values)`.
+
+    Without `options` they are the parameters of `gather`.
+    """
+    shared = list(options or inspect.signature(gather, eval_str=True).parameters.values())
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
@@ -175,4 +180,4 @@ def with_node_options(*names: str) -> Callable[[Callable[..., None]], Callable[.
             name, inspect.Parameter.KEYWORD_ONLY, default=declared, annotation=kind | None
         )
 
-    return with_options("settings", map(option, names), dict)
+    return with_options("settings", dict, map(option, names))

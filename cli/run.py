@@ -174,11 +174,17 @@ def _follow(
         raise typer.Exit(130) from None
 
 
+def are_here(results: Path, on_server: Path) -> bool:
+    """Whether a run's file of results is here; else prints in which folder they are."""
+    if not results.exists():
+        typer.echo(f"The results are with the server, in {on_server} (here: --runs-dir)")
+    return results.exists()
+
+
 def show_results(console: Console, folder: Path) -> None:
     """Print the results in a run's folder, or where they are."""
     summary = folder / "summary.json"
-    if not summary.exists():
-        typer.echo(f"The results are with the server, in {folder} (here: --runs-dir)")
+    if not are_here(summary, folder):
         return
     result = json.loads(summary.read_text(encoding="utf-8"))
     console.print(results_table(f"Run {folder.name}", {result["strategy"]: result}))

@@ -12,7 +12,7 @@ from rich.console import Console
 from flwr_distill.cli.connection import SuperLinkOptions, Timeout, with_superlink
 from flwr_distill.cli.errors import exit_on
 from flwr_distill.cli.options import run_config_option
-from flwr_distill.cli.run import run_to_its_end
+from flwr_distill.cli.run import are_here, run_to_its_end
 from flwr_distill.cli.run_folders import DEFAULT_RUNS_DIR, RunsDir
 from flwr_distill.cli.run_log import in_terminal
 from flwr_distill.fleet.run_config import RunConfigError
@@ -65,8 +65,7 @@ def _show(here: Path, on_server: Path, json_file: Path | None) -> None:
     from flwr_distill.server.page.statistics import faults_of_data, held_by_nodes
     from flwr_distill.server.statistics import FILE
 
-    if not (here / FILE).exists():
-        typer.echo(f"The results are with the server, in {on_server} (here: --runs-dir)")
+    if not are_here(here / FILE, on_server):
         return
     run = read_run(here)
     if (faults := faults_of_data(run)) and (nodes := held_by_nodes(run)):

@@ -10,7 +10,7 @@ from flwr.common import log
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flwr_distill.distill.ensemble import distil_ensemble, teacher_probabilities
+from flwr_distill.distill.ensemble import teacher_probabilities
 from flwr_distill.protocol.arrays import Arrays, as_tensors
 from flwr_distill.strategies.common.draws import round_generator
 from flwr_distill.strategies.common.ensemble import EnsembleDistillation
@@ -63,18 +63,8 @@ class ServerDistillation:
             self._models(members), self._inputs, average=request.average
         )
         student = self._with(start)
-        distilled = distil_ensemble(
-            student,
-            self._inputs,
-            teacher,
-            epochs=request.distill_epochs,
-            patience=request.patience,
-            lr=request.distill_lr,
-            weight_decay=request.distill_weight_decay,
-            batch_size=request.distill_batch_size,
-            restore_best=request.restore_best,
-            generator=round_generator(self._seed, server_round),
-        )
+        draws = round_generator(self._seed, server_round)
+        distilled = request.distil(student, self._inputs, teacher, draws)
         log(INFO, "Distilled on %d reference samples: %s", len(self._inputs), distilled)
         return {name: value.cpu().numpy() for name, value in student.state_dict().items()}
 

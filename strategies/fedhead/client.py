@@ -24,7 +24,7 @@ from flwr_distill.base.text import counted
 from flwr_distill.client.dp_sgd import require_no_privacy
 from flwr_distill.client.local_round import LocalRound, build_model, received_arrays
 from flwr_distill.client.session import Session, deadline_of
-from flwr_distill.distill.ensemble import Distilled, distil_ensemble, saving, teacher_probabilities
+from flwr_distill.distill.ensemble import Distilled, saving, teacher_probabilities
 from flwr_distill.links import LinkError, receive, send
 from flwr_distill.protocol.arrays import Arrays, arrays_of, as_record, as_tensors, check_arrays
 from flwr_distill.protocol.meeting import one_line
@@ -244,18 +244,8 @@ def distil_sector(
         if gain < least_gain:
             log(INFO, "Not distilled: the ensemble would save %.0f%% of the loss", 100 * gain)
             return None
-    distilled = distil_ensemble(
-        student,
-        inputs,
-        teacher,
-        epochs=request.distill_epochs,
-        patience=request.patience,
-        lr=request.distill_lr,
-        weight_decay=request.distill_weight_decay,
-        batch_size=request.distill_batch_size,
-        restore_best=request.restore_best,
-        generator=session.generator("distill-sector", server_round),
-    )
+    draws = session.generator("distill-sector", server_round)
+    distilled = request.distil(student, inputs, teacher, draws)
     log(INFO, "Distilled %s: %s", counted(len(members["weights"]), "model"), distilled)
     return distilled
 
