@@ -1,12 +1,9 @@
 """Settings of ensemble distillation, on leaders (FedHEAD) and on the server (FedHEAD+, FedDF)."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor, nn
 
-from flwr_distill.distill.ensemble import Distilled, distil_ensemble
 from flwr_distill.task.settings import Block
 
 
@@ -30,19 +27,14 @@ class EnsembleDistillation(Block):
     may be the untrained one. False ends with that of the last epoch: FedHEAD's paper stops early,
     and speaks of nothing that is restored."""
 
-    def distil(
-        self, student: nn.Module, inputs: Tensor, teacher: Tensor, generator: torch.Generator
-    ) -> Distilled:
-        """Distil the teacher's predictions on the inputs into `student`, in place."""
-        return distil_ensemble(
-            student,
-            inputs,
-            teacher,
-            epochs=self.distill_epochs,
-            patience=self.patience,
-            lr=self.distill_lr,
-            weight_decay=self.distill_weight_decay,
-            batch_size=self.distill_batch_size,
-            restore_best=self.restore_best,
-            generator=generator,
-        )
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Of `distill.ensemble.distil_ensemble`."""
+        return {
+            "epochs": self.distill_epochs,
+            "patience": self.patience,
+            "lr": self.distill_lr,
+            "weight_decay": self.distill_weight_decay,
+            "batch_size": self.distill_batch_size,
+            "restore_best": self.restore_best,
+        }

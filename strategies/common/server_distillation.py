@@ -10,7 +10,7 @@ from flwr.common import log
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flwr_distill.distill.ensemble import teacher_probabilities
+from flwr_distill.distill.ensemble import distil_ensemble, teacher_probabilities
 from flwr_distill.protocol.arrays import Arrays, as_tensors
 from flwr_distill.strategies.common.draws import round_generator
 from flwr_distill.strategies.common.ensemble import EnsembleDistillation
@@ -64,7 +64,9 @@ class ServerDistillation:
         )
         student = self._with(start)
         draws = round_generator(self._seed, server_round)
-        distilled = request.distil(student, self._inputs, teacher, draws)
+        distilled = distil_ensemble(
+            student, self._inputs, teacher, **request.arguments, generator=draws
+        )
         log(INFO, "Distilled on %d reference samples: %s", len(self._inputs), distilled)
         return {name: value.cpu().numpy() for name, value in student.state_dict().items()}
 

@@ -24,7 +24,7 @@ from flwr_distill.base.text import counted
 from flwr_distill.client.dp_sgd import require_no_privacy
 from flwr_distill.client.local_round import LocalRound, build_model, received_arrays
 from flwr_distill.client.session import Session, deadline_of
-from flwr_distill.distill.ensemble import Distilled, saving, teacher_probabilities
+from flwr_distill.distill.ensemble import Distilled, distil_ensemble, saving, teacher_probabilities
 from flwr_distill.links import LinkError, receive, send
 from flwr_distill.protocol.arrays import Arrays, arrays_of, as_record, as_tensors, check_arrays
 from flwr_distill.protocol.meeting import one_line
@@ -245,7 +245,7 @@ def distil_sector(
             log(INFO, "Not distilled: the ensemble would save %.0f%% of the loss", 100 * gain)
             return None
     draws = session.generator("distill-sector", server_round)
-    distilled = request.distil(student, inputs, teacher, draws)
+    distilled = distil_ensemble(student, inputs, teacher, **request.arguments, generator=draws)
     log(INFO, "Distilled %s: %s", counted(len(members["weights"]), "model"), distilled)
     return distilled
 
