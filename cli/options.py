@@ -40,29 +40,7 @@ NodesDevice = Annotated[
     ),
 ]
 
-Method = Annotated[
-    str, typer.Option(help="auto, dm, kip, kip-negatives or package.module:function.")
-]
-PerClass = Annotated[int, typer.Option(min=1, help="Virtual images of each class.")]
-FormationSide = Annotated[
-    int,
-    typer.Option(
-        min=0,
-        max=4,
-        help="Smaller images along each side of a virtual image; 0: the method chooses.",
-    ),
-]
-Steps = Annotated[int | None, typer.Option(min=1, help="Steps.", show_default="the method's own")]
-Start = Annotated[str, typer.Option(help="Start images: class-stats, pixel-stats, noise or real.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of every random draw.")]
-ImageShape = Annotated[
-    str | None,
-    typer.Option(
-        help="Channels x height x width for the images of a folder, as in 3x32x32.",
-        show_default="their own",
-    ),
-]
-
 LogFormat = Annotated[
     Literal["text", "json"] | None,
     typer.Option(
