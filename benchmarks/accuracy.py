@@ -20,7 +20,6 @@ row has 10 real images. One seed if not told, else the JSON file has the means.
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -35,6 +34,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from benchmarks.figures import write_json
 from flwr_distill.cli.judge import JUDGES, LENET, QUICK, Judge, judges, train_and_score
 from flwr_distill.distill import VirtualData, distiller
 from flwr_distill.distill.registry import Progress, formation_arguments
@@ -216,8 +216,7 @@ def _panel(arguments: argparse.Namespace, usual: Judge, spec: DataSpec) -> list[
 
 
 def _write(results: Any, file: Path | None) -> None:
-    if file is not None:
-        file.write_text(json.dumps(results, indent=2) + "\n")
+    write_json(file, results)
 
 
 def main() -> None:

@@ -53,6 +53,7 @@ from rich.console import Console
 from safetensors.numpy import load_file
 from torch import nn
 
+from benchmarks.figures import write_json
 from benchmarks.in_process import FIRST_NODE, run_in_process
 from flwr_distill.client.features import kept_features
 from flwr_distill.client.session import Session
@@ -303,8 +304,7 @@ def started(data_root: Path, file: Path | None, console: Console) -> None:
             shutil.rmtree(Path(folder) / "runs")  # all have the same id
             results[key] = [line["accuracy"] for line in lines]
             console.print(f"{key}: {results[key]}")
-            if file is not None:
-                file.write_text(json.dumps(results, indent=2) + "\n")
+            write_json(file, results)
 
 
 def rows(
@@ -395,8 +395,7 @@ def main() -> None:
         names = [f"{name}_held_out" if arguments.held_out else name for name in chosen]
         changes = dict(arguments.set)
         results = measure(names, arguments.data_root, changes, arguments.seeds, console)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+    write_json(arguments.json, results)
 
 
 if __name__ == "__main__":

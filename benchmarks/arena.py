@@ -43,6 +43,7 @@ from rich.progress import track
 
 from benchmarks import domains
 from benchmarks.arena_tables import GOAL, Cell, print_tables, write_tables
+from benchmarks.figures import write_json
 from benchmarks.in_process import Settings, run_in_process
 from flwr_distill.simulation.grid import Node
 
@@ -312,7 +313,7 @@ def main() -> None:
         write_tables(filled, arguments.out)
     if arguments.json is not None:
         content = {"cells": [cell.as_json() for cell in filled]}
-        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+        write_json(arguments.json, content)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ virtual images, never has momentum: with it eight honest nodes are at 72 %.
 """
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
@@ -36,6 +35,7 @@ from rich.progress import track
 from rich.table import Table
 from safetensors.torch import load_file
 
+from benchmarks.figures import write_json
 from benchmarks.hostile import TARGET, Attack, Ring, is_possible, with_trigger
 from benchmarks.in_process import Settings, run_in_process
 from benchmarks.remembering import distilling_once
@@ -253,7 +253,7 @@ def main() -> None:
     Console().print(table)
     if arguments.json is not None:
         content = {"cells": [asdict(cell) for cell in cells]}
-        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+        write_json(arguments.json, content)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ attack on the release proves, which must not be above the claimed one.
 
 import argparse
 import itertools
-import json
 import logging
 import tempfile
 import time
@@ -31,6 +30,7 @@ from rich.console import Console
 from sklearn.metrics import roc_curve
 
 from benchmarks.dp import DELTA, virtual_accuracy
+from benchmarks.figures import write_json
 from benchmarks.shown import printed, svg_of
 from flwr_distill.cli.distillation import at_most
 from flwr_distill.cli.judge import QUICK, trained
@@ -353,7 +353,7 @@ def main() -> None:
     console.print(*(f"epsilon {p['epsilon']:g}: accuracy {p['accuracy']:.3f}" for p in private))
     if options.json is not None:
         results = {"rows": rows, "dp": private, "empirical_epsilon": proven}
-        options.json.write_text(json.dumps(results, indent=2) + "\n")
+        write_json(options.json, results)
     if options.plot is not None:
         picture(attacks).savefig(options.plot)
     if options.page is not None:

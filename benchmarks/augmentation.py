@@ -9,7 +9,6 @@ default, 0.05, or 0.1, and with "cosine" falls from 0.1 over the rounds (``train
 """
 
 import argparse
-import json
 import shutil
 import statistics
 import tempfile
@@ -22,6 +21,7 @@ from flwr.app import Message, RecordDict
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.figures import write_json
 from benchmarks.in_process import Settings, run_in_process
 from flwr_distill.protocol.messages import CONFIG, SERVER_ROUND
 from flwr_distill.simulation.grid import Node
@@ -129,8 +129,7 @@ def main() -> None:
         last = [run[-1] for run in runs]
         table.add_row(name, *(f"{value:.3f}" for value in (*last, statistics.mean(last))))
     console.print(table)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+    write_json(arguments.json, results)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.accuracy import random_real
+from benchmarks.figures import write_json
 from flwr_distill.cli.judge import LENET, train_and_score
 from flwr_distill.distill import VirtualData, distiller
 from flwr_distill.distill.registry import formation_arguments
@@ -136,7 +137,7 @@ def main() -> None:
     missing = [row for row in asked if row not in known]
     for row in measured(load_dataset("mnist", arguments.data_root), missing):
         rows.append(row)
-        arguments.json.write_text(json.dumps(rows, indent=2) + "\n")
+        write_json(arguments.json, rows)
         console.print(", ".join(_cells(row)))
     table = Table("method", "bits", "images a class", "bytes", "accuracy")
     for row in rows:

@@ -10,7 +10,6 @@ MNIST. Mean test accuracy of the last ten rounds; in this process, with the real
 """
 
 import argparse
-import json
 import statistics
 import tomllib
 from pathlib import Path
@@ -19,6 +18,7 @@ from flwr.common.config import flatten_dict
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.figures import write_json
 from benchmarks.in_process import Settings, run_in_process
 
 LAST_ROUNDS = 10
@@ -95,8 +95,7 @@ def main() -> None:
             console.print(*cells)
             rows.append({"fraction": fraction, "method": method, "accuracies": runs})
     console.print(table)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(rows, indent=2) + "\n")
+    write_json(arguments.json, rows)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.figures import write_json
 from flwr_distill.fleet.local_federation import LocalFederation, free_ports
 from flwr_distill.fleet.queue.door import FILE, call
 from flwr_distill.fleet.queue.entry import TOKEN, QueuedRun, QueueError, State
@@ -347,8 +348,7 @@ def main() -> None:
     for key, value in found.items():
         table.add_row(key, json.dumps(value) if isinstance(value, dict) else str(value))
     console.print(table)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    write_json(arguments.json, found)
     blocked = sum(found[f"runs {state}"] for state in State if not state.ended)
     if blocked or found["started twice"] or any(key.startswith("WRONG") for key in found):
         raise SystemExit(1)

@@ -9,7 +9,6 @@ matrix of soft labels (1,000 samples, 10 classes), and K-means with K = 10 on it
 """
 
 import argparse
-import json
 import multiprocessing
 import resource
 import statistics
@@ -23,6 +22,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.figures import write_json
 from flwr_distill.strategies.cadis.similarity import (
     KnownPairs,
     aggregation_weights,
@@ -126,7 +126,7 @@ def main() -> None:
             "cadis": cadis_rows,
             "hfldd": hfldd_rows,
         }
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+        write_json(arguments.json, figures)
 
 
 if __name__ == "__main__":

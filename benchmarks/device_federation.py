@@ -18,11 +18,9 @@ import os
 import statistics
 import subprocess
 import tempfile
-import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -31,8 +29,10 @@ from typing import Any
 import psutil
 import torch
 
+from benchmarks.figures import write_json
 from benchmarks.goal import Goal
 from benchmarks.node_memory import PARTS
+from benchmarks.rounds import repeating
 from flwr_distill.fleet.local_federation import LocalFederation, LocalNode
 from flwr_distill.node.supervisor import status_file
 from flwr_distill.task.datasets import Dataset, load_dataset
@@ -82,23 +82,6 @@ class Memory:
             self.host[node.name] = max(self.host[node.name], host)
             self.gpu[node.name] = max(self.gpu[node.name], gpu)
 
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Read it again and again within the block."""
-        done = threading.Event()
-
-        def watch() -> None:
-            while not done.wait(EVERY):
-                self.read()
-
-        thread = threading.Thread(target=watch, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
-
 
 def _processes(node: LocalNode) -> list[psutil.Process]:
     """Those of a node, which are forked by a nursery and so not below each other."""
@@ -145,7 +128,7 @@ def measure(device: str, *, quick: bool, data_root: str) -> list[dict[str, Any]]
             for strategy, settings in STRATEGIES.items():
                 memory = Memory(federation.nodes)
                 by_seed = []
-                with memory.watched():
+                with repeating(memory.read, every=EVERY):
                     for seed in range(1 if quick else SEEDS[strategy]):
                         config = {**settings, "seed": seed}
                         by_seed.append(
@@ -249,7 +232,7 @@ def main() -> None:
                 "cores": os.cpu_count(),
                 "torch": torch.__version__,
             }
-            arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+            write_json(arguments.json, report)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ images every step, as published. Gradient matching's row includes our copy of th
 """
 
 import argparse
-import json
 import multiprocessing
 import os
 import platform
@@ -26,6 +25,7 @@ from rich.table import Table
 from benchmarks.distill_accuracy import accuracies
 from benchmarks.distill_cost import count, peak_bytes, peak_rates, seconds
 from benchmarks.distill_steps import PAPERS, ROWS, Comparison, Setting
+from benchmarks.figures import write_json
 
 QUICK_STEPS, FULL_STEPS = 60, 400
 
@@ -110,7 +110,7 @@ def main() -> None:
             "torch": torch.__version__,
         }
         report = {"ratios": ratios, "rows": rows, "accuracy": accuracy, "machine": machine}
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+        write_json(arguments.json, report)
 
 
 if __name__ == "__main__":

@@ -105,10 +105,10 @@ def in_float64(problem: KipProblem) -> KipProblem:
     return virtual, y_s, real, y_t
 
 
-def kip_large(setting: Setting, dtype: torch.dtype, points: int | None = None) -> Comparison:
+def kip_large(setting: Setting, dtype: torch.dtype) -> Comparison:
     """400 virtual and 256 real points of 3072 pixels, against the naive step in `dtype`."""
     sizes = setting.sizes
-    shape = (points or sizes.kip_points, 3 * sizes.side**2)
+    shape = (sizes.kip_points, 3 * sizes.side**2)
     large = kip_problem(shape, sizes.kip_targets, setting.generator(), setting.device)
     naive = in_float64(large) if dtype == torch.float64 else large
     return Comparison(

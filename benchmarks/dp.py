@@ -31,6 +31,7 @@ from matplotlib.figure import Figure
 from opacus.accountants.utils import get_noise_multiplier
 from torch import Generator, Tensor
 
+from benchmarks.figures import write_json
 from benchmarks.in_process import Settings, run_in_process
 from flwr_distill.base.text import counted
 from flwr_distill.cli.judge import LENET, QUICK, judges, train_and_score
@@ -236,8 +237,7 @@ def main() -> None:
                 flush=True,
             )
             rows.append(row)
-            if arguments.json is not None:
-                arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=2))
+            write_json(arguments.json, [asdict(row) for row in rows])
     if arguments.plot is not None:
         plotted(rows).savefig(arguments.plot)
 

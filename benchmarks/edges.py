@@ -27,6 +27,7 @@ from benchmarks.edges_in_process import (
     edge_node,
     partition_nodes,
 )
+from benchmarks.figures import write_json
 from benchmarks.in_process import FIRST_NODE, InProcessGrid, Settings, only_errors
 from flwr_distill.server.app import main as server_app
 from flwr_distill.server.page.run_files import flat
@@ -135,8 +136,7 @@ def main() -> None:
     for row in rows(args.edges, args.nodes, args.rounds, args.seeds, strategies, tiers):
         print(row, flush=True)
         found.append(row)
-        if args.json:
-            args.json.write_text(json.dumps({"rows": found}, indent=2), encoding="utf-8")
+        write_json(args.json, {"rows": found})
     print("\n| strategy | tiers | connections at the top | accuracy | by seed |")
     print("|---|---|---|---|---|")
     for strategy in strategies:

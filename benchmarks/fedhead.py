@@ -11,7 +11,6 @@ digits-cnn.
 """
 
 import argparse
-import json
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from benchmarks.figures import write_json
 from benchmarks.in_process import Settings, run_in_process
 from flwr_distill.cli.demo import FEDHEAD_TASK
 from flwr_distill.task.datasets import Dataset, DataSpec, RawSamples, load_dataset
@@ -121,8 +121,7 @@ def main() -> None:
         means = [statistics.mean(run[r] for run in results[strategy]) for r in shown]
         table.add_row(strategy, *[f"{mean:.3f}" for mean in means])
     console.print(table)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+    write_json(arguments.json, results)
 
 
 if __name__ == "__main__":

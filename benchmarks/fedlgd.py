@@ -22,6 +22,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.figures import write_json
 from benchmarks.in_process import FIRST_NODE, Settings, run_in_process
 
 DOMAINS = ("mnist", "usps", "mnist_m")
@@ -103,8 +104,7 @@ def main() -> None:
         ahead = statistics.mean(mean) - statistics.mean(map(statistics.mean, results["FedAvg"]))
         table.add_row(method, *_cells(mean), f"{100 * ahead:+.1f}")
     console.print(table)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+    write_json(arguments.json, results)
 
 
 def _cells(accuracies: list[float]) -> list[str]:

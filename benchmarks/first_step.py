@@ -20,6 +20,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.figures import write_json
+
 WAYS = ("stand-in", "imported")
 
 
@@ -83,8 +85,7 @@ def main() -> None:
         values = [[row[name] for row in found] for name in found[0]]
         table.add_row(way, *(f"{median(v):.2f} ({min(v):.2f}-{max(v):.2f})" for v in values))
     Console(width=160).print(table)
-    if args.json is not None:
-        args.json.write_text(json.dumps(rows, indent=2) + "\n")
+    write_json(args.json, rows)
 
 
 if __name__ == "__main__":

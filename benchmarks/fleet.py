@@ -40,6 +40,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.figures import write_json
 from benchmarks.light_nodes import REGISTERED, Door, Told, serve
 from benchmarks.rounds import APP_DIR
 from flwr_distill.fleet.authority import new_key
@@ -395,7 +396,7 @@ def main() -> None:
         rows.append(row)
         if arguments.json is not None:
             figures = {"cores": os.cpu_count(), "rows": rows}
-            arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+            write_json(arguments.json, figures)
     show(rows)
 
 

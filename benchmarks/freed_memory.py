@@ -8,7 +8,6 @@ row has the medians of their CPU time, the system's included.
 """
 
 import argparse
-import json
 import resource
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -19,6 +18,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.figures import write_json
 from flwr_distill.client.training import train_round
 from flwr_distill.node.kernel import keep_freed
 from flwr_distill.task.datasets import DataSpec, Samples
@@ -70,8 +70,7 @@ def main() -> None:
         case = {"model": model, "batch_size": batch_size}
         rows.append({**case, "given_back": given, "kept": kept_all, "ratio": ratio})
     Console().print(table)
-    if options.json is not None:
-        options.json.write_text(json.dumps({"rows": rows}, indent=2) + "\n")
+    write_json(options.json, {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ the problems tiny, to try the program.
 
 import argparse
 import functools
-import json
 import multiprocessing
 import os
 import statistics
@@ -43,6 +42,7 @@ import torch
 
 from benchmarks.distill_cost import count, seconds
 from benchmarks.distill_steps import PAPERS, TINY, Setting, Sizes
+from benchmarks.figures import write_json
 from benchmarks.gpu_goals import GOALS
 from benchmarks.gpu_kit.machine import driver
 from benchmarks.gpu_profile import (
@@ -320,8 +320,7 @@ def main() -> int:
     def write() -> None:
         """After each row, to keep those before one that ends the program."""
         report["goals"] = [goal.judged(report["rows"], on_gpu) for goal in GOALS]
-        if arguments.json is not None:
-            arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+        write_json(arguments.json, report)
 
     start = time.monotonic()
     _say(f"counting {len(names)} rows on the CPU, {effort.count_seconds:g} s at most")

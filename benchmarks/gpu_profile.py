@@ -117,7 +117,7 @@ class Activities:
             for name, t in ranked
         ]
 
-    def longest_gaps(self, most: int = MOST) -> list[dict[str, Any]]:
+    def longest_gaps(self) -> list[dict[str, Any]]:
         """Times in which the GPU did nothing, longest first, with what ran before and after."""
         gaps = []
         latest: Activity | None = None
@@ -128,7 +128,7 @@ class Activities:
                 latest = x
         return [
             {"microseconds": length, "after": before, "before": after}
-            for length, before, after in sorted(gaps, key=lambda gap: -gap[0])[:most]
+            for length, before, after in sorted(gaps, key=lambda gap: -gap[0])[:MOST]
             if length > 0
         ]
 
@@ -227,8 +227,9 @@ class LaunchCosts(NamedTuple):
     eager: float
 
 
-def launch_costs(device: torch.device, few: int = 100, many: int = 1000) -> LaunchCosts:
+def launch_costs(device: torch.device) -> LaunchCosts:
     """Measure what launches cost on this GPU and this host."""
+    few, many = 100, 1000
     number = torch.zeros(8, device=device)
 
     def work(kernels: int) -> None:

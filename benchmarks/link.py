@@ -27,6 +27,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.figures import write_json
 from flwr_distill.fleet.local_federation import LocalFederation, free_ports
 
 CODECS = {
@@ -215,8 +216,7 @@ def main() -> None:
             f"{row['seconds']:.1f}",
         )
     Console().print(table)
-    if args.json:
-        args.json.write_text(json.dumps({"rows": rows}, indent=1))
+    write_json(args.json, {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from flwr.serverapp.strategy import FedAvg
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.figures import write_json
 from benchmarks.in_process import InProcessGrid, run_in_process
 from benchmarks.rounds import APP_DIR as ECHO_APP
 from benchmarks.rounds import kind_of, peak_memory, processes, repeating
@@ -271,8 +272,7 @@ def main() -> None:
         "real": measure_real(4 if arguments.quick else 20, rounds),
     }
     show(figures)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write_json(arguments.json, figures)
 
 
 if __name__ == "__main__":

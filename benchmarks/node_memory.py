@@ -20,17 +20,17 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import psutil
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.figures import spread, write_json
 from benchmarks.rounds import APP_DIR, repeating
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.node.nursery import NURSERY
@@ -176,16 +176,12 @@ def show(measured: list[dict[str, Any]]) -> None:
         table = Table("", "first step [s]", "worker's CPU [s]", "first answer [s]")
         for state, steps in each["steps"].items():
             seconds, cpu = zip(*steps, strict=True)
-            table.add_row(state, *map(_spread, (seconds, cpu, each["answers"][state])))
+            table.add_row(state, *map(spread, (seconds, cpu, each["answers"][state])))
         console.print(table)
 
 
 def _sizes(part: dict[str, float]) -> str:
     return " / ".join(f"{part[kind]:.0f}" for kind in ("rss", "pss", "own"))
-
-
-def _spread(values: Sequence[float]) -> str:
-    return f"{median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
 
 
 def main() -> None:
@@ -200,7 +196,7 @@ def main() -> None:
     if args.json is not None:
         idle = total(measured[0]["memory"]["idle"], "pss")
         figures = {"idle_mb": idle, "cores": os.cpu_count(), "measured": measured}
-        args.json.write_text(json.dumps(figures, indent=2) + "\n")
+        write_json(args.json, figures)
 
 
 if __name__ == "__main__":

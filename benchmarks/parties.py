@@ -30,7 +30,6 @@ What virtual data themselves show is in ``benchmarks.audit``.
 
 import argparse
 import copy
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -47,6 +46,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from benchmarks.figures import write_json
 from flwr_distill.cli.judge import QUICK, trained
 from flwr_distill.client.training import soft_labels, train_round
 from flwr_distill.distill.audit import Finding, finding
@@ -373,8 +373,7 @@ def main() -> None:
                 f"{1 / data.spec.num_classes:.0%}"
             )
         console.print(f"Padding and seal add {np.mean(sealed / sizes) - 1:.1%} to a parcel")
-    if options.json is not None:
-        options.json.write_text(json.dumps(results, indent=2) + "\n")
+    write_json(options.json, results)
 
 
 if __name__ == "__main__":

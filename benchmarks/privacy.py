@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file
 
+from benchmarks.figures import write_json
 from benchmarks.in_process import Settings, run_in_process
 from flwr_distill.distill.membership import (
     Flags,
@@ -109,8 +110,7 @@ def main() -> None:
         table.add_row(*cells)
         console.print(*cells)
     console.print(table)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(rows, indent=2) + "\n")
+    write_json(arguments.json, rows)
     if arguments.plot is not None:
         roc_picture(attacks).savefig(arguments.plot, dpi=120)
 

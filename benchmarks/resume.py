@@ -21,6 +21,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.figures import write_json
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.fleet.submission import RunError
 
@@ -142,8 +143,7 @@ def main(
                     f"{figures['seconds_killed']:.0f}",
                 )
     Console().print(table)
-    if json_file:
-        json_file.write_text(json.dumps(results, indent=2) + "\n")
+    write_json(json_file, results)
     if any(figures["same"] < figures["kills"] for figures in results.values()):
         raise typer.Exit(1)
 

@@ -14,7 +14,6 @@ ignored.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import statistics
@@ -32,6 +31,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.figures import spread, write_json
 from benchmarks.flower_federation import FlowerFederation
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.node.nursery import NURSERIES, SERVER_APP
@@ -205,7 +205,7 @@ def measure(nodes: int, cases: Sequence[Case], *, blocks: int, device: str) -> d
                     row.ours += run_phases(ours, row.case, fast=True)
                     print(
                         f"{nodes} nodes, {row.case.work}, {row.case.megabytes:g} MB: "
-                        f"stock {_spread(row.stock)} s, ours {_spread(row.ours)} s",
+                        f"stock {spread(row.stock)} s, ours {spread(row.ours)} s",
                         flush=True,
                     )
         time.sleep(IDLE_SETTLE)
@@ -239,8 +239,8 @@ def show(measured: Sequence[dict[str, Any]]) -> None:
                 str(row.case.nodes),
                 row.case.work,
                 f"{row.case.megabytes:g}",
-                _spread(row.stock),
-                _spread(row.ours),
+                spread(row.stock),
+                spread(row.ours),
                 f"{row.ratio:.1f}",
             )
     console.print(table)
@@ -252,10 +252,6 @@ def show(measured: Sequence[dict[str, Any]]) -> None:
         for name, peaks in part["peak_rss_bytes"].items():
             sizes = ", ".join(f"{kind} {size / 1e6:.0f}" for kind, size in sorted(peaks.items()))
             console.print(f"{part['nodes']} nodes, {name}: peak resident MB: {sizes}")
-
-
-def _spread(seconds: Sequence[float]) -> str:
-    return f"{statistics.median(seconds):.2f} ({min(seconds):.2f}-{max(seconds):.2f})"
 
 
 def as_json(measured: Sequence[dict[str, Any]], device: str) -> dict[str, Any]:
@@ -292,8 +288,7 @@ def main() -> None:
         for nodes in ([2] if args.quick else args.nodes)
     ]
     show(measured)
-    if args.json is not None:
-        args.json.write_text(json.dumps(as_json(measured, args.device), indent=2) + "\n")
+    write_json(args.json, as_json(measured, args.device))
 
 
 if __name__ == "__main__":

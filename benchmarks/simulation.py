@@ -39,6 +39,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from benchmarks.figures import spread, write_json
 from benchmarks.goal import Goal
 from benchmarks.gpu_profile import traced
 from benchmarks.in_process import Settings, run_in_process
@@ -229,7 +230,7 @@ def measure(
             row.rates[name] += [one.rate for one in timed]
             row.seconds[name] += [one.seconds for one in timed]
             text = f"{case.name}, {case.a_round} clients a round, {name}"
-            print(f"{text}: {_spread(row.rates[name])} steps a second", flush=True)
+            print(f"{text}: {spread(row.rates[name], 0)} steps a second", flush=True)
     return row
 
 
@@ -258,13 +259,9 @@ def show(rows: Sequence[Row]) -> None:
     ways = list(rows[0].rates)
     table = Table("network", "clients a round", *(f"{way}: median (min-max)" for way in ways))
     for row in rows:
-        cells = [f"{_spread(row.rates[way])}, x{row.ratio(way):.2f}" for way in ways]
+        cells = [f"{spread(row.rates[way], 0)}, x{row.ratio(way):.2f}" for way in ways]
         table.add_row(row.case.name, f"{row.case.a_round} of {row.case.clients}", *cells)
     Console().print(table)
-
-
-def _spread(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.0f} ({min(values):.0f}-{max(values):.0f})"
 
 
 def as_json(rows: Sequence[Row], device: str) -> dict[str, Any]:
@@ -316,7 +313,7 @@ def main() -> None:
     def write(**more: Any) -> None:
         if args.json is not None:
             content = as_json(rows, args.device) | more
-            args.json.write_text(json.dumps(content, indent=2) + "\n")
+            write_json(args.json, content)
 
     for case in CASES[:1] if args.quick else CASES:
         if args.case is None or case.name in args.case:

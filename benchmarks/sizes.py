@@ -25,6 +25,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.figures import write_json
 from flwr_distill.distill import distill_dm
 from flwr_distill.distill.forecast import forecast
 
@@ -99,8 +100,7 @@ def main() -> None:
         cells = [str(side), f"{row['seconds'] / 3600:.3f}", *(f"{size:.2f}" for size in sizes)]
         table.add_row(*cells)
         console.print(", ".join(cells))
-        if arguments.json is not None:
-            arguments.json.write_text(json.dumps(rows, indent=2) + "\n")
+        write_json(arguments.json, rows)
     console.print(table)
     if len(rows) > 1:
         console.print(f"seconds grow with the side to the power of {exponent(rows, 'seconds'):.2f}")

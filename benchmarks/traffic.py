@@ -25,6 +25,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.figures import write_json
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.node.processes import stop
 
@@ -173,8 +174,7 @@ def main() -> None:
     rounds = 1 if args.quick else 3
     systems = measure_all(rounds, quick=args.quick)
     show(systems)
-    if args.json is not None:
-        args.json.write_text(json.dumps(as_json(systems, rounds), indent=2) + "\n")
+    write_json(args.json, as_json(systems, rounds))
 
 
 if __name__ == "__main__":

@@ -11,19 +11,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flwr_distill.cli.connection import (
-    ControlAddress,
-    Timeout,
-    UserCertificate,
-    UserKey,
-    user_of,
-)
+from flwr_distill.cli.connection import RegistrationOptions, with_registration
 from flwr_distill.cli.errors import exit_on
 from flwr_distill.cli.options import DEFAULT_CERTIFICATES_DIR, CertificatesDir
 from flwr_distill.fleet.authority import CertificateError
 from flwr_distill.fleet.certificates import CertificateFolder, Issued, Role
 from flwr_distill.fleet.node_request import SERVER, request_node
-from flwr_distill.flower.control import SuperLinkError, open_control
+from flwr_distill.flower.control import SuperLinkError
 
 certs = typer.Typer(
     help="Issue keys and certificates for a federation, from its own authorities.",
@@ -203,13 +197,12 @@ def list_issued(folder: CertificatesDir = DEFAULT_CERTIFICATES_DIR) -> None:
 
 
 @certs.command()
+@with_registration
 def revoke(
+    *,
     name: Annotated[str, typer.Argument(help="Name of the node, or server.")],
     folder: CertificatesDir = DEFAULT_CERTIFICATES_DIR,
-    superlink: ControlAddress = "127.0.0.1:9093",
-    user_certificate: UserCertificate = None,
-    user_key: UserKey = None,
-    timeout: Timeout = 60.0,
+    options: RegistrationOptions,
 ) -> None:
     """Shut a node out: the SuperLink no longer admits its key, and `list` shows it as revoked.
 
@@ -217,16 +210,13 @@ def revoke(
     with this file as --peer-revocations reject the node's parcels, whatever the server says.
     """
     authority = CertificateFolder(folder)
-    user = user_of(user_certificate, user_key, "certs")
     with exit_on(CertificateError, command="certs"):
         issued = authority.valid(name)
         if issued is None:
             raise CertificateError(f"{folder} has issued no {name}, or has revoked it already")
         if issued.is_node:
             try:
-                certificate, ids = authority.certificate, authority.noted_ids
-                with open_control(superlink, certificate, user, ids) as control:
-                    control.wait(timeout)
+                with options.open(authority, "certs") as control:
                     node_id = control.node_id(issued.registered_key)
                     if node_id is not None:
                         control.unregister(node_id)

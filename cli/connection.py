@@ -10,30 +10,14 @@ from typing import Annotated
 import typer
 
 from flwr_distill.cli.errors import fail
+from flwr_distill.cli.options import DEFAULT_FEDERATION_DIR, FederationDir, with_options
+from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.fleet.federation_record import FederationFile, FederationRecord
 from flwr_distill.flower.control import Control, SuperLinkError, User, open_control
 
 DEFAULT_ADDRESS = "127.0.0.1:9093"
 DEFAULT_AUTHORITY = Path("certs/ca.crt")
 
-Address = Annotated[
-    str | None,
-    typer.Option(
-        "--superlink",
-        metavar="HOST:PORT",
-        help="SuperLink's Control API.",
-        show_default=f"the local federation's, else {DEFAULT_ADDRESS}",
-    ),
-]
-Authority = Annotated[
-    Path | None,
-    typer.Option(
-        "--root-certificates",
-        help="PEM file of the SuperLink's authority.",
-        show_default=str(DEFAULT_AUTHORITY),
-        exists=True,
-    ),
-]
 UserCertificate = Annotated[
     Path | None,
     typer.Option(
@@ -52,13 +36,9 @@ UserKey = Annotated[
         exists=True,
     ),
 ]
-ControlAddress = Annotated[
-    str, typer.Option("--superlink", help="SuperLink's Control API, host:port.")
-]
 Timeout = Annotated[
     float, typer.Option("--timeout", min=0, help="Seconds to wait for the SuperLink.")
 ]
-NoTls = Annotated[bool, typer.Option("--insecure", help="The SuperLink has no TLS.")]
 
 
 @dataclass(frozen=True)
@@ -78,48 +58,97 @@ class Connection:
         return link
 
 
-def user_of(certificate: Path | None, key: Path | None, command: str) -> User | None:
+@dataclass(frozen=True)
+class SuperLinkOptions:
+    """Options of a command that name a SuperLink; without them, that of the local federation."""
+
+    superlink: Annotated[
+        str | None,
+        typer.Option(
+            "--superlink",
+            metavar="HOST:PORT",
+            help="SuperLink's Control API.",
+            show_default=f"the local federation's, else {DEFAULT_ADDRESS}",
+        ),
+    ] = None
+    root_certificates: Annotated[
+        Path | None,
+        typer.Option(
+            "--root-certificates",
+            help="PEM file of the SuperLink's authority.",
+            show_default=str(DEFAULT_AUTHORITY),
+            exists=True,
+        ),
+    ] = None
+    user_certificate: UserCertificate = None
+    user_key: UserKey = None
+    insecure: Annotated[bool, typer.Option("--insecure", help="The SuperLink has no TLS.")] = False
+    state_dir: FederationDir = DEFAULT_FEDERATION_DIR
+
+    @property
+    def name_one(self) -> bool:
+        """Whether they name a SuperLink."""
+        return self.insecure or self.superlink is not None or self.root_certificates is not None
+
+    def find(self, command: str) -> Connection:
+        """Find the SuperLink.
+
+        Ends the command if the options exclude each other, or there is no SuperLink.
+        """
+        user = _user(self.user_certificate, self.user_key, command)
+        if self.insecure and self.root_certificates:
+            fail("insecure and root-certificates exclude each other: drop one", command)
+        file = FederationFile(self.state_dir)
+        if not self.name_one:
+            if record := file.read():
+                return Connection(
+                    record.control_address, None, record, lambda: file.read() is not None
+                )
+            if not DEFAULT_AUTHORITY.exists():
+                remedy = "start one with `flwr-distill up`, or name a SuperLink with --superlink "
+                remedy += "and --root-certificates or --insecure"
+                fail("no federation runs here", command, where=self.state_dir, remedy=remedy)
+        authority = None if self.insecure else self.root_certificates or DEFAULT_AUTHORITY
+        if authority and not authority.exists():
+            remedy = (
+                "name the file of the SuperLink's authority, or give --insecure if it has no TLS"
+            )
+            missing = str(authority)
+            fail("does not exist", command, where="root-certificates", value=missing, remedy=remedy)
+        return Connection(self.superlink or DEFAULT_ADDRESS, authority, None, lambda: True, user)
+
+
+@dataclass(frozen=True)
+class RegistrationOptions:
+    """Options of a command that registers nodes with the SuperLink of a certificates folder."""
+
+    superlink: Annotated[
+        str, typer.Option("--superlink", help="SuperLink's Control API, host:port.")
+    ] = DEFAULT_ADDRESS
+    user_certificate: UserCertificate = None
+    user_key: UserKey = None
+    timeout: Timeout = 60.0
+
+    def open(self, authority: CertificateFolder, command: str) -> Control:
+        """Open the Control API once the SuperLink answers, or raise a `SuperLinkError`."""
+        user = _user(self.user_certificate, self.user_key, command)
+        control = open_control(self.superlink, authority.certificate, user, authority.noted_ids)
+        control.wait(self.timeout)
+        return control
+
+
+with_superlink = with_options("options", SuperLinkOptions)
+"""Give a command these options, in its parameter `options`."""
+with_registration = with_options("options", RegistrationOptions)
+
+
+def _user(certificate: Path | None, key: Path | None, command: str) -> User | None:
     """The calling user; None without files. Ends the command if one of the two is missing."""
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:
         fail("user-certificate and user-key must be given together", command)
     return User(certificate, key)
-
-
-def find_superlink(
-    address: str | None,
-    authority: Path | None,
-    insecure: bool,
-    user: User | None,
-    state_dir: Path,
-    command: str,
-) -> Connection:
-    """Find the SuperLink; without options, that of the local federation.
-
-    Ends the command if the options exclude each other, or there is no SuperLink.
-    """
-    if insecure and authority is not None:
-        fail("insecure and root-certificates exclude each other: drop one", command)
-    file = FederationFile(state_dir)
-    if address is None and authority is None and not insecure:
-        if record := file.read():
-            return Connection(record.control_address, None, record, lambda: file.read() is not None)
-        if not DEFAULT_AUTHORITY.exists():
-            remedy = "start one with `flwr-distill up`, or name a SuperLink with --superlink and "
-            remedy += "--root-certificates or --insecure"
-            fail("no federation runs here", command, where=state_dir, remedy=remedy)
-    if not insecure and authority is None and not DEFAULT_AUTHORITY.exists():
-        remedy = "name the file of the SuperLink's authority, or give --insecure if it has no TLS"
-        missing = str(DEFAULT_AUTHORITY)
-        fail("does not exist", command, where="root-certificates", value=missing, remedy=remedy)
-    return Connection(
-        address or DEFAULT_ADDRESS,
-        None if insecure else authority or DEFAULT_AUTHORITY,
-        None,
-        lambda: True,
-        user,
-    )
 
 
 def lasting(link: Connection, state_dir: Path, timeout: float) -> Callable[[], Control]:

@@ -10,18 +10,9 @@ from typing import Annotated
 
 import typer
 
-from flwr_distill.cli.connection import (
-    Address,
-    Authority,
-    NoTls,
-    UserCertificate,
-    UserKey,
-    find_superlink,
-    lasting,
-    user_of,
-)
+from flwr_distill.cli.connection import SuperLinkOptions, lasting, with_superlink
 from flwr_distill.cli.errors import exit_on, fail
-from flwr_distill.cli.options import DEFAULT_CERTIFICATES_DIR, DEFAULT_FEDERATION_DIR, FederationDir
+from flwr_distill.cli.options import DEFAULT_CERTIFICATES_DIR
 from flwr_distill.cli.run_folders import DEFAULT_RUNS_DIR
 from flwr_distill.task.errors import ReportedError
 
@@ -32,7 +23,9 @@ _SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", *(("HOME",) if sys.platform == "darwin
 """Variables of a desktop; elsewhere a browser would be one of the terminal."""
 
 
+@with_superlink
 def dashboard(
+    *,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port.")] = DEFAULT_PORT,
     open_it: Annotated[
@@ -42,12 +35,7 @@ def dashboard(
         bool,
         typer.Option("--allow-actions", help="Let users submit, stop, resume and export runs."),
     ] = False,
-    superlink: Address = None,
-    root_certificates: Authority = None,
-    user_certificate: UserCertificate = None,
-    user_key: UserKey = None,
-    insecure: NoTls = False,
-    state_dir: FederationDir = DEFAULT_FEDERATION_DIR,
+    options: SuperLinkOptions,
     runs_dir: Annotated[
         Path | None,
         typer.Option(help="Folder of the runs' folders.", show_default="the federation's, or runs"),
@@ -82,8 +70,7 @@ def dashboard(
     certificates (flwr-distill certs user): viewers see, submitters act where --allow-actions is
     given, and operators also see what left this machine's nodes.
     """
-    user = user_of(user_certificate, user_key, "dashboard")
-    link = find_superlink(superlink, root_certificates, insecure, user, state_dir, "dashboard")
+    link = options.find("dashboard")
     files = (ssl_certfile, ssl_keyfile, ssl_ca_certfile, ssl_crlfile)
     if any(files) and not all(files):
         fail("the four --ssl options must be given together", "dashboard")
@@ -97,9 +84,9 @@ def dashboard(
         runs_dir = folder / DEFAULT_RUNS_DIR
     place = Place(
         superlink=link.address,
-        control=lasting(link, state_dir, ANSWER),
+        control=lasting(link, options.state_dir, ANSWER),
         runs_dir=runs_dir.absolute(),
-        state_dir=state_dir,
+        state_dir=options.state_dir,
         certs=certs,
         node_dirs=node_state_dir or (),
     )

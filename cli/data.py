@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from flwr_distill.cli.errors import exit_on, fail
-from flwr_distill.cli.options import DataRoot, run_config_option
+from flwr_distill.cli.options import DataRoot, Seed, run_config_option
 
 if TYPE_CHECKING:
     import numpy as np
@@ -132,7 +132,7 @@ def partition(
         int, typer.Option(min=0, help="Samples of each class that are split at most; 0: all.")
     ] = 0,
     reserved: Annotated[int, typer.Option(min=0, help="Samples that no node gets.")] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
+    seed: Seed = 0,
     data_root: DataRoot = None,
     plot: Annotated[
         Path | None, typer.Option(help="Plot a dot for each class on each node (PNG, PDF ...).")

@@ -12,7 +12,7 @@ from rich.console import Console
 from flwr_distill.base.text import counted
 from flwr_distill.cli.errors import exit_on, fail
 from flwr_distill.cli.federation import start
-from flwr_distill.cli.options import NodesDevice
+from flwr_distill.cli.options import NodesDevice, Seed
 from flwr_distill.cli.run_log import RunLog, results_table
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.fleet.submission import RunError
@@ -50,7 +50,7 @@ def demo(
             f"{FEW_ROUNDS}.  [default: {ROUNDS}]",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
+    seed: Seed = 0,
     strategy: Annotated[str, typer.Option(help="Strategy to compare with FedAvg.")] = "hfldd",
     device: NodesDevice = "auto",
     runs_dir: Annotated[Path, typer.Option(help="Folder for results.")] = Path("runs"),

@@ -1,5 +1,6 @@
 """`flwr-distill distill` and `audit`: condense images on this machine, and attack the result."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -7,50 +8,83 @@ import typer
 from rich.console import Console
 
 from flwr_distill.cli.errors import exit_on
-from flwr_distill.cli.options import (
-    DataRoot,
-    FormationSide,
-    ImageShape,
-    Method,
-    PerClass,
-    Seed,
-    Start,
-    Steps,
-)
+from flwr_distill.cli.options import DataRoot, Seed, with_options
 
 
-def distill(
-    source: str,
-    method: Method = "auto",
-    per_class: PerClass = 10,
-    formation: FormationSide = 0,
-    bits: Annotated[int, typer.Option(min=1, max=8, help="Bits of a pixel.")] = 4,
+@dataclass(frozen=True, kw_only=True)
+class SharedOptions:
+    """Options of `flwr-distill distill` and `audit`."""
+
+    source: str
+    method: Annotated[
+        str, typer.Option(help="auto, dm, kip, kip-negatives or package.module:function.")
+    ] = "auto"
+    per_class: Annotated[int, typer.Option(min=1, help="Virtual images of each class.")] = 10
+    formation: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=4,
+            help="Smaller images along each side of a virtual image; 0: the method chooses.",
+        ),
+    ] = 0
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps.", show_default="the method's own")
+    ] = None
+    start: Annotated[
+        str, typer.Option(help="Start images: class-stats, pixel-stats, noise or real.")
+    ] = "class-stats"
+    seed: Seed = 0
+    data_root: DataRoot = None
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            help="Channels x height x width for the images of a folder, as in 3x32x32.",
+            show_default="their own",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillOptions(SharedOptions):
+    """Options of `flwr-distill distill`."""
+
+    bits: Annotated[int, typer.Option(min=1, max=8, help="Bits of a pixel.")] = 4
     network: Annotated[
         str,
         typer.Option(
             help="Own network for the features of dm: package.module:Class.",
             show_default="random networks",
         ),
-    ] = "",
+    ] = ""
     weights: Annotated[
         str, typer.Option(help="Its weights: a safetensors file.", show_default="random")
-    ] = "",
-    steps: Steps = None,
-    start: Start = "class-stats",
+    ] = ""
     allow_real_start: Annotated[
         bool,
         typer.Option("--allow-real-start", help="Permit real: copies stay nearly unchanged."),
-    ] = False,
-    seed: Seed = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    data_root: DataRoot = None,
-    shape: ImageShape = None,
+    ] = False
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto"
     judge: Annotated[
         Literal["quick", "full"],
         typer.Option(help="Networks to train for the table: one, or also the papers' and others."),
-    ] = "quick",
-    output: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("runs/distilled"),
-) -> None:
+    ] = "quick"
+    output: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("runs/distilled")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditOptions(SharedOptions):
+    """Options of `flwr-distill audit`."""
+
+    sets: Annotated[int, typer.Option(min=8, help="Random halves of the images to distil.")] = 65
+    most: Annotated[int, typer.Option(min=20, help="Images of each class to use, at most.")] = 100
+    canaries: Annotated[
+        int, typer.Option(min=0, help="Wrongly labelled, strange and copied images, of each.")
+    ] = 5
+
+
+@with_options("options", DistillOptions)
+def distill(options: DistillOptions) -> None:
     """Distil a set of images into a few virtual ones, and measure how good they are.
 
     SOURCE is a named data set (digits, mnist, cifar10 ...), images by class, or an .npz with the
@@ -76,34 +110,14 @@ def distill(
     The privacy card shows the distance of virtual images to their source images and to held-back
     ones.
     """
-    options = {**locals()}
-
-    from flwr_distill.cli.distillation import (  # here: imports torch
-        REFUSALS,
-        DistillOptions,
-        condense,
-    )
+    from flwr_distill.cli.distillation import REFUSALS, condense  # here: imports torch
 
     with exit_on(*REFUSALS, command="distill"):
-        condense(DistillOptions(**options), Console())
+        condense(options, Console())
 
 
-def audit(
-    source: str,
-    method: Method = "auto",
-    per_class: PerClass = 10,
-    start: Start = "class-stats",
-    formation: FormationSide = 0,
-    steps: Steps = None,
-    sets: Annotated[int, typer.Option(min=8, help="Random halves of the images to distil.")] = 65,
-    most: Annotated[int, typer.Option(min=20, help="Images of each class to use, at most.")] = 100,
-    canaries: Annotated[
-        int, typer.Option(min=0, help="Wrongly labelled, strange and copied images, of each.")
-    ] = 5,
-    seed: Seed = 0,
-    data_root: DataRoot = None,
-    shape: ImageShape = None,
-) -> None:
+@with_options("options", AuditOptions)
+def audit(options: AuditOptions) -> None:
     """Measure what virtual data of your images would reveal about single images.
 
     SOURCE is as for flwr-distill distill. Random halves of the images are distilled. An attacker
@@ -114,9 +128,7 @@ def audit(
     More sets make the attack stronger and the numbers more certain. An attack that finds nothing
     proves nothing; differential privacy is a proof (hfldd.dp-epsilon).
     """
-    options = {**locals()}
-
-    from flwr_distill.cli.distillation import REFUSALS, AuditOptions, report_attacks
+    from flwr_distill.cli.distillation import REFUSALS, report_attacks
 
     with exit_on(*REFUSALS, command="audit"):
-        report_attacks(AuditOptions(**options), Console())
+        report_attacks(options, Console())

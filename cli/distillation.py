@@ -5,9 +5,8 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from flwr_distill.base.text import counted
+from flwr_distill.cli.distill import AuditOptions, DistillOptions, SharedOptions
 from flwr_distill.cli.judge import Judge, judges, train_and_score, training_seconds
 from flwr_distill.cli.source import Source, load_source
 from flwr_distill.distill import DistillError, VirtualData, distiller
@@ -48,50 +48,17 @@ REFUSALS = (DatasetError, DistillError, ModelError, SettingsError, OSError)
 """Errors in the user's input, shown without a traceback."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SharedOptions:
-    """Options of `flwr-distill distill` and `audit`."""
-
-    source: str
-    method: str
-    per_class: int
-    formation: int
-    steps: int | None
-    start: str
-    seed: int
-    data_root: Path | None
-    shape: str | None
-
-    def load(self) -> Source:
-        """The images; an unknown method is an error before they are loaded."""
-        distiller(self.method)
-        return load_source(self.source, data_root=self.data_root, shape=self.shape, seed=self.seed)
-
-    def generator(self) -> torch.Generator:
-        """A new one with the seed."""
-        return torch.Generator().manual_seed(self.seed)
+def load(options: SharedOptions) -> Source:
+    """The images; an unknown method is an error before they are loaded."""
+    distiller(options.method)
+    return load_source(
+        options.source, data_root=options.data_root, shape=options.shape, seed=options.seed
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
-class DistillOptions(SharedOptions):
-    """Options of `flwr-distill distill`."""
-
-    bits: int
-    network: str
-    weights: str
-    allow_real_start: bool
-    device: str
-    judge: str
-    output: Path
-
-
-@dataclass(frozen=True, kw_only=True)
-class AuditOptions(SharedOptions):
-    """Options of `flwr-distill audit`."""
-
-    sets: int
-    most: int
-    canaries: int
+def seeded(options: SharedOptions) -> torch.Generator:
+    """A new generator with the seed."""
+    return torch.Generator().manual_seed(options.seed)
 
 
 def condense(options: DistillOptions, console: Console) -> None:
@@ -99,7 +66,7 @@ def condense(options: DistillOptions, console: Console) -> None:
     permission = {"start": options.start, "allow-real-start": options.allow_real_start}
     Distillation.checked(permission, "command line")
     device = _device(options.device)
-    source = options.load()
+    source = load(options)
     options.output.mkdir(parents=True, exist_ok=True)
     method = resolved(
         options.method, source.train.inputs, source.train.labels, source.spec.num_classes
@@ -115,7 +82,7 @@ def condense(options: DistillOptions, console: Console) -> None:
     }
     real = source.train.inputs, source.train.labels
     panel = judges(options.judge, source.spec)
-    expected = forecast(method, *real, generator=options.generator(), **arguments)
+    expected = forecast(method, *real, generator=seeded(options), **arguments)
     judging = [3 * training_seconds(judge, source.train, source.spec, device) for judge in panel]
     of_each = ", ".join(
         f"{judge.name} {duration(seconds)}" for judge, seconds in zip(panel, judging, strict=True)
@@ -126,9 +93,7 @@ def condense(options: DistillOptions, console: Console) -> None:
     )
     begin = time.perf_counter()
     with progress_bar(method, console) as report:
-        virtual = distiller(method)(
-            *real, generator=options.generator(), progress=report, **arguments
-        )
+        virtual = distiller(method)(*real, generator=seeded(options), progress=report, **arguments)
     seconds = time.perf_counter() - begin
     virtual = virtual.with_card(source.train.inputs, source.held_back.inputs)
     packed = virtual.to_bytes(options.bits)
@@ -288,7 +253,7 @@ def _card_table(card: PrivacyCard) -> Table:
 def report_attacks(options: AuditOptions, console: Console) -> None:
     """Attack the virtual data of a source, and print a table and what it means."""
     logging.getLogger("distill").setLevel(logging.ERROR)  # it warns for each set
-    source = options.load()
+    source = load(options)
     samples = at_most(source.train, options.most, options.seed)
     images, labels = samples.inputs, samples.labels
     method = resolved(options.method, images, labels, source.spec.num_classes)
@@ -303,7 +268,7 @@ def report_attacks(options: AuditOptions, console: Console) -> None:
         per_class=options.per_class,
         init=options.start,
         steps=options.steps,
-        generator=options.generator(),
+        generator=seeded(options),
         **formation_arguments(method, options.formation),
     )
     console.print(

@@ -10,19 +10,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from flwr_distill.cli.connection import (
-    Address,
-    Authority,
-    NoTls,
-    Timeout,
-    UserCertificate,
-    UserKey,
-    find_superlink,
-    user_of,
-)
+from flwr_distill.cli.connection import SuperLinkOptions, Timeout, with_superlink
 from flwr_distill.cli.errors import exit_on
-from flwr_distill.cli.options import DEFAULT_FEDERATION_DIR, FederationDir, run_config_option
-from flwr_distill.cli.run import run_to_its_end
+from flwr_distill.cli.options import run_config_option
+from flwr_distill.cli.run import are_here, run_to_its_end
 from flwr_distill.cli.run_folders import DEFAULT_RUNS_DIR, RunsDir, read_runs, run_folders
 from flwr_distill.cli.run_log import in_terminal
 from flwr_distill.fleet.run_config import RunConfigError
@@ -35,7 +26,9 @@ MAX_SHOWN = 20
 """Nodes in the terminal, the worst ones; the page has all."""
 
 
+@with_superlink
 def evaluate(
+    *,
     model: Annotated[
         str,
         typer.Argument(
@@ -51,12 +44,7 @@ def evaluate(
             "'dataset=\"private\"'. Can be repeated: the last one counts."
         ),
     ] = None,
-    superlink: Address = None,
-    root_certificates: Authority = None,
-    user_certificate: UserCertificate = None,
-    user_key: UserKey = None,
-    insecure: NoTls = False,
-    state_dir: FederationDir = DEFAULT_FEDERATION_DIR,
+    options: SuperLinkOptions,
     runs_dir: RunsDir = DEFAULT_RUNS_DIR,
     timeout: Timeout = 60.0,
 ) -> None:
@@ -83,8 +71,7 @@ def evaluate(
             "evaluate.model": str(path.resolve()),
         }
         checked(overrides)
-    user = user_of(user_certificate, user_key, "evaluate")
-    link = find_superlink(superlink, root_certificates, insecure, user, state_dir, "evaluate")
+    link = options.find("evaluate")
     folder = run_to_its_end(link, overrides, timeout, "evaluate")
     if folder:
         _show(folder if folder.exists() else runs_dir / folder.name, folder)
@@ -103,8 +90,7 @@ def _show(here: Path, on_server: Path) -> None:
     from flwr_distill.server.page.by_node import by_node
     from flwr_distill.server.page.run_files import REPORT, read_run
 
-    if not (here / REPORT).exists():
-        typer.echo(f"The results are with the server, in {on_server} (here: --runs-dir)")
+    if not are_here(here / REPORT, on_server):
         return
     if section := by_node(read_run(here)):
         (table,) = section.tables

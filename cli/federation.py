@@ -18,15 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flwr_distill.base.text import counted, listed
-from flwr_distill.cli.connection import (
-    Address,
-    Authority,
-    NoTls,
-    UserCertificate,
-    UserKey,
-    find_superlink,
-    user_of,
-)
+from flwr_distill.cli.connection import SuperLinkOptions, with_superlink
 from flwr_distill.cli.dashboard import DEFAULT_PORT
 from flwr_distill.cli.errors import exit_on, fail
 from flwr_distill.cli.options import (
@@ -34,6 +26,7 @@ from flwr_distill.cli.options import (
     FederationDir,
     LogFormat,
     NodesDevice,
+    state_dir_option,
 )
 from flwr_distill.cli.run_log import Waiting
 from flwr_distill.fleet.federation_record import FederationFile
@@ -119,7 +112,7 @@ def up(
         with federation, ExitStack() as stack:
             if dashboard:
                 stack.callback(stop_processes, [_start_dashboard(state_dir)])
-            where = "" if state_dir == DEFAULT_FEDERATION_DIR else f" --state-dir {state_dir}"
+            where = state_dir_option(state_dir)
             own = " -c 'dataset=\"private\"'" if data else ""
             verb = "is" if number == 1 else "are"
             typer.echo(f"{all_nodes} {verb} online. In another terminal:")
@@ -204,29 +197,25 @@ def _node_status(state_dir: Path) -> dict[str, Any]:
     return parts
 
 
+@with_superlink
 def stop(
+    *,
     run: Annotated[
         str,
         typer.Argument(
             help="Id of a run or its first digits, or latest.", show_default="the federation"
         ),
     ] = "",
-    superlink: Address = None,
-    root_certificates: Authority = None,
-    user_certificate: UserCertificate = None,
-    user_key: UserKey = None,
-    insecure: NoTls = False,
-    state_dir: FederationDir = DEFAULT_FEDERATION_DIR,
+    options: SuperLinkOptions,
 ) -> None:
     """End the federation that `flwr-distill up` started; with RUN, only that run.
 
     The options for a SuperLink are those of `flwr-distill run`; they are for stopping a run.
     """
     if not run:
-        _end_federation(state_dir)
+        _end_federation(options.state_dir)
         return
-    user = user_of(user_certificate, user_key, "stop")
-    link = find_superlink(superlink, root_certificates, insecure, user, state_dir, "stop")
+    link = options.find("stop")
 
     with exit_on(SuperLinkError, command="stop"), link.open(timeout=10.0) as control:
         running = [str(run.run_id) for run in control.runs() if not run.status.finished]

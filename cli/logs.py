@@ -18,18 +18,8 @@ from rich.text import Text
 
 from flwr_distill.base import json_lines
 from flwr_distill.base.json_lines import Line
-from flwr_distill.cli.connection import (
-    Address,
-    Authority,
-    NoTls,
-    Timeout,
-    UserCertificate,
-    UserKey,
-    find_superlink,
-    user_of,
-)
+from flwr_distill.cli.connection import SuperLinkOptions, Timeout, with_superlink
 from flwr_distill.cli.errors import exit_on, fail
-from flwr_distill.cli.options import DEFAULT_FEDERATION_DIR, FederationDir
 from flwr_distill.cli.run_log import STYLES
 from flwr_distill.fleet.submission import follow
 from flwr_distill.flower.control import SuperLinkError
@@ -44,17 +34,14 @@ _WAIT = 1.0
 """Seconds that a line waits for earlier ones of other processes."""
 
 
+@with_superlink
 def logs(
+    *,
     run: Annotated[str, typer.Argument(help="Id of a run or its first digits, or latest.")],
     node: Annotated[
         str, typer.Argument(help="Name of a node, as in ward-3.", show_default="all")
     ] = "",
-    superlink: Address = None,
-    root_certificates: Authority = None,
-    user_certificate: UserCertificate = None,
-    user_key: UserKey = None,
-    insecure: NoTls = False,
-    state_dir: FederationDir = DEFAULT_FEDERATION_DIR,
+    options: SuperLinkOptions,
     timeout: Timeout = 10.0,
 ) -> None:
     """Follow the log of a run to its end: lines of the server, and of a local federation's nodes.
@@ -63,8 +50,7 @@ def logs(
     lines of nodes and messages need --log-format json, where the processes start. Nodes elsewhere
     write to logs of their own, which this command does not see.
     """
-    user = user_of(user_certificate, user_key, "logs")
-    link = find_superlink(superlink, root_certificates, insecure, user, state_dir, "logs")
+    link = options.find("logs")
     with exit_on(SuperLinkError, command="logs"):
         with link.open(timeout) as control:
             known = [str(run.run_id) for run in control.runs()]

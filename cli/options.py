@@ -1,7 +1,7 @@
 """Options that several subcommands share."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,6 +14,12 @@ FederationDir = Annotated[
     Path, typer.Option("--state-dir", help="Directory of the local federation: logs, settings.")
 ]
 DEFAULT_FEDERATION_DIR = Path("state/local")
+
+
+def state_dir_option(state_dir: Path) -> str:
+    """The option for that directory, to append to a command; empty for the default."""
+    return "" if state_dir == DEFAULT_FEDERATION_DIR else f" --state-dir {state_dir}"
+
 
 CertificatesDir = Annotated[
     Path, typer.Option("--dir", help="The authority's folder (flwr-distill certs).")
@@ -34,29 +40,7 @@ NodesDevice = Annotated[
     ),
 ]
 
-Method = Annotated[
-    str, typer.Option(help="auto, dm, kip, kip-negatives or package.module:function.")
-]
-PerClass = Annotated[int, typer.Option(min=1, help="Virtual images of each class.")]
-FormationSide = Annotated[
-    int,
-    typer.Option(
-        min=0,
-        max=4,
-        help="Smaller images along each side of a virtual image; 0: the method chooses.",
-    ),
-]
-Steps = Annotated[int | None, typer.Option(min=1, help="Steps.", show_default="the method's own")]
-Start = Annotated[str, typer.Option(help="Start images: class-stats, pixel-stats, noise or real.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of every random draw.")]
-ImageShape = Annotated[
-    str | None,
-    typer.Option(
-        help="Channels x height x width for the images of a folder, as in 3x32x32.",
-        show_default="their own",
-    ),
-]
-
 LogFormat = Annotated[
     Literal["text", "json"] | None,
     typer.Option(
@@ -131,6 +115,35 @@ _NODE_OPTIONS: dict[str, tuple[type, str, str | bool]] = {
 NODE_OPTIONS = tuple(_NODE_OPTIONS)
 
 
+def with_options(
+    parameter: str,
+    gather: Callable[..., Any],
+    options: Iterable[inspect.Parameter] | None = None,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command options in place of a parameter, which gets `gather(**values)`.
+
+    Without `options` they are the parameters of `gather`.
+    """
+    shared = list(options or inspect.signature(gather, eval_str=True).parameters.values())
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def with_shared(**values: Any) -> None:
+            values[parameter] = gather(**{each.name: values.pop(each.name) for each in shared})
+            command(**values)
+
+        own = inspect.signature(command, eval_str=True)
+        all_options = [
+            option.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for each in own.parameters.values()
+            for option in (shared if each.name == parameter else [each])
+        ]
+        with_shared.__signature__ = own.replace(parameters=all_options)  # type: ignore[attr-defined]
+        return with_shared
+
+    return add
+
+
 def with_node_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command these options of a node, in its parameter `settings`: a dict by name."""
 
@@ -147,19 +160,4 @@ def with_node_options(*names: str) -> Callable[[Callable[..., None]], Callable[.
             name, inspect.Parameter.KEYWORD_ONLY, default=declared, annotation=kind | None
         )
 
-    def add(command: Callable[..., None]) -> Callable[..., None]:
-        @wraps(command)
-        def with_options(**values: Any) -> None:
-            command(settings={name: values.pop(name) for name in names}, **values)
-
-        own = inspect.signature(command, eval_str=True)
-        parameters: list[inspect.Parameter] = []
-        for parameter in own.parameters.values():
-            if parameter.name == "settings":
-                parameters += map(option, names)
-            else:
-                parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-        with_options.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-        return with_options
-
-    return add
+    return with_options("settings", dict, map(option, names))

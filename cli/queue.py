@@ -13,18 +13,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from flwr_distill.cli.connection import (
-    Address,
-    Authority,
-    NoTls,
-    UserCertificate,
-    UserKey,
-    find_superlink,
-    lasting,
-    user_of,
-)
+from flwr_distill.cli.connection import SuperLinkOptions, lasting, with_superlink
 from flwr_distill.cli.errors import exit_on, fail
-from flwr_distill.cli.options import DEFAULT_FEDERATION_DIR, FederationDir
+from flwr_distill.cli.options import DEFAULT_FEDERATION_DIR, FederationDir, state_dir_option
 from flwr_distill.fleet.queue.door import call, listed_runs
 from flwr_distill.fleet.queue.entry import QueuedRun, QueueError, State
 from flwr_distill.fleet.queue.file import MAX_ENDED, SHOWN
@@ -112,14 +103,11 @@ def wait(number: Number, state_dir: FederationDir = DEFAULT_FEDERATION_DIR) -> N
 
 
 @queue.command()
+@with_superlink
 def serve(
+    *,
     at_once: Annotated[int, typer.Option(min=1, max=100, help="Runs that run at a time.")] = 1,
-    superlink: Address = None,
-    root_certificates: Authority = None,
-    user_certificate: UserCertificate = None,
-    user_key: UserKey = None,
-    insecure: NoTls = False,
-    state_dir: FederationDir = DEFAULT_FEDERATION_DIR,
+    options: SuperLinkOptions,
 ) -> None:
     """Serve the queue: start its runs in their order, and stop those that exceed their timeout.
 
@@ -131,15 +119,15 @@ def serve(
 
     if not folder_for("fleet"):
         fail("the queue needs flwr==1.32.1: another shows no settings of runs", "queue serve")
-    user = user_of(user_certificate, user_key, "queue serve")
-    link = find_superlink(superlink, root_certificates, insecure, user, state_dir, "queue serve")
+    link = options.find("queue serve")
 
     def ready() -> None:
-        where = "" if state_dir == DEFAULT_FEDERATION_DIR else f" --state-dir {state_dir}"
-        typer.echo(f"the queue is served: flwr-distill run --queue{where}")
+        command = f"flwr-distill run --queue{state_dir_option(options.state_dir)}"
+        typer.echo(f"the queue is served: {command}")
 
     with exit_on(QueueError, command="queue serve"):
-        serve_queue(state_dir, lasting(link, state_dir, _ANSWERS_WITHIN), at_once, ready)
+        control = lasting(link, options.state_dir, _ANSWERS_WITHIN)
+        serve_queue(options.state_dir, control, at_once, ready)
 
 
 def _one(number: int, state_dir: Path) -> QueuedRun:

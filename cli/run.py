@@ -10,18 +10,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from flwr_distill.cli.connection import (
-    Address,
-    Authority,
-    Connection,
-    NoTls,
-    UserCertificate,
-    UserKey,
-    find_superlink,
-    user_of,
-)
+from flwr_distill.cli.connection import Connection, SuperLinkOptions, with_superlink
 from flwr_distill.cli.errors import exit_on, fail
-from flwr_distill.cli.options import DEFAULT_FEDERATION_DIR, FederationDir, run_config_option
+from flwr_distill.cli.options import run_config_option, state_dir_option
 from flwr_distill.cli.run_log import RunLog, results_table
 from flwr_distill.fleet.federation_record import FederationFile, FederationRecord
 from flwr_distill.fleet.queue.door import call
@@ -41,7 +32,9 @@ Preset = Annotated[
 ]
 
 
+@with_superlink
 def run(
+    *,
     run_config: Annotated[
         list[str] | None,
         run_config_option(
@@ -50,12 +43,7 @@ def run(
         ),
     ] = None,
     preset: Preset = None,
-    superlink: Address = None,
-    root_certificates: Authority = None,
-    user_certificate: UserCertificate = None,
-    user_key: UserKey = None,
-    insecure: NoTls = False,
-    state_dir: FederationDir = DEFAULT_FEDERATION_DIR,
+    options: SuperLinkOptions,
     runs_dir: Annotated[
         Path | None,
         typer.Option(
@@ -106,15 +94,16 @@ def run(
         overrides = read_settings(preset, run_config or ())
         checked(overrides)
     if queued:
-        if superlink or root_certificates or insecure:
+        if options.name_one:
             fail("the queue has its own SuperLink: drop the options that name one", "run")
         order = {"priority": priority, "after": after, "timeout": timeout}
-        _enqueue(overrides, state_dir, {key: v for key, v in order.items() if v is not None})
+        _enqueue(
+            overrides, options.state_dir, {key: v for key, v in order.items() if v is not None}
+        )
         return
     if priority is not None or after is not None:
         fail("priority and after are for the queue: add --queue", "run")
-    user = user_of(user_certificate, user_key, "run")
-    link = find_superlink(superlink, root_certificates, insecure, user, state_dir, "run")
+    link = options.find("run")
     folder = run_to_its_end(link, overrides, 60.0 if timeout is None else timeout, "run")
     if folder:
         show_results(Console(), folder if runs_dir is None else runs_dir / folder.name)
@@ -150,10 +139,8 @@ def _enqueue(
     with exit_on(QueueError, ValueError, command="run"):
         bundle = app_bundle(APP_DIR, overrides)
         number = call(state_dir, bundle, call="add", order={"run_config": overrides, **order})
-    where = "" if state_dir == DEFAULT_FEDERATION_DIR else f" --state-dir {state_dir}"
-    typer.echo(
-        f"run {number} is in the queue; `flwr-distill queue wait {number}{where}` waits for it"
-    )
+    wait = f"flwr-distill queue wait {number}{state_dir_option(state_dir)}"
+    typer.echo(f"run {number} is in the queue; `{wait}` waits for it")
 
 
 def _fitted(
@@ -187,11 +174,17 @@ def _follow(
         raise typer.Exit(130) from None
 
 
+def are_here(results: Path, on_server: Path) -> bool:
+    """Whether a run's file of results is here; else prints in which folder they are."""
+    if not results.exists():
+        typer.echo(f"The results are with the server, in {on_server} (here: --runs-dir)")
+    return results.exists()
+
+
 def show_results(console: Console, folder: Path) -> None:
     """Print the results in a run's folder, or where they are."""
     summary = folder / "summary.json"
-    if not summary.exists():
-        typer.echo(f"The results are with the server, in {folder} (here: --runs-dir)")
+    if not are_here(summary, folder):
         return
     result = json.loads(summary.read_text(encoding="utf-8"))
     console.print(results_table(f"Run {folder.name}", {result["strategy"]: result}))

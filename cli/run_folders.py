@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 RUN_HELP = "Run id or its first digits, its folder, or latest."
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder that the runs' folders are in.")]
 DEFAULT_RUNS_DIR = Path("runs")
+MIN_DIGITS = 6
 _REMEDY = "flwr-distill runs list shows the others"
 
 
@@ -41,9 +42,9 @@ def run_folders(runs_dir: Path) -> list[Path]:
     return [folder for folder in by_start(runs_dir) if (folder / SETTINGS).exists()]
 
 
-def shortest(name: str, names: list[str], least: int = 6) -> str:
+def shortest(name: str, names: list[str]) -> str:
     """The first characters of a run's name that no other run has."""
-    for length in range(least, len(name)):
+    for length in range(MIN_DIGITS, len(name)):
         if sum(other.startswith(name[:length]) for other in names) == 1:
             return name[:length]
     return name

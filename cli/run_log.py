@@ -16,7 +16,7 @@ from rich.text import Text
 from flwr_distill.base import json_lines
 from flwr_distill.fleet.submission import KILLED, gave_no_reason
 from flwr_distill.node.log_lines import without_level
-from flwr_distill.task.errors import REMEDIES, explained
+from flwr_distill.task.errors import REMEDIES, with_remedy
 
 if TYPE_CHECKING:
     from flwr_distill.strategies.common.sections import Table as PageTable
@@ -133,7 +133,7 @@ class RunLog:
             return KILLED
         name = _exception_name(self._crash or [])
         if name in REMEDIES:
-            return explained(name, text)
+            return with_remedy(name, text)
         if not name or "." in name:
             return text
         self._console.print(Text("\n".join(self._crash or [])), soft_wrap=True)

@@ -9,19 +9,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from flwr_distill.cli.connection import (
-    Address,
-    Authority,
-    NoTls,
-    Timeout,
-    UserCertificate,
-    UserKey,
-    find_superlink,
-    user_of,
-)
+from flwr_distill.cli.connection import SuperLinkOptions, Timeout, with_superlink
 from flwr_distill.cli.errors import exit_on
-from flwr_distill.cli.options import DEFAULT_FEDERATION_DIR, FederationDir, run_config_option
-from flwr_distill.cli.run import run_to_its_end
+from flwr_distill.cli.options import run_config_option
+from flwr_distill.cli.run import are_here, run_to_its_end
 from flwr_distill.cli.run_folders import DEFAULT_RUNS_DIR, RunsDir
 from flwr_distill.cli.run_log import in_terminal
 from flwr_distill.fleet.run_config import RunConfigError
@@ -30,7 +21,9 @@ from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.settings import RunConfigValue
 
 
+@with_superlink
 def stats(
+    *,
     run_config: Annotated[
         list[str] | None,
         run_config_option(
@@ -43,12 +36,7 @@ def stats(
         Path | None,
         typer.Option("--json", help="Write all numbers to this file, too.", metavar="FILE"),
     ] = None,
-    superlink: Address = None,
-    root_certificates: Authority = None,
-    user_certificate: UserCertificate = None,
-    user_key: UserKey = None,
-    insecure: NoTls = False,
-    state_dir: FederationDir = DEFAULT_FEDERATION_DIR,
+    options: SuperLinkOptions,
     runs_dir: RunsDir = DEFAULT_RUNS_DIR,
     timeout: Timeout = 60.0,
 ) -> None:
@@ -65,8 +53,7 @@ def stats(
             "statistics": True,
         }
         checked(overrides)
-    user = user_of(user_certificate, user_key, "stats")
-    link = find_superlink(superlink, root_certificates, insecure, user, state_dir, "stats")
+    link = options.find("stats")
     folder = run_to_its_end(link, overrides, timeout, "stats")
     if folder:
         _show(folder if folder.exists() else runs_dir / folder.name, folder, json_file)
@@ -78,8 +65,7 @@ def _show(here: Path, on_server: Path, json_file: Path | None) -> None:
     from flwr_distill.server.page.statistics import faults_of_data, held_by_nodes
     from flwr_distill.server.statistics import FILE
 
-    if not (here / FILE).exists():
-        typer.echo(f"The results are with the server, in {on_server} (here: --runs-dir)")
+    if not are_here(here / FILE, on_server):
         return
     run = read_run(here)
     if (faults := faults_of_data(run)) and (nodes := held_by_nodes(run)):

@@ -16,19 +16,13 @@ from tempfile import TemporaryDirectory
 import typer
 
 from flwr_distill.base import json_lines
-from flwr_distill.cli.connection import (
-    ControlAddress,
-    Timeout,
-    UserCertificate,
-    UserKey,
-    user_of,
-)
+from flwr_distill.cli.connection import RegistrationOptions, with_registration
 from flwr_distill.cli.errors import exit_on, fail
 from flwr_distill.cli.options import DEFAULT_CERTIFICATES_DIR, CertificatesDir, LogFormat
 from flwr_distill.fleet import serverapp
 from flwr_distill.fleet.authority import CertificateError
 from flwr_distill.fleet.certificates import CertificateFolder
-from flwr_distill.flower.control import SuperLinkError, open_control
+from flwr_distill.flower.control import SuperLinkError
 from flwr_distill.node.stock import environment, is_another
 
 STOCK = "flower-superlink"
@@ -114,12 +108,11 @@ def _check_database(arguments: list[str]) -> None:
             fail(problem, "superlink", where="--database", value=value, remedy=remedy)
 
 
+@with_registration
 def register(
+    *,
     folder: CertificatesDir = DEFAULT_CERTIFICATES_DIR,
-    superlink: ControlAddress = "127.0.0.1:9093",
-    user_certificate: UserCertificate = None,
-    user_key: UserKey = None,
-    timeout: Timeout = 60.0,
+    options: RegistrationOptions,
 ) -> None:
     """Register the keys of all nodes of a certificates folder with a SuperLink.
 
@@ -127,13 +120,11 @@ def register(
     Writes their keys to nodes.json, with which a ServerApp checks the sender of a reply.
     """
     authority = CertificateFolder(folder)
-    user = user_of(user_certificate, user_key, "register")
     with exit_on(CertificateError, SuperLinkError, OSError, command="register"):
         nodes = [each for each in authority.issued() if each.is_node and not each.revoked]
-        typer.echo(f"waiting for the SuperLink at {superlink} ...")
-        certificate, ids = authority.certificate, authority.noted_ids
-        with open_control(superlink, certificate, user, ids) as control:
-            control.wait(timeout)
+        typer.echo(f"waiting for the SuperLink at {options.superlink} ...")
+        ids = authority.noted_ids
+        with options.open(authority, "register") as control:
             valid = {node.registered_key for node in nodes}
             known = {key: node_id for key, node_id in ids.items() if key in valid}
             try:

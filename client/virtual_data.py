@@ -4,12 +4,15 @@ from functools import lru_cache
 from logging import INFO
 
 import torch
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.common import log
 from torch import Tensor
 
 from flwr_distill.client.local_data import LocalData
 from flwr_distill.distill.distribution_matching import REFINE_BANK, Network, distill_dm
 from flwr_distill.distill.virtual_data import VirtualData
+from flwr_distill.links.records import VIRTUAL_DATA
+from flwr_distill.protocol.messages import METRICS, NUM_EXAMPLES
 from flwr_distill.storage.store import NodeStore
 from flwr_distill.task.datasets import Samples
 from flwr_distill.task.settings import VirtualSettings
@@ -17,47 +20,20 @@ from flwr_distill.task.settings import VirtualSettings
 TRAINED_ON = "virtual-training-data"
 
 
-def first_images(
-    data: LocalData, settings: VirtualSettings, generator: torch.Generator, device: torch.device
-) -> VirtualData:
-    """Distil a node's training samples with random networks (FedLGD, algorithm 1, start)."""
-    return _matched(data, settings, generator, device, steps=settings.first_steps)
-
-
-def refined_images(
+def virtual_images(
     data: LocalData,
     settings: VirtualSettings,
     generator: torch.Generator,
     device: torch.device,
     *,
     steps: int,
-    images: Tensor,
-    network: Network,
-) -> VirtualData:
-    """Match class means in a network's features, from virtual images at hand (FedLGD eq. 1)."""
-    return _matched(
-        data,
-        settings,
-        generator,
-        device,
-        steps=steps,
-        network=network,
-        bank=REFINE_BANK,
-        initial_images=images,
-    )
-
-
-def _matched(
-    data: LocalData,
-    settings: VirtualSettings,
-    generator: torch.Generator,
-    device: torch.device,
-    *,
-    steps: int,
+    refined: Tensor | None = None,
     network: Network | None = None,
-    bank: int | None = None,
-    initial_images: Tensor | None = None,
 ) -> VirtualData:
+    """Distil a node's training samples with random networks (FedLGD, algorithm 1, start).
+
+    With a `network`, match class means in its features, from the images `refined` (FedLGD eq. 1).
+    """
     return distill_dm(
         data.train.inputs,
         data.train.labels,
@@ -68,9 +44,9 @@ def _matched(
         generator=generator,
         device=device,
         formation=settings.formation,
-        bank=bank,
+        bank=None if network is None else REFINE_BANK,
         network=network,
-        initial_images=initial_images,
+        initial_images=refined,
         means_of=settings.means_of,
         optimizer=settings.image_optimizer,
     )
@@ -86,7 +62,7 @@ def trained_on(
     """The node's virtual images, made once in a run, and then read from its store."""
     payload = store.read(TRAINED_ON)
     if payload is None:
-        virtual = first_images(data, settings, generator, device)
+        virtual = virtual_images(data, settings, generator, device, steps=settings.first_steps)
         log(INFO, "Made %d virtual images to train on", len(virtual))
         payload = virtual.to_bytes()
         store.write(TRAINED_ON, payload)
@@ -96,6 +72,16 @@ def trained_on(
 @lru_cache(maxsize=16)  # one object for all messages: features of a frozen network are its
 def _decoded(payload: bytes, device: torch.device) -> Samples:
     return samples_of(VirtualData.from_bytes(payload), device)
+
+
+def virtual_reply(virtual: VirtualData, data: LocalData) -> RecordDict:
+    """A reply with virtual data of a node's samples, not sealed, and with their privacy card."""
+    virtual = virtual.with_card(data.train.inputs, data.holdout.inputs)
+    card = virtual.card.numbers() if virtual.card else {}
+    metrics = MetricRecord({NUM_EXAMPLES: len(data.train), **card})
+    return RecordDict(
+        {METRICS: metrics, VIRTUAL_DATA: ConfigRecord({"payload": virtual.to_bytes()})}
+    )
 
 
 def samples_of(virtual: VirtualData, device: torch.device) -> Samples:

@@ -6,7 +6,7 @@ one. So the loss on them is like that on real ones wherever training may lead fr
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -106,18 +106,31 @@ def distill_around(
     for _ in range(min(BANK, steps)):
         network = Perturbed(outputs, perturbed(model, radius, generator))
         probes.append(draw_probe(network, classes, device, generator))
-    virtual = initial.reshape(len(classes), per_class, *images.shape[1:]).to(device, copy=True)
-    rates, whole = [LEARNING_RATE] * steps, Formation.of(1, images.shape)
-    match_means(virtual, probes, rates, whole, progress)
-    return VirtualData(
-        virtual.flatten(0, 1).cpu(),
+    made = VirtualData(
+        initial,
         virtual_labels,
-        method="feddm",
-        steps=steps,
-        seed=generator.initial_seed(),
-        init=init,
+        "feddm",
+        steps,
+        generator.initial_seed(),
+        init,
         initial_images=initial,
     )
+    return matched(made, probes, device, progress)
+
+
+def matched(
+    virtual: VirtualData,
+    probes: Sequence[Probe],
+    device: torch.device,
+    progress: Progress | None = None,
+) -> VirtualData:
+    """Optimise virtual images by a probe in each of their steps, on `device`."""
+    shape = virtual.images.shape
+    images = virtual.images.reshape(len(torch.unique(virtual.labels)), -1, *shape[1:])
+    images = images.to(device, copy=True)
+    rates = [LEARNING_RATE] * virtual.steps
+    match_means(images, probes, rates, Formation.of(1, shape), progress)
+    return replace(virtual, images=images.flatten(0, 1).cpu())
 
 
 def draw_probe(

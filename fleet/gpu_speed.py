@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from flwr_distill.distill.kip import kip_gradient
 from flwr_distill.task.compute.precision import products_in
 
+SECONDS = 2.0
 MATRIX = 4096
 IMAGES, CHANNELS, SIDE = 256, 64, 32
 VIRTUAL, REAL, PIXELS, CLASSES = 400, 256, 3 * 32 * 32, 10
@@ -36,8 +37,8 @@ class Timing:
         return f"{self.name} {1e3 * self.seconds:.3g} ms{floor}"
 
 
-def time_gpu(device: torch.device, *, seconds: float = 2.0) -> list[Timing]:
-    """Time a matrix product, a convolution and a step of KIP, in float32, for `seconds` in all.
+def time_gpu(device: torch.device) -> list[Timing]:
+    """Time a matrix product, a convolution and a step of KIP, in float32, for 2 seconds in all.
 
     The floor is the larger time of the operations, and of the bytes of arguments and results, each
     at its peak. Raises ArithmeticError if a result is not finite.
@@ -62,7 +63,7 @@ def time_gpu(device: torch.device, *, seconds: float = 2.0) -> list[Timing]:
     pieces.append(("KIP step", lambda: kip_gradient(*problem).by_virtual, problem))
     with products_in("float32"):
         return [
-            _timed(name, work, arguments, device, seconds / len(pieces), peaks)
+            _timed(name, work, arguments, device, SECONDS / len(pieces), peaks)
             for name, work, arguments in pieces
         ]
 

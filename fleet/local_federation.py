@@ -276,19 +276,16 @@ class LocalFederation:
             node.start()
         return dead
 
-    def wait_for_nodes(
-        self, count: int | None = None, *, timeout: float = 120.0, on_wait: OnWait | None = None
-    ) -> None:
-        """Wait until `count` nodes (None: all) are online, for at most `timeout` seconds."""
-        count = len(self.nodes) if count is None else count
-        spare = len(self.nodes) - count
+    def wait_for_nodes(self, *, timeout: float = 120.0, on_wait: OnWait | None = None) -> None:
+        """Wait until all nodes are online, for at most `timeout` seconds."""
+        count = len(self.nodes)
         deadline = time.monotonic() + timeout
-        while len(awaited := [node for node in self.nodes if not node.online]) > spare:
+        while awaited := [node for node in self.nodes if not node.online]:
             self._check_fit()
             if on_wait is not None:
                 on_wait(awaited)
             if time.monotonic() > deadline or not any(node.alive for node in self.nodes):
-                online = len(self.nodes) - len(awaited)
+                online = count - len(awaited)
                 raise self._error(f"{online} of {count} nodes came online within {timeout:.0f} s")
             time.sleep(0.2)
 

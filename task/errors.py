@@ -22,7 +22,7 @@ REMEDIES = {
 """Of a ServerApp's errors, by type, for which its machine is to blame, not its code."""
 
 
-def explained(name: str, text: str) -> str:
+def with_remedy(name: str, text: str) -> str:
     """An error's type and text on one line, with the remedy if there is one."""
     remedy = REMEDIES.get(name)
     return f"{name}: {text} ({remedy})" if remedy else f"{name}: {text}"

@@ -26,7 +26,6 @@ The papers' numbers are in ``benchmarks/papers/facts``; how a table is run, in
 """
 
 import argparse
-import json
 import math
 import time
 from collections import Counter, defaultdict
@@ -46,6 +45,7 @@ from rich.progress import (
 )
 from rich.table import Table as Printed
 
+from benchmarks.figures import write_json
 from benchmarks.in_process import Settings
 from benchmarks.papers.bootstrap import half_interval
 from benchmarks.papers.facts import MEASURED
@@ -415,7 +415,7 @@ def main() -> None:
             "seeds": arguments.seeds,
             "rows": lines,
         }
-        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+        write_json(arguments.json, content)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from benchmarks.figures import spread, write_json
 from benchmarks.peers.environments import NotInstalledError, prepare
 from benchmarks.peers.systems import PLAIN, ROOT, SYSTEMS, System
 from benchmarks.peers.work import STEPS, Work, cores
@@ -237,7 +238,7 @@ def show(rows: Sequence[Row]) -> None:
         system = Text(row.system.name)
         cells: list[str | Text] = [row.set_up.name, system]
         if row.runs:
-            cells += [_spread(row.values(name), places) for name, places in FIGURES.items()]
+            cells += [spread(row.values(name), places) for name, places in FIGURES.items()]
             ratio = _ratio(row, rows)
             cells.append("" if ratio is None else f"{ratio:.2f}")
         if row.error:
@@ -246,19 +247,12 @@ def show(rows: Sequence[Row]) -> None:
     Console().print(table)
 
 
-def _spread(values: Sequence[float], places: int) -> str:
-    numbers = (statistics.median(values), min(values), max(values))
-    median, least, most = (f"{number:,.{places}f}" for number in numbers)
-    return f"{median} ({least}-{most})"
-
-
 def compare(peers_dir: Path, *, quick: bool, repeats: int, file: Path | None) -> None:
     """Measure all systems; print the figures, and write them to a file after each run."""
     done: list[Row] = []
     for set_up in [QUICK] if quick else SET_UPS:
         rows: list[Row] = []
         for rows in measure(SYSTEMS, set_up, peers_dir, repeats=1 if quick else repeats):
-            if file is not None:
-                file.write_text(json.dumps(as_json([*done, *rows]), indent=2) + "\n")
+            write_json(file, as_json([*done, *rows]))
         done += rows
     show(done)

@@ -123,10 +123,10 @@ def copy_run(folder: Path, target: Path) -> None:
         _copy(folder / file, target / file, 3)
 
 
-def names_in(folder: Path, below: int = 2) -> list[str]:
+def names_in(folder: Path) -> list[str]:
     """Names in a folder, a bounded number; empty if it is missing or behind a link."""
     try:
-        with _inside(folder, below, os.O_DIRECTORY) as number, os.scandir(number) as entries:
+        with _inside(folder, 2, os.O_DIRECTORY) as number, os.scandir(number) as entries:
             return [entry.name for entry in islice(entries, MAX_ENTRIES)]
     except OSError:
         return []

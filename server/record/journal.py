@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord
 from flwr_distill.protocol.replies import Stage
 from flwr_distill.server.hooks import Hook, PhaseEnd, RoundEnd
 from flwr_distill.server.names import FLOWER_LOGGER
-from flwr_distill.task.errors import explained
+from flwr_distill.task.errors import with_remedy
 
 
 class Journal(Hook, logging.Handler):
@@ -83,7 +83,7 @@ class Journal(Hook, logging.Handler):
     def on_failure(self, error: Exception, model: ArrayRecord | None) -> None:
         """Record why the run failed."""
         self._failed = True
-        self.book_error(f"The run failed. {explained(type(error).__name__, str(error))}")
+        self.book_error(f"The run failed. {with_remedy(type(error).__name__, str(error))}")
 
     def book_set_aside(self, node: int, phase: str, reason: str, stage: Stage) -> None:
         """Record that a node's reply was rejected, and at which stage."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from logging import INFO
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -35,7 +35,6 @@ from flwr_distill.strategies.common.robust import (
     shortening,
     too_long,
 )
-from flwr_distill.strategies.common.run import Run
 from flwr_distill.strategies.common.topology import FlatClusters
 from flwr_distill.task.errors import SettingsError
 
@@ -50,7 +49,7 @@ class CADIS(CheckedFedAvg):
 
     Parameters
     ----------
-    layer : str (default: "")
+    feature_layer : str (default: "")
         Name of the dense layer that is compared and whose input are the features. If empty, the
         last: the server takes the last two-dimensional array called ``*.weight``.
     seed : int (default: 0)
@@ -79,11 +78,11 @@ class CADIS(CheckedFedAvg):
     """
 
     settings: CADISSettings = CADISSettings()
-    run_arguments = ("seed",)
+    run_arguments = ("seed", "feature_layer")
 
-    def __init__(self, *, layer: str = "", seed: int = 0, **kwargs: Any) -> None:
+    def __init__(self, *, feature_layer: str = "", seed: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.layer = layer
+        self.feature_layer = feature_layer
         self.seed = seed
         self.places: dict[int, int] = {}
         """Index of each node ever seen."""
@@ -96,11 +95,6 @@ class CADIS(CheckedFedAvg):
         """The global model at the start of the last round, if a rule needs it."""
         self._round: int
         self._dense: str
-
-    @classmethod
-    def from_run(cls, settings: CADISSettings, run: Run, **arguments: Any) -> Self:
-        """Make the strategy for a run of our ServerApp; see `strategies.common.run.Run`."""
-        return super().from_run(settings, run, **{"layer": run.train.feature_layer, **arguments})
 
     def summary(self) -> None:
         """Log summary configuration of the strategy."""
@@ -116,12 +110,12 @@ class CADIS(CheckedFedAvg):
         """Have the sampled nodes train with the regulariser."""
         self._round = server_round
         if self.settings.aggregation != "samples":
-            self._dense = _dense_weight(as_arrays(arrays), self.layer)
+            self._dense = _dense_weight(as_arrays(arrays), self.feature_layer)
         # A rule rejects what turns back: without it, honest nodes with few classes do as well.
         needed = self.settings.aggregation == "samples" or self.settings.rule != "mean"
         regularised = self.has_main_cluster or needed
         weight = self.settings.kd_lambda if regularised else 0.0
-        config = ConfigRecord({**config, "kd-lambda": weight, "feature-layer": self.layer})
+        config = ConfigRecord({**config, "kd-lambda": weight, "feature-layer": self.feature_layer})
         return super().configure_train(server_round, arrays, config, grid)
 
     def combine(self, updates: list[Update]) -> Arrays:

@@ -1,6 +1,6 @@
 """Settings of ensemble distillation, on leaders (FedHEAD) and on the server (FedHEAD+, FedDF)."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -26,3 +26,15 @@ class EnsembleDistillation(Block):
     """Whether a distillation ends with the student of the lowest loss on the held-out part, which
     may be the untrained one. False ends with that of the last epoch: FedHEAD's paper stops early,
     and speaks of nothing that is restored."""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Of `distill.ensemble.distil_ensemble`."""
+        return {
+            "epochs": self.distill_epochs,
+            "patience": self.patience,
+            "lr": self.distill_lr,
+            "weight_decay": self.distill_weight_decay,
+            "batch_size": self.distill_batch_size,
+            "restore_best": self.restore_best,
+        }

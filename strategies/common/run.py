@@ -62,6 +62,16 @@ class Run:
         return seen_spec(self.model, self.spec, self.train)
 
     @property
+    def num_classes(self) -> int:
+        """Classes of the task."""
+        return self.spec.num_classes
+
+    @property
+    def feature_layer(self) -> str:
+        """Name of the last dense layer; see :func:`task.models.last_dense`."""
+        return self.train.feature_layer
+
+    @property
     def sampling(self) -> dict[str, Any]:
         """Constructor arguments of Flower's FedAvg.
 

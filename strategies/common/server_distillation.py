@@ -63,17 +63,9 @@ class ServerDistillation:
             self._models(members), self._inputs, average=request.average
         )
         student = self._with(start)
+        draws = round_generator(self._seed, server_round)
         distilled = distil_ensemble(
-            student,
-            self._inputs,
-            teacher,
-            epochs=request.distill_epochs,
-            patience=request.patience,
-            lr=request.distill_lr,
-            weight_decay=request.distill_weight_decay,
-            batch_size=request.distill_batch_size,
-            restore_best=request.restore_best,
-            generator=round_generator(self._seed, server_round),
+            student, self._inputs, teacher, **request.arguments, generator=draws
         )
         log(INFO, "Distilled on %d reference samples: %s", len(self._inputs), distilled)
         return {name: value.cpu().numpy() for name, value in student.state_dict().items()}

@@ -1,13 +1,12 @@
 """FedDM on nodes: their data, distilled around the received model."""
 
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Context, Message
 
 from flwr_distill.client.dp_sgd import require_no_privacy
 from flwr_distill.client.local_round import LocalRound
 from flwr_distill.client.session import Session, virtual_per_class
+from flwr_distill.client.virtual_data import virtual_reply
 from flwr_distill.distill.perturbed_matching import distill_around
-from flwr_distill.links.records import VIRTUAL_DATA
-from flwr_distill.protocol.messages import METRICS, NUM_EXAMPLES
 from flwr_distill.strategies.feddm.method import DISTILL_AROUND, AroundModel
 
 
@@ -28,8 +27,4 @@ def distill(message: Message, context: Context) -> Message:
         layer=local.settings.feature_layer,
         generator=session.generator("feddm", local.round),
     )
-    virtual = virtual.with_card(data.train.inputs, data.holdout.inputs)
-    card = virtual.card.numbers() if virtual.card else {}
-    metrics = MetricRecord({NUM_EXAMPLES: len(data.train), **card})
-    sent = ConfigRecord({"payload": virtual.to_bytes()})
-    return Message(RecordDict({METRICS: metrics, VIRTUAL_DATA: sent}), reply_to=message)
+    return Message(virtual_reply(virtual, data), reply_to=message)

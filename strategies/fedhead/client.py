@@ -244,18 +244,8 @@ def distil_sector(
         if gain < least_gain:
             log(INFO, "Not distilled: the ensemble would save %.0f%% of the loss", 100 * gain)
             return None
-    distilled = distil_ensemble(
-        student,
-        inputs,
-        teacher,
-        epochs=request.distill_epochs,
-        patience=request.patience,
-        lr=request.distill_lr,
-        weight_decay=request.distill_weight_decay,
-        batch_size=request.distill_batch_size,
-        restore_best=request.restore_best,
-        generator=session.generator("distill-sector", server_round),
-    )
+    draws = session.generator("distill-sector", server_round)
+    distilled = distil_ensemble(student, inputs, teacher, **request.arguments, generator=draws)
     log(INFO, "Distilled %s: %s", counted(len(members["weights"]), "model"), distilled)
     return distilled
 

@@ -18,7 +18,7 @@ from flwr_distill.client.private_distillation import distil_privately
 from flwr_distill.client.session import Session
 from flwr_distill.client.terms import Features, LossTerm, extractor
 from flwr_distill.client.training import hard_labels
-from flwr_distill.client.virtual_data import first_images, refined_images, samples_of
+from flwr_distill.client.virtual_data import samples_of, virtual_images
 from flwr_distill.distill.contrastive import mean_discrepancy, supervised_contrastive_loss
 from flwr_distill.distill.errors import VirtualDataError
 from flwr_distill.distill.virtual_data import VirtualData
@@ -160,19 +160,21 @@ def virtual_samples(
             )
         else:
             draws = session.generator("virtual")
-            virtual = first_images(data, request, draws, session.device)
+            virtual = virtual_images(
+                data, request, draws, session.device, steps=request.first_steps
+            )
         log(INFO, "Made %d virtual samples", len(virtual))
         payload = virtual.to_bytes()
         store.write(name, payload)
     virtual = VirtualData.from_bytes(payload)
     if request.refine_steps:
-        refined = refined_images(
+        refined = virtual_images(
             data,
             request,
             session.generator("refine", server_round),
             session.device,
             steps=request.refine_steps,
-            images=virtual.images,
+            refined=virtual.images,
             network=extractor(model, session.task.train.feature_layer),
         )
         payload = refined.to_bytes()

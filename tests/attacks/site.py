@@ -30,26 +30,9 @@ from flwr_distill.protocol.replies import REFUSED
 from flwr_distill.server.settings_catalogue import settings_tables
 from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.models import create_model
+from tests.apps import pyproject
 
 RUN, NODE, SERVER = 7, 5, 1
-
-
-def pyproject(name: str, config: str = "") -> str:
-    """Settings of an app whose code is in the package of this name."""
-    return f"""
-[project]
-name = "{name}-app"
-version = "1.0.0"
-description = "A test's app"
-license = "Apache-2.0"
-[tool.flwr.app]
-publisher = "tests"
-[tool.flwr.app.components]
-serverapp = "{name}.server:app"
-clientapp = "{name}.client:app"
-[tool.flwr.app.config]
-{config}
-"""
 
 
 def images(number: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

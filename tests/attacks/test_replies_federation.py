@@ -55,8 +55,7 @@ from flwr_distill.flower.line_1_32.server.inbox import KEYS_VARIABLE
 from flwr_distill.node.processes import start_bound, stop
 from flwr_distill.node.secret import appio_secret
 from flwr_distill.protocol.signatures import sign
-
-from .site import pyproject
+from tests.apps import pyproject
 
 pytestmark = pytest.mark.slow
 

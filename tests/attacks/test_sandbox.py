@@ -47,8 +47,7 @@ from flwr_distill.node.settings import NodeError, NodeSettings
 from flwr_distill.node.stock import is_another
 from flwr_distill.node.supervisor import Node
 from flwr_distill.storage.store import CONTINUES, SPENT, NodeStore, remove_old_runs
-
-from .site import pyproject
+from tests.apps import pyproject
 
 ROOT = Path(__file__).resolve().parents[2]
 OLD = time.time() - 1e7

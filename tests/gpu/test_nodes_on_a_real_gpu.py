@@ -7,23 +7,11 @@ from flwr.common.constant import ErrorCode
 
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.node.sandbox import why_no_sandbox
+from tests.apps import pyproject
 from tests.gpu import work
 from tests.node.supernodes import ROOT, SuperNode, answer, running_executor, wait_until_gone
 
 pytestmark = pytest.mark.gpu
-
-PYPROJECT = """
-[project]
-name = "tiny-app"
-version = "1.0.0"
-description = "A test's app"
-license = "Apache-2.0"
-[tool.flwr.app]
-publisher = "tests"
-[tool.flwr.app.components]
-serverapp = "tiny.server:app"
-clientapp = "tiny.client:app"
-"""
 
 CLIENT = """
 import os
@@ -48,7 +36,7 @@ def train(message: Message, context: Context) -> Message:
 def app_dir(tmp_path):
     folder = tmp_path / "app" / "tiny"
     folder.mkdir(parents=True)
-    (folder.parent / "pyproject.toml").write_text(PYPROJECT)
+    (folder.parent / "pyproject.toml").write_text(pyproject("tiny"))
     (folder / "__init__.py").touch()
     (folder / "client.py").write_text(CLIENT)
     (folder / "server.py").write_text("from flwr.serverapp import ServerApp\napp = ServerApp()\n")

@@ -25,26 +25,14 @@ from flwr_distill.links.transfer import introduce
 from flwr_distill.node.notes import Notes
 from flwr_distill.node.supervisor import MAILBOX_ENVIRONMENT
 from flwr_distill.storage.store import NodeStore
+from tests.apps import pyproject
 
 RUN = 2**63 + 5
 SENDER, RECEIVER, STRANGER = 2**64 - 17, 2**64 - 18, 2**64 - 19
 
 
 SENDING_APP = {
-    "pyproject.toml": """
-[project]
-name = "sending-app"
-version = "1.0.0"
-description = "A test's app"
-license = "Apache-2.0"
-[tool.flwr.app]
-publisher = "tests"
-[tool.flwr.app.components]
-serverapp = "sending.server:app"
-clientapp = "sending.client:app"
-[tool.flwr.app.config]
-links = "direct"
-""",
+    "pyproject.toml": pyproject("sending", 'links = "direct"'),
     "sending/__init__.py": "",
     "sending/client.py": """
 from dataclasses import dataclass

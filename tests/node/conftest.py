@@ -13,19 +13,9 @@ from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.fleet.submission import RunOutcome
 from flwr_distill.node.supervisor import status_file
+from tests.apps import pyproject
 
-PYPROJECT = """
-[project]
-name = "tiny-app"
-version = "1.0.0"
-description = "A test's app"
-license = "Apache-2.0"
-[tool.flwr.app]
-publisher = "tests"
-[tool.flwr.app.components]
-serverapp = "tiny.server:app"
-clientapp = "tiny.client:app"
-[tool.flwr.app.config]
+CONFIG = """
 phases = 2
 do = ""
 nodes = 1
@@ -174,7 +164,7 @@ def tiny_app(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write_tiny_app(app_dir: Path, greeting: str = "hello") -> None:
     (app_dir / "tiny").mkdir(exist_ok=True)
-    (app_dir / "pyproject.toml").write_text(PYPROJECT)
+    (app_dir / "pyproject.toml").write_text(pyproject("tiny", CONFIG))
     (app_dir / "tiny" / "__init__.py").write_text("")
     (app_dir / "tiny" / "client.py").write_text(CLIENT.replace('"hello"', repr(greeting)))
     (app_dir / "tiny" / "server.py").write_text(SERVER)

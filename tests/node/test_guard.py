@@ -69,6 +69,7 @@ from flwr_distill.storage.store import CONTINUES, NodeStore
 from flwr_distill.strategies.fedlgd.method import TRAIN_VIRTUAL, VirtualTraining
 from flwr_distill_baselines.common.passing.messages import PASSED_MODEL
 from flwr_distill_baselines.fedseq.method import TURNS
+from tests.apps import pyproject
 
 SERVER, NODE, OTHER = 1, 5, 6
 NODE_CONFIG: dict[str, Any] = {"data": "/data/ward-3", "name": "ward-3"}
@@ -92,19 +93,6 @@ SEALED = HOSPITAL.model_copy(
 """Looks at what leaves, without asking for differential privacy."""
 UNCOUNTED = STANDARD.model_copy(update={"real_per_virtual": 1})
 """Asks for no real samples behind virtual ones: the node's data are not there here."""
-PYPROJECT = """
-[project]
-name = "app"
-version = "1.0.0"
-description = ""
-license = "Apache-2.0"
-[tool.flwr.app]
-publisher = "tests"
-[tool.flwr.app.components]
-serverapp = "a:b"
-clientapp = "a:b"
-[tool.flwr.app.config]
-"""
 MODEL = {"weight": np.zeros((3, 2), np.float32), "count": np.zeros((), np.float32)}
 
 
@@ -126,7 +114,7 @@ def bundle(run_config: Mapping[str, Any]) -> Fab:
     lines = "".join(f"{json.dumps(key)} = {json.dumps(v)}\n" for key, v in run_config.items())
     content = BytesIO()
     with zipfile.ZipFile(content, "w") as file:
-        file.writestr(zipfile.ZipInfo("pyproject.toml"), PYPROJECT + lines)
+        file.writestr(zipfile.ZipInfo("pyproject.toml"), pyproject("app", lines))
     return Fab(hashlib.sha256(content.getvalue()).hexdigest(), content.getvalue(), {})
 
 

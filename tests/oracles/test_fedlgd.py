@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from flwr_distill.client.virtual_data import first_images
+from flwr_distill.client.virtual_data import virtual_images
 from flwr_distill.distill.contrastive import mean_discrepancy
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.server.settings import RunSettings
@@ -52,7 +52,11 @@ def test_five_rounds_are_those_of_the_paper(tmp_path):
     found, f, nodes = federation.run(), network(), federation.sessions
     settings = RunSettings.from_run_config(federation.config).fedlgd
     first = [
-        first_images(node.data, settings, node.generator("virtual"), node.device) for node in nodes
+        virtual_images(
+            *(node.data, settings, node.generator("virtual"), node.device),
+            steps=settings.first_steps,
+        )
+        for node in nodes
     ]
     own = [stored(one, (one.images, one.labels)) for one in first]
     labels = torch.arange(SPEC.num_classes).repeat_interleave(PER_CLASS)

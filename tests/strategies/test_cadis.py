@@ -225,7 +225,7 @@ def test_without_its_aggregation_it_is_fedavg(memory_grid):
 
 
 def test_nodes_are_asked_for_the_regulariser(memory_grid):
-    strategy = strategy_of(kd_lambda=0.3, layer="last", main_cluster=0.0)
+    strategy = strategy_of(kd_lambda=0.3, feature_layer="last", main_cluster=0.0)
     grid = grid_of(memory_grid, made_up(1.0))
     play(strategy, grid)
     config = grid.pushed[0].content.config_records["config"]
@@ -246,7 +246,7 @@ def test_the_layer_that_is_named_is_compared(memory_grid):
 
     nodes = [node(1, 1), node(1, -1), node(-1, 1), node(-1, -1)]
     for layer, expected in (("", [[0, 2], [1, 3]]), ("first", [[0, 1], [2, 3]])):
-        strategy = strategy_of(layer=layer)
+        strategy = strategy_of(feature_layer=layer)
         play(strategy, grid_of(memory_grid, *nodes))
         assert found(strategy) == expected
 
@@ -258,7 +258,7 @@ def test_a_model_without_the_dense_layer_is_refused_with_those_it_has(memory_gri
     layers = "first.weight, last.weight" if layer else "no such layer"
     refusal = at("train.feature-layer", value=layer)
     with pytest.raises(SettingsError, match=layers, check=refusal):
-        play(strategy_of(layer=layer), grid_of(memory_grid), arrays=arrays)
+        play(strategy_of(feature_layer=layer), grid_of(memory_grid), arrays=arrays)
 
 
 def spoiled(kind):

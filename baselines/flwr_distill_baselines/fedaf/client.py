@@ -1,6 +1,6 @@
 """FedAF on nodes: what the global model predicts, and virtual data that agree with the peers'."""
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from safetensors import safe_open
 from safetensors.numpy import save
 from torch import Tensor
@@ -8,7 +8,7 @@ from torch import Tensor
 from flwr_distill.client.dp_sgd import require_no_privacy
 from flwr_distill.client.local_round import LocalRound, received_arrays, server_round
 from flwr_distill.client.session import Session, virtual_per_class
-from flwr_distill.links.records import VIRTUAL_DATA
+from flwr_distill.client.virtual_data import virtual_reply
 from flwr_distill.protocol.arrays import Arrays
 from flwr_distill.protocol.messages import CONFIG, METRICS, NUM_EXAMPLES
 from flwr_distill_baselines.common.class_tables import means_by_class, table
@@ -70,11 +70,7 @@ def distill(message: Message, context: Context) -> Message:
         layer=local.settings.feature_layer,
         generator=session.generator("fedaf", local.round),
     )
-    virtual = virtual.with_card(data.train.inputs, data.holdout.inputs)
-    card = virtual.card.numbers() if virtual.card else {}
-    metrics = MetricRecord({NUM_EXAMPLES: len(data.train), **card})
-    sent = ConfigRecord({"payload": virtual.to_bytes()})
-    return Message(RecordDict({METRICS: metrics, VIRTUAL_DATA: sent}), reply_to=message)
+    return Message(virtual_reply(virtual, data), reply_to=message)
 
 
 def _stored_model(session: Session, round_: int) -> Arrays:

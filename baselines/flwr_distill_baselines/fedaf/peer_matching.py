@@ -11,10 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from flwr_distill.distill.distribution_matching import match_means
-from flwr_distill.distill.formation import Formation
 from flwr_distill.distill.inputs import check_inputs
-from flwr_distill.distill.perturbed_matching import BANK, LEARNING_RATE, Outputs, draw_probe
+from flwr_distill.distill.perturbed_matching import BANK, Outputs, draw_probe, matched
 from flwr_distill.distill.registry import Progress
 from flwr_distill.distill.starts import start
 from flwr_distill.distill.virtual_data import VirtualData
@@ -111,15 +109,13 @@ def distill_with_peers(
         features, own = probe.means.tensor_split([probe.means.shape[1] - num_classes], dim=1)
         logits = torch.where(known[rows, None].to(device), scale * peers[rows].to(device), own)
         probes.append(replace(probe, means=torch.cat([features, logits], dim=1)))
-    virtual = initial.reshape(len(classes), per_class, *images.shape[1:]).to(device, copy=True)
-    rates, whole = [LEARNING_RATE] * steps, Formation.of(1, images.shape)
-    match_means(virtual, probes, rates, whole, progress)
-    return VirtualData(
-        virtual.flatten(0, 1).cpu(),
+    made = VirtualData(
+        initial,
         virtual_labels,
-        method="fedaf",
-        steps=steps,
-        seed=generator.initial_seed(),
-        init=init,
+        "fedaf",
+        steps,
+        generator.initial_seed(),
+        init,
         initial_images=initial,
     )
+    return matched(made, probes, device, progress)

@@ -1,7 +1,7 @@
 """FedHKD: class means of features and soft predictions travel with the models."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -11,7 +11,6 @@ from torch import nn
 
 from flwr_distill.protocol.arrays import Arrays, sent_arrays
 from flwr_distill.strategies.common.checked import CheckedFedAvg, Update
-from flwr_distill.strategies.common.run import Run
 from flwr_distill.task.models import last_dense_layer
 from flwr_distill_baselines.common.class_means import mean_by_class, record_of_means
 from flwr_distill_baselines.fedhkd.method import (
@@ -54,7 +53,7 @@ class FedHKD(CheckedFedAvg):
     """
 
     settings: FedHKDSettings = FedHKDSettings()
-    run_arguments = ("model",)
+    run_arguments = ("model", "feature_layer")
     state_keys = ("features", "predictions")
 
     def __init__(self, *, model: nn.Module, feature_layer: str = "", **kwargs: Any) -> None:
@@ -65,12 +64,6 @@ class FedHKD(CheckedFedAvg):
         """Global mean soft predictions by class."""
         last = last_dense_layer(model, feature_layer)
         self._width, self._num_classes = last.in_features, last.out_features
-
-    @classmethod
-    def from_run(cls, settings: Any, run: Run, **arguments: Any) -> Self:
-        """Make the strategy for a run of our ServerApp; see `CheckedFedAvg`."""
-        layer = run.train.feature_layer
-        return super().from_run(settings, run, **{"feature_layer": layer, **arguments})
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

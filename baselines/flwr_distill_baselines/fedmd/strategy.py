@@ -1,7 +1,7 @@
 """FedMD: nodes keep models of their own and learn the mean of their logits on public samples."""
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
@@ -9,7 +9,6 @@ from flwr_distill.protocol.arrays import Arrays, as_record, sent_arrays
 from flwr_distill.strategies.common.averages import weighted_mean
 from flwr_distill.strategies.common.checked import Update
 from flwr_distill.strategies.common.own_models import OwnModels
-from flwr_distill.strategies.common.run import Run
 from flwr_distill_baselines.fedmd.method import (
     DIGEST,
     EVALUATE_OWN,
@@ -46,6 +45,7 @@ class FedMD(OwnModels):
     """
 
     settings: FedMDSettings = FedMDSettings()
+    run_arguments = ("num_classes",)
     state_keys = ("consensus",)
     train_type = TRAIN_CONSENSUS
     evaluate_type = EVALUATE_OWN
@@ -55,12 +55,6 @@ class FedMD(OwnModels):
         self.consensus: Arrays = {}
         """Mean logits, (public samples, classes); empty before the first."""
         self._shape = self.settings.auxiliary_size, num_classes
-
-    @classmethod
-    def from_run(cls, settings: Any, run: Run, **arguments: Any) -> Self:
-        """Make the strategy for a run of our ServerApp; see `CheckedFedAvg`."""
-        classes = run.spec.num_classes
-        return super().from_run(settings, run, **{"num_classes": classes, **arguments})
 
     def records(self) -> Mapping[str, ArrayRecord | ConfigRecord]:
         """Ask for logits, and send the consensus once there is one."""

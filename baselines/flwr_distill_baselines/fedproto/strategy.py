@@ -1,7 +1,7 @@
 """FedProto: nodes keep models of their own and share class prototypes."""
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -11,7 +11,6 @@ from torch import nn
 from flwr_distill.protocol.arrays import Arrays, sent_arrays
 from flwr_distill.strategies.common.checked import Update
 from flwr_distill.strategies.common.own_models import OwnModels
-from flwr_distill.strategies.common.run import Run
 from flwr_distill.task.models import last_dense_layer
 from flwr_distill_baselines.common.class_means import class_means, mean_by_class, record_of_means
 from flwr_distill_baselines.fedproto.method import (
@@ -49,7 +48,7 @@ class FedProto(OwnModels):
     """
 
     settings: FedProtoSettings = FedProtoSettings()
-    run_arguments = ("model",)
+    run_arguments = ("model", "feature_layer")
     state_keys = ("prototypes",)
     train_type = TRAIN_PROTOTYPES
     evaluate_type = EVALUATE_PROTOTYPES
@@ -60,12 +59,6 @@ class FedProto(OwnModels):
         """Global prototypes by class."""
         last = last_dense_layer(model, feature_layer)
         self._width, self._num_classes = last.in_features, last.out_features
-
-    @classmethod
-    def from_run(cls, settings: Any, run: Run, **arguments: Any) -> Self:
-        """Make the strategy for a run of our ServerApp; see `CheckedFedAvg`."""
-        layer = run.train.feature_layer
-        return super().from_run(settings, run, **{"feature_layer": layer, **arguments})
 
     def records(self) -> Mapping[str, ArrayRecord | ConfigRecord]:
         """Ask for the distance, and send the global prototypes once there are any."""

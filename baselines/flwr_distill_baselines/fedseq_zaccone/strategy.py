@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from logging import INFO
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
@@ -11,7 +11,6 @@ from flwr.common import log
 from flwr_distill.base.text import counted
 from flwr_distill.protocol.messages import CONFIG, METRICS
 from flwr_distill.protocol.replies import NothingUsableError
-from flwr_distill.strategies.common.run import Run
 from flwr_distill.strategies.common.topology import FlatClusters
 from flwr_distill_baselines.common.passing.messages import Turns
 from flwr_distill_baselines.common.passing.strategy import SequentialStrategy
@@ -46,18 +45,13 @@ class FedSeq(SequentialStrategy):
     """
 
     settings: FedSeqSettings = FedSeqSettings()
+    run_arguments = (*SequentialStrategy.run_arguments, "num_classes")
     turns: ClassVar[Turns] = TURNS
 
     def __init__(self, *, num_classes: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.num_classes = num_classes
         self._confidences: dict[int, list[float]] = {}
-
-    @classmethod
-    def from_run(cls, settings: FedSeqSettings, run: Run, **arguments: Any) -> Self:
-        """Make the strategy for a run of our ServerApp; see `strategies.common.run.Run`."""
-        classes = run.spec.num_classes
-        return super().from_run(settings, run, **{"num_classes": classes, **arguments})
 
     @property
     def topology(self) -> FlatClusters | None:

@@ -184,11 +184,6 @@ def problems(mapped: Mapped, facts: Facts, name: str, preset: Mapping[str, Value
             yield f"{key}: a deviation from nothing that the paper states"
 
 
-def preset_problems(mapped: Mapped, facts: Facts, name: str) -> list[str]:
-    """`problems` of a preset as it stands in its file."""
-    return sorted(problems(mapped, facts, name, read_preset(name)))
-
-
 @cache
 def _table(preset: str) -> str:
     """Table of the settings of a preset's method."""

@@ -96,7 +96,9 @@ class SequentialStrategy(CheckedFedAvg):
 
     turns: ClassVar[Turns]
     """Message types of the method."""
-    run_arguments = ("links", "phase_timeout", "seed", "directory", "norm_threshold")
+    run_arguments: ClassVar[tuple[str, ...]] = (
+        *("links", "phase_timeout", "seed", "directory", "norm_threshold"),
+    )
 
     def __init__(
         self,

@@ -1,0 +1,20 @@
+"""Figures of a benchmark, in a file and in a table."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def write_json(file: Path | None, figures: Any) -> None:
+    """Write figures to a file, if one is named."""
+    if file is not None:
+        file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+def spread(values: Sequence[float], places: int = 2) -> str:
+    """Median of some values, with the least and the greatest."""
+    numbers = (statistics.median(values), min(values), max(values))
+    median, least, most = (f"{number:,.{places}f}" for number in numbers)
+    return f"{median} ({least}-{most})"
