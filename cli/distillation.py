@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from flwr_distill.base.text import counted
-from flwr_distill.cli.distill import AuditOptions, DistillOptions, SharedOptions
+from flwr_distill.cli.distill_options import AuditOptions, DistillOptions, SharedOptions
 from flwr_distill.cli.judge import Judge, judges, train_and_score, training_seconds
 from flwr_distill.cli.source import Source, load_source
 from flwr_distill.distill import DistillError, VirtualData, distiller

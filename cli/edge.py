@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
 from flwr_distill.cli.errors import exit_on, fail
-from flwr_distill.cli.options import NodeConfigFile, run_config_option, with_node_options
+from flwr_distill.cli.options import (
+    NodeConfigFile,
+    read_node_config,
+    run_config_option,
+    with_node_options,
+)
 from flwr_distill.fleet.run_config import RunConfigError, read_run_config
 from flwr_distill.flower.lines import why_unserved
 from flwr_distill.flower.own_app import APP_DIR
@@ -77,7 +81,7 @@ def edge(
     if reason := why_unserved():
         fail(reason, "edge")
     with exit_on(NodeError, RunConfigError, SettingsError, command="edge"):
-        node = {"state-dir": str(DEFAULT_STATE_DIR), **_read(config)}
+        node = {"state-dir": str(DEFAULT_STATE_DIR), **read_node_config(config)}
         for name, value in settings.items():
             if value is not None:
                 node[name.replace("_", "-")] = str(value) if isinstance(value, Path) else value
@@ -109,12 +113,6 @@ def edge(
             Edge(node, checked.state_dir, below, APP_DIR).run()
         except KeyboardInterrupt:
             typer.echo("the edge has ended")
-
-
-def _read(config: Path | None) -> dict[str, Any]:
-    load_settings(config, {})  # reports mistakes
-    content = yaml.safe_load(config.read_text(encoding="utf-8")) if config else {}
-    return {str(key).replace("_", "-"): value for key, value in content.items()}
 
 
 def _overrides(texts: list[str]) -> dict[str, RunConfigValue]:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich.console import Console
 from rich.table import Table
 
@@ -26,6 +25,7 @@ from flwr_distill.cli.options import (
     FederationDir,
     LogFormat,
     NodesDevice,
+    read_node_config,
     state_dir_option,
 )
 from flwr_distill.cli.run_log import Waiting
@@ -39,7 +39,6 @@ from flwr_distill.node.settings import NodeError, load_settings
 from flwr_distill.node.supervisor import status_file
 from flwr_distill.server.record.run_ids import LATEST, RunIdError, full_id
 from flwr_distill.task.errors import SettingsError
-from flwr_distill.task.text_files import read_text
 
 DEFAULT_NODES = 5
 OPEN = "The nodes have the policy open: runs may ask for their samples (--config sets another)."
@@ -157,8 +156,7 @@ def _node_settings(config: Path | None, data: list[Path], **options: str | None)
     checked = load_settings(config, {})
     for path in data:
         load_settings(None, {"data": path})
-    content: dict[str, Any] = yaml.safe_load(read_text(config)) if config else {}
-    settings = {str(key).replace("_", "-"): value for key, value in content.items()}
+    settings = read_node_config(config)
     for key in _SET_BY_UP & settings.keys():
         raise SettingsError("up sets it", where=key, remedy="remove it", source=f"config={config}")
     load_settings(None, options)

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+import yaml
 
 from flwr_distill.base.json_lines import VARIABLE
+from flwr_distill.node.settings import load_settings
+from flwr_distill.task.text_files import read_text
 
 FederationDir = Annotated[
     Path, typer.Option("--state-dir", help="Directory of the local federation: logs, settings.")
@@ -161,3 +164,10 @@ def with_node_options(*names: str) -> Callable[[Callable[..., None]], Callable[.
         )
 
     return with_options("settings", dict, map(option, names))
+
+
+def read_node_config(config: Path | None) -> dict[str, Any]:
+    """Settings in the file of `NodeConfigFile`, by option, checked as a node would."""
+    load_settings(config, {})
+    content = yaml.safe_load(read_text(config)) if config else {}
+    return {str(key).replace("_", "-"): value for key, value in content.items()}

@@ -119,11 +119,6 @@ class CertificateFolder:
         return self._servers.certificate
 
     @property
-    def nodes_certificate(self) -> Path:
-        """Certificate of the authority for nodes."""
-        return self._nodes.certificate
-
-    @property
     def revocations(self) -> Path:
         """Revocation list of the authority for SuperLink and users, for the gate."""
         return self._servers.revocations

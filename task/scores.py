@@ -151,18 +151,12 @@ def macro_f1(confusion: NDArray[Any]) -> Numbers:
 def auroc(own: NDArray[Any], others: NDArray[Any]) -> Numbers:
     """Mean over classes of the area under the ROC curve, one against rest; of (..., C, bins).
 
-    Samples in one bin count as ties, half; `auroc_error` bounds what that may change. Classes
-    without samples, or without others, are left out.
+    Samples in one bin count as ties, half. Classes without samples, or without others, are left
+    out.
     """
     below = np.cumsum(others, -1) - others
     wins = (own * (below + others / 2)).sum(-1)
     return _mean(_ratio(wins, own.sum(-1).astype(float) * others.sum(-1)))
-
-
-def auroc_error(own: NDArray[Any], others: NDArray[Any]) -> Numbers:
-    """How far `auroc` is at most from that of exact probabilities: half of all ties in bins."""
-    ties = (own.astype(float) * others).sum(-1)
-    return _mean(_ratio(ties / 2, own.sum(-1).astype(float) * others.sum(-1)))
 
 
 def calibration_error(calibration: NDArray[Any]) -> Numbers:

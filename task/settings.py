@@ -263,28 +263,18 @@ class TrainSettings(Block):
 
     @field_validator("dp_noise")
     @classmethod
-    def _hides_class_sizes(cls, noise: float, info: ValidationInfo) -> float:
+    def _protects_samples(cls, noise: float, info: ValidationInfo) -> float:
         if noise and info.data.get("class_weights") == BALANCED:
             raise ValueError(
                 "does not hide how many samples a class has, and "
                 'train.class-weights = "balanced" puts that into each step '
                 "(state the weights as numbers, or set this to 0)"
             )
-        return noise
-
-    @field_validator("dp_noise")
-    @classmethod
-    def _in_full_precision(cls, noise: float, info: ValidationInfo) -> float:
         if noise and info.data.get("precision") == "bf16":
             raise ValueError(
                 "DP-SGD does not train in bf16 (set train.precision to float32 or tf32, or this "
                 "to 0)"
             )
-        return noise
-
-    @field_validator("dp_noise")
-    @classmethod
-    def _protects_samples(cls, noise: float, info: ValidationInfo) -> float:
         if noise and info.data.get("on") == "virtual":
             raise ValueError(
                 'protects virtual images and not the samples behind them with train.on = "virtual" '

@@ -4,6 +4,7 @@ import ast
 import contextlib
 import gc
 import importlib.metadata
+import logging
 import random
 import sys
 from itertools import count
@@ -107,6 +108,14 @@ def without_pictures(request, monkeypatch):
     """Leave out pictures in a run's folder, a third of a small run's time, but where marked."""
     if not request.node.get_closest_marker("pictures"):
         monkeypatch.setattr(Recorder, "_save_picture", lambda *picture: None)
+
+
+@pytest.fixture
+def flower_log(caplog, monkeypatch):
+    """Warnings of Flower's logger."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    caplog.set_level(logging.WARNING)
+    return caplog
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Virtual nodes of a simulation distil together, and get what each would make alone."""
 
-import logging
-
 import pytest
 import torch
 from flwr.app import Context, RecordDict
@@ -105,8 +103,7 @@ def test_on_a_cpu_each_virtual_node_distils_for_itself_and_workers_wait_for_none
     ("name", "warned"), [("kip", True), ("kip-negatives", True), ("dm", False)]
 )
 def test_a_node_warns_of_what_attacks_find_in_its_virtual_data(
-    name, warned, context_of, caplog, monkeypatch
+    name, warned, context_of, flower_log
 ):
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     distilled(context_of(0), Distillation(distiller=name, distilled_size=4, distill_steps=1))
-    assert ("records that are unlike the others" in caplog.text) == warned
+    assert ("records that are unlike the others" in flower_log.text) == warned

@@ -1,7 +1,5 @@
 """What terms keep on a node: FedDyn's gradient, SCAFFOLD's c_i, MOON's previous model."""
 
-import logging
-
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -42,13 +40,6 @@ def train(context, record, state=None, **config):
     message = Message(content, 5, "train")
     message.metadata.__dict__["_message_id"] = "1"
     return app(message, context).content
-
-
-@pytest.fixture
-def flower_log(caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    with caplog.at_level(logging.WARNING):
-        yield caplog
 
 
 def test_what_is_kept_comes_back_equal(session):

@@ -3,7 +3,6 @@
 import datetime
 import ipaddress
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -249,14 +248,6 @@ def links_of():
         return Links(told, mode)
 
     return make
-
-
-@pytest.fixture
-def refusals(caplog, monkeypatch):
-    """The warnings that are logged."""
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    caplog.set_level(logging.WARNING, "flwr")
-    return caplog
 
 
 @pytest.fixture(scope="session")

@@ -58,12 +58,12 @@ def test_a_permitted_parcel_comes_to_lie_in_the_mailbox(receiver, links_of):
     assert LinkFolder(receiver.store).take(route.token) == SEALED
 
 
-def test_a_token_brings_one_parcel(receiver, links_of, refusals):
+def test_a_token_brings_one_parcel(receiver, links_of, flower_log):
     route = route_to(links_of(receiver))
     direct.deliver(SEALED, route, RUN, None, 10)
     with pytest.raises(LinkError, match="token is spent"):
         direct.deliver(b"another", route, RUN, None, 10)
-    assert "token is spent" in refusals.text
+    assert "token is spent" in flower_log.text
     assert LinkFolder(receiver.store).take(route.token) == SEALED
 
 
@@ -77,11 +77,11 @@ def test_a_token_brings_one_parcel(receiver, links_of, refusals):
     ],
     ids=["truncated", "nothing", "too much", "changed"],
 )
-def test_what_is_not_as_announced_leaves_nothing(receiver, links_of, refusals, chunks, said):
+def test_what_is_not_as_announced_leaves_nothing(receiver, links_of, flower_log, chunks, said):
     route = route_to(links_of(receiver))
     with pytest.raises(grpc.RpcError, match=said):
         call(route.address, [header_of(route), *(Part(chunk=chunk) for chunk in chunks)])
-    assert said in refusals.text
+    assert said in flower_log.text
     assert receiver.mailbox == []
     direct.deliver(SEALED, route, RUN, None, 10)  # the token is not spent by that
     assert receiver.mailbox == [route.token]
@@ -185,11 +185,11 @@ def test_credentials_that_cannot_be_read_are_an_error(tmp_path, missing):
         Credentials.of(config)
 
 
-def test_a_node_says_that_its_certificate_is_about_to_expire(party, authority, refusals):
+def test_a_node_says_that_its_certificate_is_about_to_expire(party, authority, flower_log):
     introduce(party(SENDER, **authority.issue("lasting", days=30)))
-    assert refusals.text == ""
+    assert flower_log.text == ""
     introduce(party(SENDER, **authority.issue("ending", days=3)))
-    assert "ends in 3.0 days: renew it (flwr-distill certs renew)" in refusals.text
+    assert "ends in 3.0 days: renew it (flwr-distill certs renew)" in flower_log.text
 
 
 @pytest.mark.parametrize(
@@ -205,12 +205,12 @@ def test_a_node_says_that_its_certificate_is_about_to_expire(party, authority, r
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_the_server_did_not_permit_is_refused(receiver, links_of, refusals, changes, why):
+def test_what_the_server_did_not_permit_is_refused(receiver, links_of, flower_log, changes, why):
     run_id = changes.pop("run", RUN)
     with pytest.raises(LinkError, match=why):
         direct.deliver(SEALED, route_to(links_of(receiver), **changes), run_id, None, 10)
-    assert "Mailbox: rejected a parcel from node" in refusals.text
-    assert why in refusals.text
+    assert "Mailbox: rejected a parcel from node" in flower_log.text
+    assert why in flower_log.text
     assert receiver.mailbox == []
 
 
@@ -227,21 +227,21 @@ def test_what_the_server_did_not_permit_is_refused(receiver, links_of, refusals,
     ],
     ids=["nothing", "an empty part", "an empty header", "a chunk", "token", "receiver", "sender"],
 )
-def test_a_malformed_header_is_refused(receiver, links_of, refusals, first):
+def test_a_malformed_header_is_refused(receiver, links_of, flower_log, first):
     route = route_to(links_of(receiver))
     with pytest.raises(grpc.RpcError, match="header is malformed"):
         call(route.address, first(route))
-    assert "header is malformed" in refusals.text
+    assert "header is malformed" in flower_log.text
     assert receiver.mailbox == []
 
 
-def test_bytes_that_are_no_message_are_refused(receiver, refusals):
+def test_bytes_that_are_no_message_are_refused(receiver, flower_log):
     """By gRPC; the line in our log comes a moment later."""
     with grpc.insecure_channel(receiver.node_config["peer-address"]) as channel:
         raw = channel.stream_unary("/flwr_distill.Mailbox/Deliver")
         with pytest.raises(grpc.RpcError, match="deserializing"):
             raw(iter([b"\xff" * 100]), timeout=5)
-    wait_until(lambda: "header is malformed" in refusals.text)
+    wait_until(lambda: "header is malformed" in flower_log.text)
 
 
 @pytest.mark.parametrize("case", ["of another authority", "expired"])
@@ -265,11 +265,11 @@ def test_a_mailbox_without_a_valid_certificate_gets_nothing_until_it_is_renewed(
 
 
 def test_an_unreadable_renewal_keeps_the_certificate_in_use(
-    listening, links_of, authority, refusals
+    listening, links_of, authority, flower_log
 ):
     receiver = listening(RECEIVER, **authority.issue("torn"))
     route = route_to(links_of(receiver))
     Path(receiver.node_config["peer-certificate"]).unlink()
     direct.deliver(SEALED, route, RUN, Credentials.of(authority.issue("sender")), 10)
     assert receiver.mailbox == [route.token]
-    assert "keeping the previous certificate" in refusals.text
+    assert "keeping the previous certificate" in flower_log.text

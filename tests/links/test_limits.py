@@ -55,13 +55,13 @@ def test_eight_silent_streams_keep_nobody_out(listening, links_of):
     assert receiver.mailbox == [route.token]
 
 
-def test_a_stream_without_a_header_is_closed(listening, refusals, monkeypatch):
+def test_a_stream_without_a_header_is_closed(listening, flower_log, monkeypatch):
     monkeypatch.setattr(mailbox, "HEADER_TIMEOUT", 0.2)
     receiver = listening(RECEIVER)
     address = receiver.node_config["peer-address"]
     with grpc.insecure_channel(address) as channel, silent_streams(channel, 1) as (call,):
         assert call.exception(timeout=5).code() == grpc.StatusCode.CANCELLED
-    wait_until(lambda: "is too slow: it is closed" in refusals.text)
+    wait_until(lambda: "is too slow: it is closed" in flower_log.text)
 
 
 def test_a_stream_that_is_too_slow_is_closed_and_leaves_nothing(listening, links_of, monkeypatch):
@@ -82,7 +82,7 @@ def test_the_time_for_a_parcel_grows_with_it():
 
 
 def test_a_certificate_has_few_streams_and_others_have_theirs(
-    listening, links_of, authority, refusals
+    listening, links_of, authority, flower_log
 ):
     receiver = listening(RECEIVER, **authority.issue("receiver"))
     route = route_to(links_of(receiver))
@@ -94,7 +94,7 @@ def test_a_certificate_has_few_streams_and_others_have_theirs(
             direct.deliver(SEALED, route, RUN, hostile, 1)
         direct.deliver(SEALED, route, RUN, honest, 3)
     assert receiver.mailbox == [route.token]
-    assert f"{STREAMS_OF_A_CERTIFICATE} streams are open" in refusals.text
+    assert f"{STREAMS_OF_A_CERTIFICATE} streams are open" in flower_log.text
 
 
 def test_more_senders_than_a_mailbox_takes_at_once_get_through_one_after_the_other(
@@ -110,7 +110,7 @@ def test_more_senders_than_a_mailbox_takes_at_once_get_through_one_after_the_oth
     assert receiver.mailbox == sorted(route.token for route in routes)
 
 
-def test_a_full_mailbox_refuses_until_parcels_are_taken(listening, links_of, refusals):
+def test_a_full_mailbox_refuses_until_parcels_are_taken(listening, links_of, flower_log):
     receiver = listening(RECEIVER, capacity=2 * len(SEALED))
     links = links_of(receiver)
     first, second, third = (route_to(links) for _ in range(3))
@@ -120,7 +120,7 @@ def test_a_full_mailbox_refuses_until_parcels_are_taken(listening, links_of, ref
         direct.deliver(SEALED, third, RUN, None, 3)
     LinkFolder(receiver.store).take(first.token)
     direct.deliver(SEALED, third, RUN, None, 3)
-    assert "of 6000 allowed are stored" in refusals.text
+    assert "of 6000 allowed are stored" in flower_log.text
 
 
 def test_one_certificate_fills_a_part_of_a_mailbox_only(tmp_path):
@@ -144,14 +144,14 @@ def test_one_certificate_fills_a_part_of_a_mailbox_only(tmp_path):
         pass
 
 
-def test_a_permit_of_its_own_size_does_not_let_more_in(listening, links_of, refusals):
+def test_a_permit_of_its_own_size_does_not_let_more_in(listening, links_of, flower_log):
     receiver = listening(RECEIVER)
     route = route_to(links_of(receiver))
     with grpc.insecure_channel(route.address) as channel:
         for size in (2**20 + 29, 2**63):
             with pytest.raises(grpc.RpcError, match=f"{size}: more than the 1048604"):
                 MailboxStub(channel).Deliver(iter([header_of(route, size=size)]), timeout=5)
-    assert "more than the 1048604 allowed" in refusals.text
+    assert "more than the 1048604 allowed" in flower_log.text
 
 
 class DeafMailbox(MailboxServicer):
@@ -178,7 +178,9 @@ def deaf():
 
 
 @pytest.mark.parametrize("mode", ["auto", "direct"])
-def test_a_deaf_mailbox_costs_half_of_the_time_that_is_left(party, links_of, deaf, mode, refusals):
+def test_a_deaf_mailbox_costs_half_of_the_time_that_is_left(
+    party, links_of, deaf, mode, flower_log
+):
     sender, receiver = party(SENDER), party(RECEIVER)
     receiver.node_config["peer-address"] = deaf
     links = links_of(sender, receiver, mode=mode)
@@ -187,7 +189,7 @@ def test_a_deaf_mailbox_costs_half_of_the_time_that_is_left(party, links_of, dea
     if mode == "auto":
         parcel = send(sender, route, b"payload", deadline=start + 1)
         assert receive(receiver, links.forward(route, parcel), "models") == b"payload"
-        assert "using the relay" in refusals.text
+        assert "using the relay" in flower_log.text
     else:
         with pytest.raises(LinkError, match="no transfer"):
             send(sender, route, b"payload", deadline=start + 1)
@@ -198,7 +200,7 @@ def test_a_deaf_mailbox_costs_half_of_the_time_that_is_left(party, links_of, dea
 
 
 def test_a_full_disk_refuses_a_parcel_and_keeps_nothing_of_it(
-    listening, links_of, refusals, monkeypatch
+    listening, links_of, flower_log, monkeypatch
 ):
     receiver = listening(RECEIVER)
     route = Route.checked(links_of(receiver).route(SENDER, RECEIVER, "models"), "route")
@@ -210,13 +212,13 @@ def test_a_full_disk_refuses_a_parcel_and_keeps_nothing_of_it(
         patch.setattr(os, "link", full)
         with pytest.raises(LinkError, match="No space left on device"):
             direct.deliver(SEALED, route, RUN, None, 3)
-    assert "No space left" in refusals.text
+    assert "No space left" in flower_log.text
     assert receiver.mailbox == []
     direct.deliver(SEALED, route, RUN, None, 3)
 
 
 @pytest.mark.parametrize("damaged", [b"", b"half"])
-def test_a_key_that_a_power_cut_left_empty_is_made_anew(party, listening, damaged, refusals):
+def test_a_key_that_a_power_cut_left_empty_is_made_anew(party, listening, damaged, flower_log):
     node = listening(RECEIVER)
     first = introduce(node)
     for name in ("key", "permit-key"):
@@ -227,5 +229,5 @@ def test_a_key_that_a_power_cut_left_empty_is_made_anew(party, listening, damage
     again = introduce(node)
     assert again["public-key"] != first["public-key"]
     assert len(again["permit-key"]) == 32
-    assert refusals.text.count("is damaged") == 2
+    assert flower_log.text.count("is damaged") == 2
     assert introduce(node) == again

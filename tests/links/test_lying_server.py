@@ -23,7 +23,7 @@ NAMES = "ward-1,ward-2"
 def authority_at(folder):
     authority = CertificateFolder(folder)
     authority.create(10)
-    both = authority.certificate.read_bytes() + authority.nodes_certificate.read_bytes()
+    both = authority.certificate.read_bytes() + (folder / "nodes-ca.crt").read_bytes()
     everyone(authority).write_bytes(both)
     return authority
 

@@ -27,7 +27,7 @@ def with_a_changed_bit(sealed):
 
 
 @pytest.mark.parametrize("kind", ["relay", "direct"])
-def test_a_refused_parcel_is_logged_and_not_kept(party, listening, links_of, refusals, kind):
+def test_a_refused_parcel_is_logged_and_not_kept(party, listening, links_of, flower_log, kind):
     sender, receiver = party(SENDER), listening(RECEIVER)
     receiver.task = TaskSettings()
     receiver.data = SimpleNamespace(spec=DataSpec("digits", (1, 8, 8), 10, (0.5,), (0.5,)))
@@ -46,7 +46,7 @@ def test_a_refused_parcel_is_logged_and_not_kept(party, listening, links_of, ref
         path.write_bytes(with_a_changed_bit(path.read_bytes()))
     for delivery, why in ((good, "token is spent"), (changed, "does not open")):
         assert not keep_parcel(receiver, 1, delivery, BOUNDS)
-        line = refusals.messages[-1]
+        line = flower_log.messages[-1]
         assert line.startswith(f"Parcel from node {SENDER} rejected: ")
         assert why in line
     assert receiver.store.file("parcel-000001") is None

@@ -218,13 +218,15 @@ def test_a_parcel_is_of_its_own_sender_and_run(party, links_of):
 
 
 @pytest.mark.parametrize("refusing", [False, True], ids=["nobody listens", "a full mailbox"])
-def test_auto_falls_back_to_the_relay_and_says_why(party, listening, links_of, refusals, refusing):
+def test_auto_falls_back_to_the_relay_and_says_why(
+    party, listening, links_of, flower_log, refusing
+):
     sender = party(SENDER)
     receiver = listening(RECEIVER, capacity=100) if refusing else party(RECEIVER)
     receiver.node_config.setdefault("peer-address", "127.0.0.1:9")
     delivery = delivered(links_of(sender, receiver), sender, receiver)
     assert delivery["link"] == "relay"
-    assert "using the relay: 127.0.0.1:" in refusals.text
+    assert "using the relay: 127.0.0.1:" in flower_log.text
     assert receive(receiver, delivery, "models") == PAYLOAD
     with pytest.raises(LinkError, check=at(receiver.node_config["peer-address"])):
         delivered(links_of(sender, receiver, mode="direct"), sender, receiver)

@@ -206,6 +206,5 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     issuer.create(days=30)
     issuer.issue_server(["127.0.0.1", "localhost"], days=9)
     server = folder / "server"
-    return Certificates(
-        issuer.certificate, issuer.nodes_certificate, server / "server.crt", server / "server.key"
-    )
+    authorities = folder / "ca.crt", folder / "nodes-ca.crt"
+    return Certificates(*authorities, server / "server.crt", server / "server.key")

@@ -25,8 +25,7 @@ def test_ids_of_known_nodes_are_replaced_and_others_stay(text, expected):
     assert named(text, {str(NODE): "ward-3"}.get) == expected
 
 
-def test_log_and_errors_have_names_while_a_run_lasts(caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+def test_log_and_errors_have_names_while_a_run_lasts(flower_log):
     names = {}
 
     def run():
@@ -37,7 +36,7 @@ def test_log_and_errors_have_names_while_a_run_lasts(caplog, monkeypatch):
     with pytest.raises(ValueError, match=r"^ward %d has no address$"), names_in_log(names):
         run()
     log(logging.WARNING, "Node %d failed", NODE)
-    assert caplog.messages == ["ward %d failed", f"Node {NODE} failed"]
+    assert flower_log.messages == ["ward %d failed", f"Node {NODE} failed"]
 
 
 def test_the_fields_of_an_error_have_names_too():

@@ -1,7 +1,5 @@
 """Meeting the nodes before a run."""
 
-import logging
-
 import pytest
 from flwr.app import ConfigRecord
 
@@ -12,13 +10,6 @@ from flwr_distill.strategies.common.waiting import TooFewNodesError
 from flwr_distill.task.errors import SettingsError
 from tests.errors import at
 from tests.grids import answering
-
-
-@pytest.fixture
-def warnings(caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    caplog.set_level(logging.WARNING, "flwr")
-    return caplog
 
 
 def met(grid, min_nodes, timeout=1, first=()):
@@ -155,7 +146,7 @@ def test_where_enough_can_take_part_the_others_are_left_out_and_asked_again(memo
     assert (roster.excluded, roster.warnings) == ({}, [])
 
 
-def test_a_partition_that_two_nodes_have_is_a_warning_until_one_is_gone(memory_grid, warnings):
+def test_a_partition_that_two_nodes_have_is_a_warning_until_one_is_gone(memory_grid, flower_log):
     same = {"partition_id": 3}
     answers = {
         1: node(**same),
@@ -166,9 +157,9 @@ def test_a_partition_that_two_nodes_have_is_a_warning_until_one_is_gone(memory_g
     roster = met(grid, 3)
     (text,) = roster.warnings
     assert text.startswith("node-3 and ward have the same partition, 3, and may hold the same")
-    assert warnings.messages == [text]
+    assert flower_log.messages == [text]
     roster.meet_new(grid, 1)
-    assert warnings.messages == [text]
+    assert flower_log.messages == [text]
     del grid.nodes[1]
     roster.meet_new(grid, 1)
     assert roster.warnings == []

@@ -41,18 +41,16 @@ def test_fedlgd_trains_with_a_relational_term_too(run):
     assert found[1]["loss"] != found[0]["loss"]
 
 
-def test_a_node_says_which_distiller_auto_takes_and_why(run, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    caplog.set_level(logging.INFO, "flwr")
+def test_a_node_says_which_distiller_auto_takes_and_why(run, flower_log):
+    flower_log.set_level(logging.INFO)
     run(hfldd__groups=2, hfldd__distill_steps=2, hfldd__distilled_size=4)
-    assert any("istiller auto takes dm" in message for message in caplog.messages)
+    assert any("istiller auto takes dm" in message for message in flower_log.messages)
 
 
-def test_fedhead_plus_says_what_distilling_on_noise_costs(run, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+def test_fedhead_plus_says_what_distilling_on_noise_costs(run, flower_log):
     few = {f"fedhead__{name}": 1 for name in ("distill_epochs", "server_epochs")}
     run(strategy="fedhead-plus", fedhead__reference_size=8, **few)
-    assert "fedhead-plus distils on images of noise" in caplog.text
+    assert "fedhead-plus distils on images of noise" in flower_log.text
 
 
 def test_a_late_node_without_an_address_is_left_out_and_ends_the_run_only_in_round_one():
@@ -65,12 +63,11 @@ def test_a_late_node_without_an_address_is_left_out_and_ends_the_run_only_in_rou
     assert exchange.routes_to(2, [1]) == {}
 
 
-def test_members_send_small_images_and_heads_take_them(run, play, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    caplog.set_level(logging.INFO, "flwr")
+def test_members_send_small_images_and_heads_take_them(run, play, flower_log):
+    flower_log.set_level(logging.INFO)
     little = {"groups": 2, "distill_steps": 1, "distilled_size": 4, "formation": 2}
     (*_, row) = rows(run(**{f"hfldd__{key}": value for key, value in little.items()}))
     told = [m.content.config_records.get("config", {}) for m in play.grid.pushed]
     assert {config["formation"] for config in told if "formation" in config} == {2}
-    assert any("has virtual data of 1 member" in message for message in caplog.messages)
+    assert any("has virtual data of 1 member" in message for message in flower_log.messages)
     assert row["link_bytes"] > 0

@@ -2,7 +2,6 @@
 
 import copy
 import hashlib
-import logging
 
 import pytest
 import torch
@@ -130,11 +129,3 @@ def a_run():
         return Run(**{**fields, **changed})
 
     return of
-
-
-@pytest.fixture
-def flower_log(caplog, monkeypatch):
-    """Warnings of Flower's logger."""
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    with caplog.at_level(logging.WARNING):
-        yield caplog

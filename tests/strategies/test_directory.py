@@ -1,8 +1,5 @@
 """The directory: each node is asked who it is once, and again where what it said is forgotten."""
 
-import logging
-
-import pytest
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from flwr_distill.base.text import listed
@@ -26,13 +23,6 @@ class Node:
         if self.content is None:
             raise RuntimeError("away")
         return self.content
-
-
-@pytest.fixture
-def warnings(caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    caplog.set_level(logging.WARNING, "flwr")
-    return caplog
 
 
 def test_a_node_is_asked_once_and_those_that_join_later_alone(memory_grid):
@@ -73,7 +63,7 @@ def test_what_a_node_says_is_read_whole(memory_grid):
     )
 
 
-def test_a_node_that_cannot_take_part_says_why_and_is_asked_again(memory_grid, warnings):
+def test_a_node_that_cannot_take_part_says_why_and_is_asked_again(memory_grid, flower_log):
     away, odd, badly, missing = (
         Node(),
         Node(**{"num-examples": -1}),
@@ -92,8 +82,8 @@ def test_a_node_that_cannot_take_part_says_why_and_is_asked_again(memory_grid, w
     )
     assert missing[3][0].startswith("it describes itself badly: metrics: num-examples = -1")
     assert missing[4][0].startswith("it describes itself badly: introduction: ")
-    assert warnings.messages[0] == "Cannot take part: node …2: away"
-    assert len(warnings.messages) == 5
+    assert flower_log.messages[0] == "Cannot take part: node …2: away"
+    assert len(flower_log.messages) == 5
     away.content = odd.content = Node().content
     able = [node for node, about in directory.look_up(grid, nodes).items() if not about.missing]
     assert able == [1, 2, 3]
@@ -101,7 +91,7 @@ def test_a_node_that_cannot_take_part_says_why_and_is_asked_again(memory_grid, w
 
 
 def test_why_a_node_cannot_take_part_is_said_once_and_again_when_that_changes(
-    memory_grid, warnings
+    memory_grid, flower_log
 ):
     node, other = Node({"missing": ["no disk"]}), Node({"missing": ["no disk"]})
     grid, directory = memory_grid({1: node, 2: other}), Directory()
@@ -116,7 +106,7 @@ def test_why_a_node_cannot_take_part_is_said_once_and_again_when_that_changes(
         node.content = Node({"missing": missing}).content
         directory.look_up(grid, [1, 2])
         directory.forget(1)
-    assert [text.partition(": ")[2] for text in warnings.messages] == [
+    assert [text.partition(": ")[2] for text in flower_log.messages] == [
         "node …1 and node …2: no disk",
         "node …1: no torch",
         "node …1: no disk",
@@ -152,11 +142,11 @@ def test_nodes_with_one_name_are_told_apart_unless_one_is_the_other_come_back(me
     assert directory.names[2] == "ward (2)"
 
 
-def test_of_a_thousand_nodes_that_lack_something_a_few_are_named(memory_grid, warnings):
+def test_of_a_thousand_nodes_that_lack_something_a_few_are_named(memory_grid, flower_log):
     nodes = {i: Node({"missing": ["no torch"], "name": f"n{i}"}) for i in range(1000)}
     Directory().look_up(memory_grid(nodes), nodes)
     said = "Cannot take part: n0, n1, n2, n3, n4 and 995 others: no torch"
-    assert warnings.messages == [said]
+    assert flower_log.messages == [said]
 
 
 def test_reasons_are_listed_once_with_the_most_frequent_first_and_the_rest_counted():

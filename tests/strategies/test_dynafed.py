@@ -1,7 +1,6 @@
 """DynaFed: FedAvg up to the distillation, then tuned averages; its state is resumed too."""
 
 import copy
-import logging
 
 import numpy as np
 import pytest
@@ -131,18 +130,17 @@ def test_it_goes_on_from_its_state_as_if_it_had_not_stopped(grid, stopped_after)
         arrays = whole
 
 
-def test_a_distillation_that_fails_is_said_and_leaves_fedavg(grid, monkeypatch, caplog):
+def test_a_distillation_that_fails_is_said_and_leaves_fedavg(grid, monkeypatch, flower_log):
     def fails(*given, **settings):
         raise DistillError("images must be finite")
 
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     monkeypatch.setattr(flwr_distill_baselines.dynafed.strategy, "match_trajectory", fails)
     strategy, plain, arrays = strategy_of(), CheckedFedAvg(fraction_evaluate=0.0), start()
     for server_round in (1, 2, 3):
         expected = play(plain, grid, server_round, arrays)
         arrays = play(strategy, grid, server_round, arrays)
         assert_equal(arrays, expected)
-    assert "starts a new trajectory: images must be finite" in caplog.text
+    assert "starts a new trajectory: images must be finite" in flower_log.text
     assert list(strategy.trajectory) == [0, 1]
 
 
@@ -155,12 +153,11 @@ def test_a_distillation_that_fails_is_said_and_leaves_fedavg(grid, monkeypatch, 
         (0, ""),
     ],
 )
-def test_a_run_that_is_too_short_says_so_before_it_begins(a_run, rounds, said, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+def test_a_run_that_is_too_short_says_so_before_it_begins(a_run, rounds, said, flower_log):
     strategy = DynaFed.from_run(DynaFedSettings(), a_run(num_rounds=rounds))
     assert strategy.settings == DynaFedSettings()
-    assert said in caplog.text
-    assert bool(caplog.text) == bool(said)
+    assert said in flower_log.text
+    assert bool(flower_log.text) == bool(said)
 
 
 def test_soft_labels_are_learned_as_probabilities(grid):

@@ -107,16 +107,13 @@ def test_complete_clusters_of_unequal_groups_see_all_classes(client_grid, caplog
 
 
 @pytest.mark.parametrize(("classes", "said"), [(5, True), (2, False)])
-def test_few_heads_of_nodes_that_hold_many_classes_are_said(
-    classes, said, client_grid, caplog, monkeypatch
-):
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    caplog.set_level(logging.INFO, "flwr")
+def test_few_heads_of_nodes_that_hold_many_classes_are_said(classes, said, client_grid, flower_log):
+    flower_log.set_level(logging.INFO)
     grid = client_grid(4, {**RUN_CONFIG, "partition.classes": classes})
     strategy = quick(groups=4)
     form(strategy, grid)
     assert len(strategy.topology.clusters) == 1
-    assert ("1 of 4 nodes train a round, and a node has 5 of 10 classes" in caplog.text) == said
+    assert ("1 of 4 nodes train a round, and a node has 5 of 10 classes" in flower_log.text) == said
 
 
 @pytest.mark.parametrize(("complete", "share"), [(True, 0.25), (False, 0.0)])

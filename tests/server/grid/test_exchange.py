@@ -45,19 +45,18 @@ def inbox_of(grid, count):
 
 @pytest.mark.parametrize("number", ["1.33.0", "1.41.0", "1.43.0.dev20261026"])
 def test_another_flower_goes_its_own_way_and_the_log_says_so_once(
-    number, memory_grid, monkeypatch, caplog
+    number, memory_grid, monkeypatch, flower_log
 ):
     install_flower(monkeypatch, number)
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     monkeypatch.setattr(memory_grid, "__module__", "flwr.superlink.grid")
-    with caplog.at_level(logging.INFO):
+    with flower_log.at_level(logging.INFO):
         grid = plain_grid(
             memory_grid({1: answering(num_examples=5), 2: answering(num_examples=6)}), deadline=10
         )
         for _ in range(2):
             replies = grid.send_and_receive(messages_to([1, 2]))
             assert [r.content["metrics"]["num-examples"] for r in replies] == [5, 6]
-    said = [r.getMessage() for r in caplog.records if "Flower's own way" in r.getMessage()]
+    said = [r.getMessage() for r in flower_log.records if "Flower's own way" in r.getMessage()]
     assert len(said) == 1
     assert number in said[0]
 

@@ -1,6 +1,5 @@
 """The screening grid: any strategy continues with whole replies, and it is said whose were not."""
 
-import logging
 import re
 from dataclasses import replace
 
@@ -163,17 +162,15 @@ def test_a_model_that_was_received_is_not_encoded_again_to_be_counted(grid_of, m
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_log_and_journal_name_node_reason_and_round(grid_of, attack, tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    caplog.set_level(logging.WARNING, "flwr")
+def test_log_and_journal_name_node_reason_and_round(grid_of, attack, tmp_path, flower_log):
     strategy, (grid, journal) = CheckedFedAvg(fraction_evaluate=0.0), grid_of(ATTACKS[attack])
-    caplog.clear()
+    flower_log.clear()
     journal.round = 3
     play(strategy, grid)
     set_aside = journal_of(tmp_path, "set_aside")
     assert sorted(entry["set_aside"] for entry in set_aside) == [str(FIRST + p) for p in HOSTILE]
     assert {(entry["round"], entry["reply_to"]) for entry in set_aside} == {(3, "train")}
-    assert caplog.messages == [  # and nobody says it again
+    assert flower_log.messages == [  # and nobody says it again
         f"Reply of node {entry['set_aside']} to train rejected: {entry['reason']}"
         for entry in set_aside
     ]

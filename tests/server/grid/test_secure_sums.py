@@ -682,7 +682,7 @@ def certified(folder, num_nodes):
         request_node(folder / name, name, ["127.0.0.1"])
         authority.sign((folder / name / "node.csr").read_bytes(), 5, ["127.0.0.1"])
         files = {
-            "peer-authority": authority.nodes_certificate,
+            "peer-authority": folder / "authority" / "nodes-ca.crt",
             "peer-certificate": folder / "authority" / name / "node.crt",
             "peer-key": folder / name / "node.key",
         }

@@ -1,6 +1,5 @@
 """A reply counts if it comes from the node that its message was sent to."""
 
-import logging
 import time
 from types import SimpleNamespace
 
@@ -48,17 +47,16 @@ class Grid:
     "forged", [RecordDict({"told": ConfigRecord({"words": "forged"})}), Error(3, "forged")]
 )
 def test_a_reply_of_another_node_is_rejected_and_the_own_one_accepted(
-    inbox, forged, monkeypatch, tmp_path, caplog
+    inbox, forged, monkeypatch, tmp_path, flower_log
 ):
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     monkeypatch.setattr(transport, "exchange_over", lambda grid: Exchange(grid, inbox))
     with Journal(tmp_path / "journal.jsonl") as journal:
         grid = plain_grid(Grid(forged), deadline=10, journal=journal)
         (reply,) = grid.send_and_receive([Message(RecordDict(), ASKED, "train")])
     assert reply.metadata.src_node_id == ASKED
     assert reply.content["told"]["words"] == "own"
-    assert f"{LIAR}" in caplog.text
-    assert f"{ASKED}" in caplog.text
+    assert f"{LIAR}" in flower_log.text
+    assert f"{ASKED}" in flower_log.text
     (booked,) = journal_of(tmp_path, "set_aside")
     assert booked["set_aside"] == str(ASKED)
     assert str(LIAR) in booked["reason"]

@@ -71,11 +71,8 @@ def test_the_summary_tells_the_first_round_with_80_percent(finished_run, accurac
     assert (summary["rounds"], summary["accuracy"]) == (reached, accuracies[-1])
 
 
-def test_a_resumed_run_goes_on_with_its_clock_and_tells_the_time_that_is_left(
-    tmp_path, caplog, monkeypatch
-):
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    caplog.set_level(logging.INFO, "flwr")
+def test_a_resumed_run_goes_on_with_its_clock_and_tells_the_time_that_is_left(tmp_path, flower_log):
+    flower_log.set_level(logging.INFO)
     numbers = {"accuracy": 0.5, "loss": 1.0, "server_bytes": 7, "link_bytes": 0}
     before = [{"round": i, "seconds": 20.0 + 100 * i, **numbers} for i in (0, 1)]
     state = {"rows": json.dumps(before), "topology": {}, "heads": {}, "traffic": None}
@@ -92,7 +89,7 @@ def test_a_resumed_run_goes_on_with_its_clock_and_tells_the_time_that_is_left(
     assert [row["round"] for row in rows(tmp_path)] == [0, 1, 2]
     assert 120 <= rows(tmp_path)[-1]["seconds"] < 125
     # 100 s and a little for two rounds, and three are left
-    assert re.search(r"^round   2/5 .* left 2:3\d$", caplog.messages[-1])
+    assert re.search(r"^round   2/5 .* left 2:3\d$", flower_log.messages[-1])
     assert journal.round == 3
     assert history.best_round == 0
     hooks.on_run_end(RunEnd(ArrayRecord(), {}, {}, (), None))

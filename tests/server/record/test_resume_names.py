@@ -1,7 +1,5 @@
 """A resumed run's nodes, under new ids and before that under others, and its rounds."""
 
-import logging
-
 import numpy as np
 from flwr.app import ArrayRecord, RecordDict
 
@@ -38,11 +36,7 @@ def test_of_the_ids_that_a_node_had_the_last_one_becomes_its_new_one():
     assert resumed.places == {11: 0, 22: 1, 21: 2}
 
 
-def test_nodes_that_took_part_take_up_what_they_kept_and_others_are_named(
-    memory_grid, caplog, monkeypatch
-):
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    caplog.set_level(logging.WARNING, "flwr")
+def test_nodes_that_took_part_take_up_what_they_kept_and_others_are_named(memory_grid, flower_log):
     before = {2**64 - 11: "0", 12: "1", 13: "0", 14: "3"}  # node 0 came back as 13
     checkpoint = Checkpoint(2**63 + 1, 4, {}, before, ArrayRecord(), {}, {})
     grid = memory_grid({node: lambda message: RecordDict() for node in (21, 22, 23)})
@@ -56,4 +50,4 @@ def test_nodes_that_took_part_take_up_what_they_kept_and_others_are_named(
         21: (CONTINUE, {**run, "node-id": "13"}),
         22: (CONTINUE, {**run, "node-id": "12"}),
     }
-    assert caplog.messages == ["Node 23 is new to the run", "node-3 is not back"]
+    assert flower_log.messages == ["Node 23 is new to the run", "node-3 is not back"]
