@@ -38,7 +38,7 @@ def page() -> str:
             "## Settings of a run, and keys of messages\n",
             _table(("bound", "what that is", "settings and keys"), _by_bound(SETTINGS, BOUNDS)),
             "## Messages\n",
-            "With a record `pace` besides, which the node's process reads.\n",
+            "With records `pace` and `notice` besides, which the node's process reads.\n",
             _table(("message", "strategies", "may hold", "what leaves", "bounds"), _messages()),
             "## Records of messages\n",
             _table(("record", "keys"), sorted(_blocks())),
