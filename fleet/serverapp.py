@@ -18,10 +18,6 @@ from flwr_distill.node.kernel import die_with
 from flwr_distill.node.nursery import SERVER_APP, fork
 
 NAME = "flwr-serverapp"
-KILLED = (
-    "its ServerApp was ended by {}: was it out of memory? (see that machine's log, and continue "
-    'with resume = "latest")'
-)
 
 
 def preloaded() -> list[str]:
@@ -60,8 +56,14 @@ def start() -> None:
     forked = fork(command, os.environ, (), (1, 2))
     code = _run_here() if forked is None else forked.wait()
     if code < 0 and (killed := module_of_line("server", "killed")):  # imports Flower: only now
-        killed.report(sys.argv[1:], KILLED.format(signal.Signals(-code).name))
+        killed.report(sys.argv[1:], _reason(signal.Signals(-code)))
     sys.exit(code if code >= 0 else 128 - code)
+
+
+def _reason(number: signal.Signals) -> str:
+    memory = ": was it out of memory?" if number == signal.SIGKILL else ""
+    remedy = 'see that machine\'s log, and continue with resume = "latest"'
+    return f"its ServerApp was ended by {number.name}{memory} ({remedy})"
 
 
 def _run_here() -> int:
