@@ -9,7 +9,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from typer.testing import CliRunner
 
-from flwr_distill.cli import superlink
+from flwr_distill.cli import connection
 from flwr_distill.cli.main import app
 from flwr_distill.fleet.authority import new_key
 from flwr_distill.fleet.certificates import CertificateFolder
@@ -98,7 +98,7 @@ def test_what_was_registered_before_a_failure_is_noted(tmp_path, monkeypatch):
     folder.create(365)
     keys = [folder.issue_node(name, [], 30).registered_key for name in ("a", "b")]
     folder.note_ids({keys[0]: 4, "a revoked one's": 3})
-    monkeypatch.setattr(superlink, "open_control", lambda *_: Refuses())
+    monkeypatch.setattr(connection, "open_control", lambda *_: Refuses())
     ended = CliRunner().invoke(app, ["register", "--dir", str(tmp_path)])
     assert ended.exit_code == 1
     assert folder.noted_ids == {keys[0]: 5}
