@@ -10,6 +10,7 @@ from flwr_distill.node.codec import NodeCodec
 from flwr_distill.protocol.codecs import CodecError
 from flwr_distill.protocol.coded import CODEC
 from flwr_distill.protocol.meeting import DESCRIBE
+from flwr_distill.protocol.messages import NOTICE
 from flwr_distill.protocol.replies import UNKNOWN
 from flwr_distill.simulation.grid import Pool
 from flwr_distill.simulation.workers import Config
@@ -42,6 +43,7 @@ class Coded:
         readable = []
         for message in messages:
             about = message.metadata
+            message.content.pop(NOTICE, None)  # virtual nodes have no owners to read it
             if CODEC not in message.content and about.message_type != DESCRIBE:
                 readable.append(message)
                 continue

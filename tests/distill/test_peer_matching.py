@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from flwr_distill.distill import DistillError
+from flwr_distill.distill import DistillError, perturbed_matching
 from flwr_distill.distill.perturbed_matching import Outputs
 from flwr_distill_baselines.fedaf import peer_matching
 from flwr_distill_baselines.fedaf.peer_matching import Mixed, distill_with_peers
@@ -43,7 +43,7 @@ def probes(monkeypatch):
     """The probes that virtual images are matched with, in place of the matching."""
     kept = []
     monkeypatch.setattr(
-        peer_matching, "match_means", lambda virtual, probes, *rest: kept.extend(probes)
+        perturbed_matching, "match_means", lambda virtual, probes, *rest: kept.extend(probes)
     )
     return kept
 

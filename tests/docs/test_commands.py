@@ -48,6 +48,7 @@ NOT_HERE = {
     r"flwr-distill (node|register|edge)\b": HOSTS,
     r"flwr-distill (dashboard|up --dashboard)\b|openssl ": "tests/dashboard",
     r"flwr-distill (queue|run --queue)\b": "needs a queue: tests/deploy/test_queue_service.py",
+    r"flwr-distill stop RUN": "needs a run: tests/cli/test_federation_commands.py",
     r"flwr-distill evaluate ": "needs a federation: tests/end_to_end/test_real_federation.py",
     r"flwr-distill stats( |$)": "needs a federation: tests/end_to_end/test_statistics.py",
     r"flwr-distill runs forget ": "of a run of analytic: tests/strategies/test_analytic.py",

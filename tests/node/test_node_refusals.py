@@ -76,7 +76,7 @@ def superlink(
     fleet, control, serverappio = (f"127.0.0.1:{port}" for port in free_ports(3))
     env = LocalFederation(1, folder).env
     home = Path(env["FLWR_HOME"])
-    home.mkdir(parents=True)
+    home.mkdir(parents=True, exist_ok=True)
     (home / "config.toml").write_text(
         f'[superlink.secure]\naddress = "{control}"\n'
         f'root-certificates = "{certificates.authority}"\n'
