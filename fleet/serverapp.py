@@ -30,7 +30,7 @@ def program(folder: Path) -> Path:
     file = folder / NAME
     command = shlex.join([sys.executable, "-P", "-m", SERVER_APP])
     file.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
-    file.chmod(0o700)
+    file.chmod(0o755)  # an image's is run by another user than wrote it
     return file
 
 

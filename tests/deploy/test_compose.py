@@ -46,6 +46,19 @@ pytestmark = [
 ]
 
 
+KILL_SERVERAPP = """
+import os
+import signal
+from pathlib import Path
+
+folders = [folder for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+words = {int(folder.name): (folder / "cmdline").read_bytes().split(bytes(1)) for folder in folders}
+ours = [process for process, command in words.items() if b"flwr_distill.fleet.serverapp" in command]
+os.kill(max(ours), signal.SIGKILL)
+"""
+"""Kills the ServerApp, the child of the process that waits for it."""
+
+
 class Composed:
     """The project, in a copy of the tree that has nothing but what is in the repository."""
 
@@ -242,6 +255,18 @@ def test_a_run_outlives_a_restart_of_the_superlink(up):
     message, _ = run.communicate(timeout=600)
     assert run.returncode == 0, message
     assert "round  30/30" in message
+
+
+def test_a_killed_serverapp_ends_its_run_within_30_s_with_the_signal_and_the_next_run_starts(up):
+    run = up.submit(STRATEGY="fedavg", ROUNDS="999")
+    read_until(run, "round   3/999")
+    assert up.compose("exec", "-T", "serverapp", "python", "-c", KILL_SERVERAPP).returncode == 0
+    message, _ = run.communicate(timeout=30)
+    assert run.returncode == 1, message
+    assert "SIGKILL" in message
+    following = up.submit(STRATEGY="fedavg", ROUNDS="1")
+    message, _ = following.communicate(timeout=120)
+    assert following.returncode == 0, message
 
 
 def test_a_run_that_fails_ends_with_1(up):
