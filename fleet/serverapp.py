@@ -56,14 +56,15 @@ def start() -> None:
     forked = fork(command, os.environ, (), (1, 2))
     code = _run_here() if forked is None else forked.wait()
     if code < 0 and (killed := module_of_line("server", "killed")):  # imports Flower: only now
-        killed.report(sys.argv[1:], _reason(signal.Signals(-code)))
+        killed.report(sys.argv[1:], _reason(-code))
     sys.exit(code if code >= 0 else 128 - code)
 
 
-def _reason(number: signal.Signals) -> str:
+def _reason(number: int) -> str:
+    known = {sent.value: sent.name for sent in signal.Signals}  # not all real-time signals
     memory = ": was it out of memory?" if number == signal.SIGKILL else ""
     remedy = 'see that machine\'s log, and continue with resume = "latest"'
-    return f"its ServerApp was ended by {number.name}{memory} ({remedy})"
+    return f"its ServerApp was ended by {known.get(number, f'signal {number}')}{memory} ({remedy})"
 
 
 def _run_here() -> int:

@@ -327,10 +327,8 @@ def _our_text(ours: dict[str, dict[str, Any]], key: str) -> str:
     return f"{number['mean']:.2f}{spread}" + (f" (test ± {test:.2f})" if test else "")
 
 
-def print_list(tables: dict[str, Table], data_root: str, console: Console) -> None:
+def print_list(tables: dict[str, Table], data_root: str) -> None:
     """Print all tables, with their size and what is missing."""
-    columns = ("TABLE", "what", "cells", "numbers", "--small", "cannot run here", "needs a GPU")
-    printed = Printed(*columns)
     for table in tables.values():
         rows = table.rows(small=False)
         reasons = Counter(why for row in rows for why in missing_for(row, data_root))
@@ -340,10 +338,11 @@ def print_list(tables: dict[str, Table], data_root: str, console: Console) -> No
             for value in row.cell.numbers.values()
         )
         missing = "; ".join(f"{why} ({number} cells)" for why, number in reasons.items())
-        sizes = (str(len(rows)), str(numbers), "yes" if table.small else "no")
-        printed.add_row(table.name, table.title, *sizes, missing or "nothing", table.gpu)
-    console.print(printed)
-    console.print("python -m benchmarks.papers TABLE [--small] [--data-root DIR]", markup=False)
+        small = "--small" if table.small else "no --small"
+        print(f"{table.name}: {table.title}")
+        print(f"  {len(rows)} cells, {numbers} numbers, {small}; needs a GPU: {table.gpu}")
+        print(f"  cannot run here: {missing or 'nothing'}")
+    print("python -m benchmarks.papers TABLE [--small] [--data-root DIR]")
 
 
 def main() -> None:
@@ -365,12 +364,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", default=OUT, help="keep the runs there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
     arguments = parser.parse_args()
-    console = Console()
     if arguments.list:
-        print_list(tables, arguments.data_root, console)
+        print_list(tables, arguments.data_root)
         return
     if arguments.table is None:
         parser.error("name a table, or --list")
+    console = Console()
     table: Table = tables[arguments.table]
     if arguments.small and not (table.small or table.missing):
         parser.error(f"{table.name} has no smaller setting")

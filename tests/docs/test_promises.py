@@ -39,7 +39,7 @@ def test_each_row_of_a_table_is_in_it_and_has_its_columns(page):
     assert not bars - inside, "rows beside a table"
 
 
-@pytest.mark.parametrize(("section", "promise", "tests"), promises())
+@pytest.mark.parametrize(("section", "promise", "tests"), list(promises()))
 def test_each_promise_names_a_test_that_is_there(section, promise, tests):
     assert tests, "it names none"
     for file, name in tests:
