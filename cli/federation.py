@@ -181,6 +181,7 @@ def status(state_dir: FederationDir = DEFAULT_FEDERATION_DIR) -> None:
         state = "online" if "online" in parts else "starting" if parts else "down"
         if "ready" in parts:
             state += ", warm" if "worker" in parts else ", resting"
+        state += f", {parts['moves']}" if "moves" in parts else ""
         table.add_row(directory.name, state, *(str(parts.get(name, "-")) for name in columns))
     Console().print(table)
 

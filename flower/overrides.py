@@ -265,7 +265,7 @@ _EXITING = (
 class Reports:
     """Reports ``("online", node_id)``, or before ``("unfit", reason)``: restarts do not help.
 
-    Also ``("quiet", until)``, a local time or ''.
+    Also ``("quiet", until)``, a local time or '', and ``("moves", progress)``, text or ''.
     """
 
     def __init__(self, notes: Notes) -> None:
@@ -293,6 +293,10 @@ class Reports:
         else:
             log(INFO, "Quiet hours: no contents move until %s; heartbeats continue", until)
         self._notes.send("quiet", "" if until is None else str(until))
+
+    def moves(self, progress: str) -> None:
+        """How much of a message or reply has moved; '' once nothing moves."""
+        self._notes.send("moves", progress)
 
     def unfit(self, reason: str) -> None:
         """The node cannot work, for a reason; none if it is ''."""

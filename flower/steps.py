@@ -1,4 +1,4 @@
-"""Steps of a SuperNode's loop: spacing of polls, limits of its link, ids in its log, ends of runs.
+"""Steps of a SuperNode's loop: spacing of polls, its link's limits and progress, log ids, run ends.
 
 Flower does not tell nodes that a run has ended. It only refuses to describe such a run, so the
 SuperNode asks now and then about the run that its app works for, and about those with files of
@@ -7,7 +7,9 @@ links here.
 
 from __future__ import annotations
 
+import math
 import random
+import threading
 import time
 from collections.abc import Callable
 from logging import DEBUG, INFO
@@ -17,7 +19,10 @@ from typing import Any
 from flwr.app import ConfigRecord, Error, Message
 from flwr.common import log
 from flwr.common.constant import ErrorCode, SubStatus
-from flwr.supercore.inflatable.inflatable_object import get_object_type_from_object_content
+from flwr.supercore.inflatable.inflatable_object import (
+    get_object_type_from_object_content,
+    iterate_object_tree,
+)
 from flwr.supercore.run import RunNotRunningException
 
 from flwr_distill.base import json_lines
@@ -72,6 +77,10 @@ MAX_PAUSE = 20.0
 """Seconds without a poll in quiet hours, after which the clock is read again."""
 
 
+PROGRESS_EVERY = 2.0
+"""Seconds between lines on how much has moved; what takes less has none."""
+
+
 class LimitedLink(Step):
     """Moves contents as a link allows. In its quiet hours, no message is taken up either.
 
@@ -106,6 +115,85 @@ class LimitedLink(Step):
             return self._link.move(lambda: call(*of), lambda result: size(of, result))
 
         return move
+
+
+class Progress(Step):
+    """Reports how much of a message or reply has moved, where that takes seconds.
+
+    `report` gets a line now and then, and '' once nothing moves. Pieces are counted as they arrive:
+    what the SuperLink announces is their number alone.
+    """
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
+
+    def pull(self, inner: Callable[..., int | None], **named: Any) -> int | None:
+        """Pull a message."""
+        move = _Move("receives", self._report)
+
+        def receive() -> Any:
+            if received := named["receive"]():
+                move.begin(len({part.object_id for part in iterate_object_tree(received[1])}))
+            return received
+
+        def pull_object(*of: Any) -> bytes:
+            content: bytes = named["pull_object"](*of)
+            move.add(len(content))
+            return content
+
+        try:
+            return inner(**{**named, "receive": receive, "pull_object": pull_object})
+        finally:
+            move.end()
+
+    def push(self, inner: Callable[..., None], **named: Any) -> None:
+        """Push the reply."""
+        move = _Move("sends", self._report)
+
+        def send(*of: Any) -> Any:
+            sent = named["send"](*of)
+            move.begin(len(sent[0] if isinstance(sent, tuple) else sent))  # newer: and a session
+            return sent
+
+        def push_object(*of: Any) -> None:
+            named["push_object"](*of)
+            move.add(len(of[-1]))
+
+        try:
+            inner(**{**named, "send": send, "push_object": push_object})
+        finally:
+            move.end()
+
+
+class _Move:
+    """Pieces of one message or reply, which several threads move."""
+
+    def __init__(self, verb: str, report: Callable[[str], None]) -> None:
+        self._verb = verb
+        self._report = report
+        self._lock = threading.Lock()
+        self._pieces = self._total = self._bytes = 0
+        self._due = math.inf
+        self._reported = False
+
+    def begin(self, total: int) -> None:
+        self._total = total
+        self._due = time.monotonic() + PROGRESS_EVERY
+
+    def add(self, num_bytes: int) -> None:
+        with self._lock:
+            self._pieces += 1
+            self._bytes += num_bytes
+            if time.monotonic() < self._due:
+                return
+            self._due = time.monotonic() + PROGRESS_EVERY
+            self._reported = True
+            moved = f"{self._pieces} of {self._total} pieces, {self._bytes / 1e6:.1f} MB"
+            self._report(f"{self._verb} {moved}")
+
+    def end(self) -> None:
+        if self._reported:
+            self._report("")
 
 
 class LogIds(Step):

@@ -24,7 +24,7 @@ from flwr_distill.flower.overrides import (
     patch_supernode_sleep,
 )
 from flwr_distill.flower.pulls import patch_pull_backoff
-from flwr_distill.flower.steps import LimitedLink, LogIds, RunEnds, Spacing, StoppedRuns
+from flwr_distill.flower.steps import LimitedLink, LogIds, Progress, RunEnds, Spacing, StoppedRuns
 from flwr_distill.node import log_lines
 from flwr_distill.node.bell import Bell
 from flwr_distill.node.link import Link, QuietHours
@@ -55,6 +55,7 @@ def main() -> None:
     patch_nonce_cleanup()
     patch_bundle_reading()
     steps = [WholeMessages(bell.ring), Spacing(pace), RunEnds(state_dir), StoppedRuns(), LogIds()]
+    steps.append(Progress(reports.moves))
     rate, hours = sys.argv[6:8]
     if rate or hours:
         quiet_hours = QuietHours.parse(hours) if hours else None

@@ -289,7 +289,7 @@ class Node:
             for gone in ("worker", "device"):
                 self._status.pop(gone, None)
             return
-        if (kind, value) == ("quiet", ""):
+        if value == "":
             self._status.pop(kind, None)
             return
         if kind == "worker" and "worker" in self._status:
@@ -358,8 +358,9 @@ class Node:
     def _write_status(self) -> None:
         """Write `node.json`: process ids, `online` (Flower's node id), `ready` (last warm worker).
 
-        `worker` and `device` are there while they run, and `quiet` in quiet hours: the local time
-        at which they end. A full disk does not end the node.
+        `worker` and `device` are there while they run, `moves` while a message or reply takes
+        seconds to move, and `quiet` in quiet hours: the local time at which they end. A full disk
+        does not end the node.
         """
         file = status_file(self._settings.state_dir)
         temporary = file.with_suffix(".new")
@@ -375,7 +376,7 @@ def _checked(report: list[Any]) -> tuple[str, int | str]:
     match report:
         case ["online" | "worker" | "ready" | "released" as kind, int(value)]:
             return kind, value
-        case ["unfit" | "device" | "quiet" as kind, str(text)]:
+        case ["unfit" | "device" | "quiet" | "moves" as kind, str(text)]:
             return kind, text
     raise NotesError("a report of no known kind")
 

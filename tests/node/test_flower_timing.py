@@ -19,6 +19,7 @@ from flwr.supernode import start_client_internal as flower_supernode
 from flwr.supernode.nodestate import NodeStateFactory
 
 from flwr_distill.flower import overrides as timing
+from flwr_distill.flower import steps
 from flwr_distill.flower.line_1_32.node.connection import CALL_TIMEOUT, patch_connection
 from flwr_distill.flower.overrides import (
     WholeMessages,
@@ -26,7 +27,7 @@ from flwr_distill.flower.overrides import (
     patch_supernode_sleep,
 )
 from flwr_distill.flower.pulls import patch_pull_backoff
-from flwr_distill.flower.steps import Spacing
+from flwr_distill.flower.steps import Progress, Spacing
 from flwr_distill.node.pace import Pace
 from flwr_distill.protocol.messages import PACE, POLL_EVERY
 
@@ -233,6 +234,33 @@ def test_a_server_spaces_a_nodes_looks_until_its_next_message(
     assert 0.7 * longest < pace.draw() <= longest
     assert Intake(ended=False).pull() == 7
     assert pace.draw() <= 0.05
+
+
+@pytest.mark.parametrize(("every", "reported"), [(0.0, True), (60.0, False)])
+def test_a_node_reports_what_has_moved_of_a_message_and_its_reply_if_that_takes_long(
+    monkeypatch: pytest.MonkeyPatch, every: float, reported: bool
+) -> None:
+    monkeypatch.setattr(steps, "PROGRESS_EVERY", every)
+    lines = list[str]()
+    progress = Progress(lines.append)
+    assert patch_loop(progress)
+    intake = Intake(ended=False)
+    assert intake.pull() == 7
+    pieces, size = len(intake.objects), sum(len(o.deflate()) for o in intake.objects.values())
+    if reported:
+        assert len(lines) == pieces + 1
+        assert lines[-2:] == [f"receives {pieces} of {pieces} pieces, {size / 1e6:.1f} MB", ""]
+
+    def push(send: Any, push_object: Any) -> None:
+        send("message", "tree", 1.0)
+        push_object(7, "a", b"x" * 2_000_000)
+
+    for sent in ({"a"}, ({"a"}, "session")):
+        progress.push(push, send=lambda *_, sent=sent: sent, push_object=lambda *_: None)
+        if reported:
+            assert lines[-2:] == ["sends 1 of 1 pieces, 2.0 MB", ""]
+    if not reported:
+        assert lines == []
 
 
 class Refused(grpc.RpcError):  # type: ignore[misc]
