@@ -15,6 +15,7 @@ import json
 import sys
 import time
 import tomllib
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -212,8 +213,8 @@ class Executor:
         child.bundle, child.run_id = bundle, run_id
         return child
 
-    def _run(self, task: Task, work: Work, parts: list[bytes]) -> tuple[Message, int]:
-        """Have a child do the work, and forget the parts; its reply, and its objects' bytes."""
+    def _run(self, task: Task, work: Work, parts: Iterable[bytes]) -> tuple[Message, int]:
+        """Have a child do the work; its reply, and its objects' bytes."""
         deadline = time.monotonic() + min(work.header.metadata.ttl, _MAX_TTL) + GRACE
         try:
             child = self._child_for(work)
@@ -221,7 +222,6 @@ class Executor:
             raise _FailedError(f"the app gets no sandbox: {error}") from error
         try:
             child.hand(parts)
-            parts.clear()
             while True:
                 _watch(child, task, deadline)
                 left = max(0.0, deadline - time.monotonic())
@@ -257,9 +257,11 @@ def _decoded(child: Child, context: Context) -> tuple[Message, int]:
     """A child's reply; its app's state goes into the context."""
     with child.taking() as parts:
         payload = Payload.from_parts(parts)
-        reply = payload.message()
+        parts.clear()
+        num_bytes = payload.num_bytes
+        reply = payload.message(keep=False)
         context.state = payload.context.state
-        return reply, payload.num_bytes
+        return reply, num_bytes
 
 
 def _watch(child: Child, task: Task, deadline: float) -> None:

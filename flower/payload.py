@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, cast
 
@@ -11,6 +11,7 @@ from flwr.app import Array, Context, Message
 from flwr.common.serde import context_from_proto, context_to_proto
 from flwr.proto.message_pb2 import Context as ProtoContext
 from flwr.supercore.inflatable.inflatable_object import (
+    InflatableObject,
     get_all_nested_objects,
     get_object_body,
     get_object_head_values_from_object_content,
@@ -35,7 +36,7 @@ class Payload:
     name : str
         The message's id.
     contents : Mapping[str, bytes]
-        Its objects by id.
+        Its objects by id; of a message that is sent, each is encoded as it is read.
     context : Context
         The app's.
     about : Mapping[str, Any]
@@ -52,9 +53,7 @@ class Payload:
         """Encode a message."""
         name = message.object_id
         with no_object_id_recompute():
-            objects = get_all_nested_objects(message)
-            contents = {each: part.deflate() for each, part in objects.items()}
-        return cls(name, contents, context, {})
+            return cls(name, _Encoded(get_all_nested_objects(message)), context, {})
 
     def replaced(self, message: Message) -> Self:
         """A payload with another message, which has the same id for the app."""
@@ -65,19 +64,23 @@ class Payload:
         """Bytes of the message's objects."""
         return sum(map(len, self.contents.values()))
 
-    def message(self) -> Message:
-        """Decode the message; any error, if a hostile app or server has encoded it."""
+    def message(self, *, keep: bool = True) -> Message:
+        """Decode the message; any error, if a hostile app or server has encoded it.
+
+        Without `keep`, the contents go as they are decoded: large models are in memory once.
+        """
         _check_expansion(self.contents)
-        message = cast(Message, inflate_object_from_contents(self.name, dict(self.contents)))
+        contents = dict(self.contents) if keep else cast(dict[str, bytes], self.contents)
+        message = cast(Message, inflate_object_from_contents(self.name, contents))
         # An inflated message has no id of its own, which replies need.
         message.metadata.__dict__["_message_id"] = self.about.get("message", self.name)
         return message
 
-    def parts(self) -> list[bytes]:
-        """As parts of a `PayloadFile`."""
-        head = json.dumps([self.name, [*self.contents], dict(self.about)]).encode()
-        context = context_to_proto(self.context).SerializeToString()
-        return [head, context, *self.contents.values()]
+    def parts(self) -> Iterator[bytes]:
+        """Parts of a `PayloadFile`."""
+        yield json.dumps([self.name, [*self.contents], dict(self.about)]).encode()
+        yield context_to_proto(self.context).SerializeToString()
+        yield from self.contents.values()
 
     @classmethod
     def from_parts(cls, parts: Sequence[bytes]) -> Self:
@@ -95,6 +98,23 @@ class Payload:
             raise
         except Exception as error:  # a hostile app's bytes may raise any
             raise PayloadError(f"no payload ({type(error).__name__})") from error
+
+
+class _Encoded(Mapping[str, bytes]):
+    """A message's objects, each encoded as it is read: never all at once."""
+
+    def __init__(self, objects: Mapping[str, InflatableObject]) -> None:
+        self._objects = objects
+
+    def __getitem__(self, name: str) -> bytes:
+        with no_object_id_recompute():
+            return self._objects[name].deflate()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._objects)
+
+    def __len__(self) -> int:
+        return len(self._objects)
 
 
 def _check_expansion(contents: Mapping[str, bytes]) -> None:

@@ -72,7 +72,7 @@ class Worker:
             payload = Payload.from_parts(self._tasks.take())
             context = payload.context
             identify(payload.about["task"], context.run_id, context.node_id)
-            message = payload.message()
+            message = payload.message(keep=False)
             batch_size = context.run_config.get(BATCH_SIZE)
             context.node_config["device"] = self._device
             reply = self._load(*payload.about["app"])(message=message, context=context)
@@ -84,6 +84,7 @@ class Worker:
                     f"the reply took {took:.0f} s and is late after {ttl:.0f} s (give the run a "
                     "longer phase-timeout, or this node less to do)"
                 )
+            del message
             self._replies.put(Payload.of(reply, context).parts())
         except Exception as error:
             log(ERROR, "ClientApp raised an exception", exc_info=error)

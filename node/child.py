@@ -6,7 +6,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
@@ -93,7 +93,7 @@ class Child:
         """The child's process id."""
         return self._process.pid
 
-    def hand(self, parts: Sequence[bytes]) -> None:
+    def hand(self, parts: Iterable[bytes]) -> None:
         """Give the child a task."""
         try:
             self._tasks.put(parts)

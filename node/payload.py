@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 MAX_BYTES = 1 << 32
 """Of all parts that one end hands to the other."""
@@ -49,13 +49,15 @@ class PayloadFile:
         if number >= 0:
             os.close(number)
 
-    def put(self, parts: Sequence[bytes]) -> None:
-        """Replace what is in the file; OSError if there is no room."""
-        sizes = json.dumps([len(part) for part in parts]).encode()
+    def put(self, parts: Iterable[bytes]) -> None:
+        """Replace what is in the file, by one part after the other; OSError if there is no room."""
         os.ftruncate(self._number, 0)
-        place = 0
-        for part in (len(sizes).to_bytes(_LENGTH, "big"), sizes, *parts):
+        sizes, place = list[int](), 0
+        for part in parts:
             place = _write(self._number, part, place)
+            sizes.append(len(part))
+        end = json.dumps(sizes).encode()
+        _write(self._number, end + len(end).to_bytes(_LENGTH, "big"), place)
 
     def take(self) -> list[bytes]:
         """Take what is in the file, and empty it; PayloadError if these are not parts."""
@@ -67,21 +69,22 @@ class PayloadFile:
     def _parts(self) -> list[bytes]:
         if (size := os.fstat(self._number).st_size) > MAX_BYTES:
             raise PayloadError(f"{size:,} bytes, over {MAX_BYTES:,}")
-        length = int.from_bytes(_read(self._number, _LENGTH, 0), "big")
-        if length > MAX_SIZES:
+        if (end := size - _LENGTH) < 0:
+            raise PayloadError("it ends early")
+        length = int.from_bytes(_read(self._number, _LENGTH, end), "big")
+        if length > min(MAX_SIZES, end):
             raise PayloadError(f"a list of sizes of {length:,} bytes, over {MAX_SIZES:,}")
         try:
-            sizes = json.loads(_read(self._number, length, _LENGTH))
+            sizes = json.loads(_read(self._number, length, end - length))
         except (ValueError, RecursionError):
             raise PayloadError("a list of sizes that is not JSON") from None
-        place = _LENGTH + length
         if not isinstance(sizes, list) or not all(type(n) is int and n >= 0 for n in sizes):
             raise PayloadError("sizes that are no numbers")
         if len(sizes) > MAX_PARTS:
             raise PayloadError(f"{len(sizes):,} parts, over {MAX_PARTS:,}")
-        if place + sum(sizes) != size:
-            raise PayloadError(f"{size:,} bytes, but parts of {place + sum(sizes):,}")
-        parts = []
+        if sum(sizes) != end - length:
+            raise PayloadError(f"{end - length:,} bytes, but parts of {sum(sizes):,}")
+        parts, place = [], 0
         for part in sizes:
             parts.append(_read(self._number, part, place))
             place += part

@@ -29,7 +29,7 @@ def forge(file, content):
 
 def with_sizes(sizes, rest=b""):
     text = json.dumps(sizes).encode()
-    return len(text).to_bytes(8, "big") + text + rest
+    return rest + text + len(text).to_bytes(8, "big")
 
 
 @given(parts=st.lists(st.binary()))
@@ -73,7 +73,7 @@ def test_bytes_that_are_no_parts_are_an_error_and_leave_nothing(file, content):
         pytest.param(with_sizes([True], b"a"), id="no number"),
         pytest.param(with_sizes([1 << 60]), id="huge"),
         pytest.param(with_sizes({"3": 3}, b"abc"), id="no list"),
-        pytest.param((50_000).to_bytes(8, "big") + b"[" * 50_000, id="deep"),
+        pytest.param(b"[" * 50_000 + (50_000).to_bytes(8, "big"), id="deep"),
     ],
 )
 def test_sizes_that_do_not_fit_are_an_error(file, content):
