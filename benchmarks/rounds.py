@@ -146,6 +146,8 @@ def program_of(name: str, command: Sequence[str]) -> str:
     words = [Path(word).name.removeprefix("flwr_distill.") for word in command[:6]]
     if "node" in words[:3]:
         return "node.main"
+    if "superlink" in words:
+        return "superlink"
     for word in words:
         if word.startswith(("flower-", "flower.", "flwr-", "node.")):
             return word
