@@ -8,6 +8,8 @@
 The module imports no torch: a node's supervisor reports these errors too.
 """
 
+from pathlib import PurePath
+
 MAX_SHOWN = 300
 """Characters of a value that an error shows; a hostile node may send thousands."""
 
@@ -62,7 +64,8 @@ class ReportedError(Exception):
     def __str__(self) -> str:
         place = self.where
         if self.value is not None:
-            place += f" = {repr(self.value)[:MAX_SHOWN]}"
+            value = str(self.value) if isinstance(self.value, PurePath) else self.value
+            place += f" = {repr(value)[:MAX_SHOWN]}"
         text = f"{place}: {self.problem}" if place else self.problem
         return f"{text} ({self.remedy})" if self.remedy else text
 

@@ -144,9 +144,9 @@ class Run:
         self.fault_of |= {CLEAN + 1 + 2 * i: fault for i, fault in enumerate(later)}
         self.rounds = CLEAN + 2 * len(faults)
         self._place = {
-            number: f"{FORMING[fault]}.0"
-            if fault in early
-            else f"{OF_LEADERS.get(fault, self.phase)}.{number}"
+            number: f"{DISTILL}.0"  # it does not say in which round
+            if fault is Fault.MEMBER_DIES_DISTILLING
+            else f"{(FORMING if fault in early else OF_LEADERS).get(fault, self.phase)}.{number}"
             for number, fault in self.fault_of.items()
         }
         self.victims, self.numbers, self.seconds, self.outage = {}, {}, {}, {}

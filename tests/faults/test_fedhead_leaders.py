@@ -82,6 +82,7 @@ def test_a_leader_that_cannot_hand_out_is_replaced_and_leads_no_more(federation,
         "fedhead.sectors": SECTORS,
         "fedhead.fixed-leader": True,  # who is killed would lead again
         "fedhead.distill-epochs": 1,
+        "fedhead.least-classes": 0.0,  # all leaders distil
         "phase-timeout": 120.0,
         "runs-dir": str(tmp_path),
     }

@@ -1,6 +1,7 @@
 """Errors carry where they are, what was found and what to do, and keep it between processes."""
 
 import pickle
+from pathlib import Path
 
 import pytest
 
@@ -29,3 +30,9 @@ def test_a_bad_key_of_a_table_is_named_in_the_error():
         PartitionSettings.checked({"alpha": -1.0}, "run config")
     assert (error.value.where, error.value.value) == ("alpha", -1.0)
     assert error.value.source == "run config"
+
+
+def test_a_path_is_shown_as_its_text():
+    assert str(SettingsError("is missing", where="data", value=Path("a/b"))).startswith(
+        "data = 'a/b':"
+    )
