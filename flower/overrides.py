@@ -10,8 +10,10 @@ Each is replaced once, by itself with all steps around it.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from importlib import import_module
@@ -271,11 +273,12 @@ class Reports:
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
         self._online = False
+        self._sending = threading.Lock()  # the SuperNode moves contents in several threads
 
     def online(self, node_id: int) -> None:
         """The SuperLink has admitted the node."""
         self._online = True
-        self._notes.send("online", node_id)
+        self._send("online", node_id)
 
     def refused(self, reason: str) -> None:
         """The SuperLink does not admit the node; it may the next time."""
@@ -292,16 +295,21 @@ class Reports:
             log(INFO, "Quiet hours are over: contents move again")
         else:
             log(INFO, "Quiet hours: no contents move until %s; heartbeats continue", until)
-        self._notes.send("quiet", "" if until is None else str(until))
+        self._send("quiet", "" if until is None else str(until))
 
     def moves(self, progress: str) -> None:
         """How much of a message or reply has moved; '' once nothing moves."""
-        self._notes.send("moves", progress)
+        with suppress(OSError):  # a transfer does not end because nobody reads this
+            self._send("moves", progress)
 
     def unfit(self, reason: str) -> None:
         """The node cannot work, for a reason; none if it is ''."""
         if reason and not self._online:
-            self._notes.send("unfit", shortened(reason))
+            self._send("unfit", shortened(reason))
+
+    def _send(self, *note: Any) -> None:
+        with self._sending:
+            self._notes.send(*note)
 
 
 def _remedy(reason: str) -> str:

@@ -80,7 +80,8 @@ class Payload:
         """Parts of a `PayloadFile`."""
         yield json.dumps([self.name, [*self.contents], dict(self.about)]).encode()
         yield context_to_proto(self.context).SerializeToString()
-        yield from self.contents.values()
+        with no_object_id_recompute():  # an object's encoding has the ids of those in it
+            yield from self.contents.values()
 
     @classmethod
     def from_parts(cls, parts: Sequence[bytes]) -> Self:
@@ -107,8 +108,7 @@ class _Encoded(Mapping[str, bytes]):
         self._objects = objects
 
     def __getitem__(self, name: str) -> bytes:
-        with no_object_id_recompute():
-            return self._objects[name].deflate()
+        return self._objects[name].deflate()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._objects)

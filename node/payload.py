@@ -72,8 +72,8 @@ class PayloadFile:
         if (end := size - _LENGTH) < 0:
             raise PayloadError("it ends early")
         length = int.from_bytes(_read(self._number, _LENGTH, end), "big")
-        if length > min(MAX_SIZES, end):
-            raise PayloadError(f"a list of sizes of {length:,} bytes, over {MAX_SIZES:,}")
+        if length > (most := min(MAX_SIZES, end)):
+            raise PayloadError(f"a list of sizes of {length:,} bytes, over {most:,}")
         try:
             sizes = json.loads(_read(self._number, length, end - length))
         except (ValueError, RecursionError):

@@ -40,23 +40,25 @@ def test_status_and_stop_say_when_there_is_no_federation(tmp_path):
     assert stop.output == f"no federation runs in {tmp_path}\n"
 
 
-def test_status_shows_what_each_node_computes_on(tmp_path):
+def test_status_shows_what_each_node_computes_on_and_how_far_a_transfer_is(tmp_path):
     nodes = [tmp_path / "node-0", tmp_path / "node-1"]
     for number, folder in enumerate(nodes):
         folder.mkdir()
         parts = {"pid": os.getpid(), "online": 5, "device": f"cuda:{number}"}
+        parts |= {"moves": "receives 7 of 9 pieces"} if number else {}
         status_file(folder).write_text(json.dumps(parts))
     file = FederationFile(tmp_path)
     file.lock()
     node_dirs = [str(node) for node in nodes]
     file.write(FederationRecord(os.getpid(), "127.0.0.1:1", "home", node_dirs, str(tmp_path)))
     shown = CliRunner().invoke(
-        app, ["status", "--state-dir", str(tmp_path)], env={"COLUMNS": "120"}
+        app, ["status", "--state-dir", str(tmp_path)], env={"COLUMNS": "160"}
     )
     file.unlock()
     assert shown.exit_code == 0
     assert "cuda:0" in shown.output
     assert "cuda:1" in shown.output
+    assert shown.output.count("7 of 9") == 1
 
 
 @pytest.mark.parametrize("name", ["up", "demo"])

@@ -2,8 +2,10 @@
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -143,14 +145,14 @@ def test_a_node_killed_whole_leaves_no_process_and_comes_back(tiny: Any) -> None
     assert sum(not reply.error for reply in phase.values()) == 2
 
 
-def test_a_link_keeps_to_its_rate_and_its_quiet_hours(
+def test_a_link_keeps_to_its_rate_and_its_quiet_hours_and_says_how_far_a_transfer_is(
     tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last test of these nodes: they stay limited."""
     command, start = tiny.federation.node_command, datetime.now()
     end = start + timedelta(seconds=10)
     limits = {
-        "node-0": "max-rate: 60\n",  # 7.5 MB/s
+        "node-0": "max-rate: 24\n",  # 3 MB/s
         "node-1": f"quiet-hours: {start:%H:%M:%S}-{end:%H:%M:%S}\n",
     }
 
@@ -170,12 +172,28 @@ def test_a_link_keeps_to_its_rate_and_its_quiet_hours(
         if line.startswith("BEGIN"):
             begins.append(datetime.now())
 
-    quiet, loud = tiny.run({"phases": 2, "nodes": 2, "load": 10}, on_line)
+    moves = set[object]()
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.1):
+            moves.add(tiny.status(0).get("moves"))
+
+    with ThreadPoolExecutor(1) as watcher:
+        watching = watcher.submit(watch)
+        try:
+            quiet, loud = tiny.run({"phases": 2, "nodes": 2, "load": 10}, on_line)
+        finally:
+            over.set()
+    watching.result()
+    verbs = {str(line).partition(" ")[0] for line in moves if line}
+    assert verbs == {"receives", "sends"}
+    assert "moves" not in tiny.status(0)
     slow, other = (str(tiny.status(index)["online"]) for index in (0, 1))
     assert begins[0] + timedelta(seconds=quiet[other].after) > end.replace(microsecond=0)
     assert "quiet" not in tiny.status(1)
     for phase in (quiet, loud):
-        assert phase[slow].after > (2 * 10 - 1) / 7.5  # the last MB is paid for afterwards
+        assert phase[slow].after > (2 * 10 - 1) / 3  # the last MB is paid for afterwards
     assert loud[other].after < loud[slow].after
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -108,6 +109,18 @@ def test_a_message_and_its_context_arrive(file, context):
         context.run_config,
     )
     assert arrived.num_bytes == sent.num_bytes
+
+
+def test_a_message_is_encoded_piece_by_piece_and_its_contents_go_as_they_are_decoded(file, context):
+    arrays = ArrayRecord([np.full(1000, value, np.float32) for value in range(3)])
+    message = Message(RecordDict({"model": arrays}), 5, "train")
+    sent = Payload.of(message, context)
+    with patch.object(Array, "deflate", autospec=True, side_effect=Array.deflate) as encoded:
+        file.put(sent.parts())
+    assert encoded.call_count == 3, "they were encoded before, and all kept"
+    arrived = Payload.from_parts(file.take())
+    assert arrived.message(keep=False).content == message.content
+    assert not arrived.contents
 
 
 @given(parts=st.lists(st.binary() | st.sampled_from([b'["a", ["b"], {}]', b'["a", [], {}]', b""])))
