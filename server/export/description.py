@@ -50,7 +50,7 @@ class Description:
         names = tuple(run.class_names) or spec.class_names
         spec = replace(spec, labels=replace(spec.labels, classes=names))
         # The model file has all weights.
-        own = run.settings.get("backbone", {}) | {"weights": ""}
+        own = run.settings["backbone"] | {"weights": ""}
         backbone = BackboneSettings.checked(own, "run config")
         model = run.settings["model"]
         return cls(model if backbone.network else architecture(model, spec), spec, backbone)

@@ -65,7 +65,7 @@ def run_to_export(run: RunFiles, best_round: bool = False) -> RunFiles:
             where=run.folder,
             remedy=_OTHERS,
         )
-    if not any(rounds) and not run.settings.get("start"):
+    if not any(rounds) and not run.settings["start"]:
         raise ExportError(
             "it has no model yet, only the random one of its start",
             where=run.folder,

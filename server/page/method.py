@@ -17,7 +17,7 @@ def panels(run: RunFiles) -> list[Section]:
     """What the run started from, what its settings disclose, and the method's own sections."""
     disclosure = disclosed(run)
     sections = [Section("What left the nodes", [disclosure])] if disclosure else []
-    if start := run.settings.get("start"):
+    if start := run.settings["start"]:
         text = f"Training started from the model that {start} made, in one phase before round 1."
         sections = [Section("Start", [text]), *sections]
     method = method_of_run(run)
@@ -34,12 +34,12 @@ def panels(run: RunFiles) -> list[Section]:
 
 def disclosed(run: RunFiles) -> str:
     """What leaves nodes besides models and virtual data, under the run's settings."""
-    arguments = run.settings.get("strategy-args", "")
+    arguments = run.settings["strategy-args"]
     method = method_of_run(run)
     choice = run.artifact(CHOICE)
     tried = [each["strategy"] for each in json.loads(choice)["tried"]] if choice else []
     methods = [
-        (find_method(run.settings.get("start", "")), ""),
+        (find_method(run.settings["start"]), ""),
         (method, arguments),
         *((find_method(name), "") for name in tried),
     ]
@@ -55,9 +55,9 @@ def disclosed(run: RunFiles) -> str:
 def private_by_method(run: RunFiles) -> bool:
     """Whether the method's own settings put all that nodes sent under differential privacy."""
     method = method_of_run(run)
-    if method is None or run.settings.get("start"):
+    if method is None or run.settings["start"]:
         return False
-    settings = _settings(run, method, run.settings.get("strategy-args", ""))
+    settings = _settings(run, method, run.settings["strategy-args"])
     return settings is not None and method.epsilon(settings) > 0
 
 

@@ -45,8 +45,8 @@ def best(rows: Sequence[Row], metric: str = ACCURACY) -> Row | None:
 
 
 def best_metric(run: RunFiles) -> str:
-    """Name of the metric by which a run's best round is chosen; earlier versions had accuracy."""
-    return str(run.settings.get("best-metric", ACCURACY))
+    """Name of the metric by which a run's best round is chosen."""
+    return str(run.settings["best-metric"])
 
 
 def reached(rows: Sequence[Row], accuracy: float) -> Row | None:

@@ -25,8 +25,7 @@ class RunFilesError(ReportedError):
 class RunFiles:
     """Content of a run's folder.
 
-    Fields are empty where files are missing: in a run that is in progress or was killed, or that
-    an older version wrote.
+    Fields are empty where files are missing: in a run that is in progress or was killed.
     """
 
     folder: Path
@@ -44,14 +43,14 @@ class RunFiles:
     def title(self) -> str:
         """Strategy, or the model that was evaluated, and data set."""
         what = f"{self.evaluated}, evaluated" if self.evaluated else self.settings["strategy"]
-        if self.settings.get("statistics"):
+        if self.settings["statistics"]:
             what = "statistics"
         return f"{what} on {self.settings['dataset']}"
 
     @property
     def evaluated(self) -> str:
         """Name of the file or run that was evaluated; empty for a run that trains."""
-        return Path(self.settings.get("evaluate", {}).get("model", "")).name
+        return Path(self.settings["evaluate"]["model"]).name
 
     @property
     def state(self) -> str:
@@ -87,9 +86,9 @@ class RunFiles:
 
     @cached_property
     def class_names(self) -> list[str]:
-        """Names of the classes by label; runs of earlier versions may have none."""
-        labels = self.about.get("spec", {}).get("labels", {})
-        return labels.get("classes") or self.about.get("classes") or []
+        """Names of the classes by label; empty where ``about.json`` is missing."""
+        spec = self.about.get("spec")
+        return list(spec["labels"]["classes"]) if spec else []
 
     def class_name(self, label: int) -> str:
         """Name of a class; without names its label."""

@@ -115,7 +115,7 @@ def _settings(run: RunFiles) -> Section:
         read.append(["server", "", own])
     if read:
         tables.append(Table(["data of", "#samples", "fingerprint"], read, folded="Data as read"))
-    if run.class_names:  # runs of earlier versions may have none
+    if run.class_names:
         outputs = [[str(label), name] for label, name in enumerate(run.class_names)]
         title = f"Label map {run.about.get('labels', '')}"
         tables.append(Table(["output", "class"], outputs, folded=title))

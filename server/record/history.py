@@ -32,8 +32,10 @@ class History:
         best_by: str = ACCURACY,
         seed: int = 0,
     ) -> None:
-        state = state or {"rows": "[]", "topology": {}, "heads": {}, "traffic": None}
-        self.started: str = state.get("started") or datetime.now(UTC).isoformat(timespec="seconds")
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        new = {"started": started, "rows": "[]", "topology": {}, "heads": {}, "traffic": None}
+        state = state or new
+        self.started: str = state["started"]
         self.rows = [RoundRow(**row) for row in json.loads(state["rows"])]
         self._encoded = [json.dumps(vars(row)) for row in self.rows]
         self.topology: Mapping[str, Any] = state["topology"]  # of the last round that had any
