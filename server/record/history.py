@@ -32,9 +32,9 @@ class History:
         best_by: str = ACCURACY,
         seed: int = 0,
     ) -> None:
-        started = datetime.now(UTC).isoformat(timespec="seconds")
-        new = {"started": started, "rows": "[]", "topology": {}, "heads": {}, "traffic": None}
-        state = state or new
+        if state is None:
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            state = {"started": now, "rows": "[]", "topology": {}, "heads": {}, "traffic": None}
         self.started: str = state["started"]
         self.rows = [RoundRow(**row) for row in json.loads(state["rows"])]
         self._encoded = [json.dumps(vars(row)) for row in self.rows]
