@@ -26,6 +26,7 @@ from flwr_distill.protocol.codecs import CODECS, CodecError
 from flwr_distill.protocol.coded import CODEC, Coding, coded, decoded, version_of
 from flwr_distill.protocol.meeting import DESCRIBE, one_line, own_version
 from flwr_distill.protocol.messages import ARRAYS, CONFIG
+from flwr_distill.protocol.parcels import ABILITY
 from flwr_distill.protocol.replies import UNKNOWN
 from flwr_distill.storage.store import NodeStore
 
@@ -119,7 +120,7 @@ class NodeCodec:
             reply.content[ARRAYS] = coded_model
         if received.message_type == DESCRIBE:
             config = reply.content.config_records.get(CONFIG, ConfigRecord())
-            codecs, number = list(CODECS), own_version()
+            codecs, number = [*CODECS, ABILITY], own_version()
             reply.content[CONFIG] = ConfigRecord({**config, "codecs": codecs, "version": number})
         try:
             _keep(received)
