@@ -7,11 +7,12 @@ in the model that the node got, so the server adds them to the one that it sent.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -32,6 +33,9 @@ FEWEST = 256
 STATISTICS = ("running_mean", "running_var")
 """Last parts of the names of arrays that stay exact, as integers do: they are not trained."""
 
+BESIDE = "beside"
+"""Among the codecs of nodes that code array records beside the model (`Method.coded`), too."""
+
 UpCodec = Literal["float32", "float16", "bfloat16", "int8", "int4", "topk"]
 DownCodec = Literal[
     "float32",
@@ -46,6 +50,8 @@ DownCodec = Literal[
     "delta-topk",
 ]
 Version = Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
+Beside = Annotated[str, Field(pattern="^[a-z0-9-]{1,40}$")]
+"""Name of a record, of which nodes make names of files."""
 
 
 class Coding(Block):
@@ -65,6 +71,13 @@ class Coding(Block):
     """Last round whose reply of this type counted."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """For random rounding of the reply."""
+    beside: Annotated[list[Beside], Field(max_length=4)] = Field(default_factory=list)
+    """Array records of the reply that are coded as well, each in itself."""
+
+    def to_record(self) -> ConfigRecord:
+        """The record of a message, which nodes without `BESIDE` read, too."""
+        unknown = set() if self.beside else {"beside"}
+        return ConfigRecord(self.model_dump(by_alias=True, exclude=unknown))
 
 
 def version_of(arrays: Arrays) -> str:
@@ -100,14 +113,15 @@ def coded(
         What is coded is the difference to these; an array that is not like the one here stays as it
         is.
     rest : Arrays, optional (default: None)
-        What was left out before, and is added to the difference.
+        What was left out before, and is added. With it, if only an empty one, what is left out now
+        is returned of any codec.
 
     Returns
     -------
     ArrayRecord
         The coded record.
     dict
-        What a biased codec has left out now, by name.
+        What a biased codec has left out now, by name; see `rest`.
     """
     result, left = ArrayRecord(), {}
     method = CODECS[codec]
@@ -123,9 +137,19 @@ def coded(
             continue
         packed = method.pack(own, rng)
         result[name] = Array(array.dtype, array.shape, PREFIX + codec, packed)
-        if not method.unbiased:
+        if not method.unbiased or rest is not None:
             left[name] = own - method.unpack(packed, own.shape)
     return result, left
+
+
+def check_claims(record: ArrayRecord, most: int) -> None:
+    """Check that the arrays of a record, once decoded, have no more than so many bytes.
+
+    Raises CodecError if they have.
+    """
+    size = sum(4 * abs(math.prod(a.shape)) for a in record.values() if a.stype.startswith(PREFIX))
+    if size > most:
+        raise CodecError(f"coded arrays of {size:,} bytes, more than the {most:,} of the model")
 
 
 def unchanged(arrays: Arrays) -> ArrayRecord:

@@ -17,16 +17,18 @@ from logging import WARNING
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.common import log
 
 from flwr_distill.base.text import listed
-from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record
+from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record, num_bytes
 from flwr_distill.protocol.coded import (
+    BESIDE,
     CODEC,
     Coding,
     DownCodec,
     UpCodec,
+    check_claims,
     codec_of,
     coded,
     decoded,
@@ -34,6 +36,8 @@ from flwr_distill.protocol.coded import (
     version_of,
 )
 from flwr_distill.protocol.messages import ARRAYS
+from flwr_distill.protocol.method import Method
+from flwr_distill.protocol.parcels import codec_of_whole
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.task.errors import SettingsError
 
@@ -78,14 +82,17 @@ class ModelCodec:
         Codecs of models to nodes, and of what training changed in them.
     seed : int
         Of the run, for random rounding.
+    beside : tuple of str
+        Array records beside the model that are coded, too (`Method.coded`).
     """
 
     down: DownCodec = "float32"
     up: UpCodec = "float32"
     seed: int = 0
+    beside: tuple[str, ...] = ()
     round: int = 0
     _names: Mapping[int, str] = field(default_factory=dict)
-    _able: Collection[int] = ()
+    _able: Mapping[int, Collection[str]] = field(default_factory=dict)
     _known: dict[int, list[str]] = field(default_factory=dict)
     """The versions that each node had last, as far as its replies show; the latest first."""
     _sure: set[int] = field(default_factory=set)
@@ -101,25 +108,26 @@ class ModelCodec:
         """Whether anything is coded."""
         return self.down != "float32" or self.up != "float32"
 
-    def meet(self, names: Mapping[int, str], able: Collection[int]) -> None:
-        """Take note of the nodes that have codecs; the log names the others once."""
+    def meet(self, names: Mapping[int, str], able: Mapping[int, Collection[str]]) -> None:
+        """Take note of the nodes that have codecs, and of these; the log names the others once."""
         plain = sorted(names[node] for node in names.keys() - {*able} - self._names.keys())
         if plain and self.is_used:
             text = "%s: no codecs, so their models travel whole, as float32 (they run another "
             text += "version, or no flwr-distill node)"
             log(WARNING, text, listed(plain))
-        self._names, self._able = dict(names), able
+        self._names, self._able = dict(names), dict(able)
 
     @contextmanager
     def coding(self, messages: Sequence[Message]) -> Iterator[None]:
         """Code the models in messages within the block, in which they are pushed."""
         versions = self._versions_of(messages) if self.is_used else {}
+        others = self._others_of(messages) if self.is_used else {}
         plain: list[tuple[Message, RecordDict, _Version]] = []
         for place, message in enumerate(messages):
             version = versions.get(id(message.content.array_records.get(ARRAYS)))
             if version and message.metadata.dst_node_id in self._able:
                 plain.append((message, message.content, version))
-                message.content = self._coded(message, version, place)
+                message.content = self._coded(message, version, place, others)
         try:
             yield
         finally:
@@ -130,11 +138,17 @@ class ModelCodec:
         self._forget_versions()
 
     def decode(self, message: Message, reply: Message) -> None:
-        """Decode the model in a reply with content in place; CodecError if it cannot be."""
+        """Decode a reply with content in place; CodecError if it cannot be."""
         model = reply.content.array_records.get(ARRAYS)
         sent = message.content.array_records.get(ARRAYS)
-        if model is not None and sent is not None and self.is_used:
+        if sent is None or not self.is_used:
+            return
+        if model is not None:
             reply.content[ARRAYS] = decoded(model, as_arrays(sent))
+        for name in self.beside:
+            if (record := reply.content.array_records.get(name)) is not None:
+                check_claims(record, num_bytes(sent))
+                reply.content[name] = decoded(record)
 
     def note(self, reply: Message, *, counts: bool) -> None:
         """Note what a node's reply shows: what the node has, and whether its reply counts."""
@@ -184,6 +198,17 @@ class ModelCodec:
                 nodes.setdefault(id(model), (model, []))[1].append(node)
         return {key: self._version_of(model, asked) for key, (model, asked) in nodes.items()}
 
+    def _others_of(self, messages: Sequence[Message]) -> dict[int, ArrayRecord]:
+        """Records beside the models in messages, coded, by the ``id`` of the plain ones."""
+        codec, others = codec_of_whole(self.down), dict[int, ArrayRecord]()
+        for message in messages if codec != "float32" else ():
+            for name in self.beside:
+                record = message.content.array_records.get(name)
+                if record is not None and id(record) not in others:
+                    rng = np.random.default_rng(_seed(self.seed, self.round, name))
+                    others[id(record)] = coded(record, codec, rng)[0]
+        return others
+
     def _version_of(self, model: ArrayRecord, nodes: Sequence[int]) -> _Version:
         """The one version of a model; a new one builds on what most of these nodes have."""
         arrays = as_arrays(model)
@@ -212,7 +237,13 @@ class ModelCodec:
         known = [version for name, version in self._versions.items() if counts[name]]
         return max(reversed(known), key=lambda version: counts[version.name], default=None)
 
-    def _coded(self, message: Message, version: _Version, place: int) -> RecordDict:
+    def _coded(
+        self,
+        message: Message,
+        version: _Version,
+        place: int,
+        others: Mapping[int, ArrayRecord],
+    ) -> RecordDict:
         """A message's content with a version of its model, as its node can read it."""
         node, message_type = message.metadata.dst_node_id, message.metadata.message_type
         known = self._known.get(node, []) if node in self._sure else []
@@ -222,8 +253,10 @@ class ModelCodec:
             record, base = version.record, version.base
         else:
             record, base = version.whole, ""
+        has_beside = BESIDE in self._able[node]
         about = Coding(
             up=self.up,
+            beside=list(self.beside) if has_beside and self.up != "float32" else [],
             version=version.name,
             base=base,
             keep=known,
@@ -231,8 +264,11 @@ class ModelCodec:
             received=self._received.get(node, {}).get(message_type, -1),
             seed=_seed(self.seed, self.round, message_type, place),
         )
-        content = RecordDict({**message.content, ARRAYS: record})
-        content[CODEC] = ConfigRecord(about.model_dump(by_alias=True))
+        plain = message.content
+        content = RecordDict({**plain, ARRAYS: record, CODEC: about.to_record()})
+        for name in self.beside if has_beside else ():
+            if name in plain:
+                content[name] = others.get(id(plain[name]), plain[name])
         return content
 
     def _forget_versions(self) -> None:
@@ -245,9 +281,10 @@ class ModelCodec:
             del self._versions[next(iter(self._versions))]
 
 
-def codec_of_run(settings: RunSettings) -> ModelCodec:
+def codec_of_run(settings: RunSettings, method: Method | None = None) -> ModelCodec:
     """Make a run's codec; SettingsError if another setting excludes it."""
-    codec = ModelCodec(settings.down_codec, settings.up_codec, settings.seed)
+    beside = method.coded if method else ()
+    codec = ModelCodec(settings.down_codec, settings.up_codec, settings.seed, beside)
     if settings.secure_sums and codec.up != "float32":
         raise SettingsError(
             "secure sums are of exact numbers under masks",
