@@ -22,7 +22,7 @@ from safetensors.numpy import load, save
 
 from flwr_distill.links.folder import LinkFolder
 from flwr_distill.protocol.arrays import Arrays, as_arrays, num_bytes
-from flwr_distill.protocol.codecs import CODECS, CodecError
+from flwr_distill.protocol.codecs import CODECS, EXACT, CodecError
 from flwr_distill.protocol.coded import BESIDE, CODEC, Coding, coded, decoded, version_of
 from flwr_distill.protocol.meeting import DESCRIBE, one_line, own_version
 from flwr_distill.protocol.messages import ARRAYS, CONFIG
@@ -83,6 +83,9 @@ class NodeCodec:
             return False
         del message.content[CODEC]
         coding = Coding.checked(record, CODEC)
+        if not coding.version and not message.content.array_records:
+            received.coding = coding
+            return True
         coded_model = message.content.array_records.get(ARRAYS, ArrayRecord())
         received.most = sum(map(_num_bytes, coded_model.values())) + HEADER
         others = {n: r for n, r in message.content.array_records.items() if n != ARRAYS}
@@ -117,7 +120,10 @@ class NodeCodec:
             if name != ARRAYS:  # what it adds up to counts, and the rests with it
                 before = before or {}
             try:
-                record, left_out = coded(plain, coding.up, rng, start, before)
+                if coding.version:
+                    record, left_out = coded(plain, coding.up, rng, start, before)
+                else:
+                    record, left_out = _coded_alone(received.store, coding, plain, rng), {}
                 saved += num_bytes(plain) - num_bytes(record)
             except Exception as error:  # whatever a hostile app's arrays make them raise
                 log(WARNING, "The app's %s are sent as they are: %s", name, one_line(error))
@@ -158,7 +164,7 @@ def _keep(received: _Received) -> None:
 
     OSError if the disk is full, or the app has put something in the way.
     """
-    if (coding := received.coding) is None:
+    if (coding := received.coding) is None or not coding.version:
         return
     models = LinkFolder(received.store).models
     names = set(models.names())
@@ -172,6 +178,22 @@ def _keep(received: _Received) -> None:
     for name, left_out in received.left_out.items():
         if left_out:
             received.store.at(coding.round).write(received.blob(name), save(dict(left_out)))
+
+
+def _coded_alone(
+    store: NodeStore, coding: Coding, model: ArrayRecord, rng: np.random.Generator
+) -> ArrayRecord:
+    """An answer to a message without a model: the difference to the one that the server says.
+
+    What is unlike that is packed without loss.
+    """
+    most, base = sum(map(_num_bytes, model.values())) + HEADER, None
+    if coding.base and most <= MAX_BYTES:
+        with suppress(CodecError):
+            base = _kept_model(store, coding.base, most)
+    if base is None or base.keys() != model.keys():
+        return coded(model, EXACT, rng)[0]
+    return coded(model, coding.up, rng, base)[0]
 
 
 def _kept_model(store: NodeStore, version: str, most: int) -> Arrays:

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 Values = NDArray[np.float32]
 Raw = NDArray[Any]
 
+EXACT = "exact"
+"""Codec that packs values without loss; no value of a run's settings."""
 TOP_SHARE = 0.01
 """Share of an array's values that ``topk`` sends."""
 LEVEL = 3
@@ -100,6 +102,14 @@ def _from_planes(raw: bytes, kind: np.dtype[Any], count: int) -> Raw:
 
 def _size(shape: tuple[int, ...]) -> int:
     return math.prod(shape)
+
+
+def _exact() -> Codec:
+    return Codec(
+        encode=lambda values, rng: [values.astype("<f4")],
+        parts=lambda shape: [("<f4", _size(shape))],
+        decode=lambda parts, shape: parts[0].astype(np.float32).reshape(shape),
+    )
 
 
 def _float16() -> Codec:
@@ -185,6 +195,7 @@ def _top() -> Codec:
 
 
 CODECS = {
+    EXACT: _exact(),
     "float16": _float16(),
     "bfloat16": _bfloat16(),
     "int8": _integer(127),

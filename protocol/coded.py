@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from flwr_distill.protocol.arrays import Arrays, DecodedArray, as_arrays, digest
-from flwr_distill.protocol.codecs import CODECS, CodecError
+from flwr_distill.protocol.codecs import CODECS, EXACT, CodecError
 from flwr_distill.task.settings import Block
 
 CODEC = "codec"
@@ -28,6 +28,9 @@ SAME = "same"
 """In place of a codec: the array is that of the model which the node has."""
 DELTA = "delta-"
 """Begins the name of a codec that is used for the difference to a model that the node has."""
+MAX_RATIO = 16
+"""Times its packed bytes that an array may have which is packed without loss: nothing else bounds
+what a node claims of it."""
 FEWEST = 256
 """Values from which an array is coded; smaller ones bring nothing."""
 STATISTICS = ("running_mean", "running_var")
@@ -60,9 +63,10 @@ class Coding(Block):
     up: UpCodec = "float32"
     """Codec of the reply's model."""
     version: Version = ""
-    """Hash of the message's model, once it is decoded."""
+    """Hash of the message's model, once it is decoded; empty if it has none."""
     base: Version = ""
-    """Hash of the model to which coded arrays are differences; empty if to none."""
+    """Hash of the model to which coded arrays are differences; empty if to none. Without a model in
+    the message, those of the reply."""
     keep: Annotated[list[Version], Field(max_length=4)] = Field(default_factory=list)
     """Hashes of models that the node is to keep besides."""
     round: Annotated[int, Field(ge=0)] = 0
@@ -136,6 +140,8 @@ def coded(
         if own is None or not np.isfinite(own).all():
             continue
         packed = method.pack(own, rng)
+        if codec == EXACT and own.nbytes > MAX_RATIO * len(packed):
+            continue
         result[name] = Array(array.dtype, array.shape, PREFIX + codec, packed)
         if not method.unbiased or rest is not None:
             left[name] = own - method.unpack(packed, own.shape)
@@ -149,7 +155,7 @@ def check_claims(record: ArrayRecord, most: int) -> None:
     """
     size = sum(4 * abs(math.prod(a.shape)) for a in record.values() if a.stype.startswith(PREFIX))
     if size > most:
-        raise CodecError(f"coded arrays of {size:,} bytes, more than the {most:,} of the model")
+        raise CodecError(f"coded arrays of {size:,} bytes, more than the {most:,} allowed")
 
 
 def unchanged(arrays: Arrays) -> ArrayRecord:
@@ -175,7 +181,10 @@ def decoded(record: ArrayRecord, start: Mapping[str, NDArray[Any]] | None = None
             continue
         codec = array.stype.removeprefix(PREFIX)
         shape, own = tuple(array.shape), None if start is None else start.get(name)
-        if start is not None and (
+        if codec == EXACT:
+            check_claims(ArrayRecord({name: array}), MAX_RATIO * len(array.data))
+            own = None
+        elif start is not None and (
             own is None or (own.shape, str(own.dtype)) != (shape, array.dtype)
         ):
             raise CodecError(f"{name} is coded, but not like the model that was sent")

@@ -24,7 +24,15 @@ from safetensors.numpy import load, save
 
 from flwr_distill.protocol.arrays import Arrays, DecodedArray, as_arrays
 from flwr_distill.protocol.codecs import CODECS, CodecError
-from flwr_distill.protocol.coded import DELTA, PREFIX, codec_of, coded, decoded, may_be_coded
+from flwr_distill.protocol.coded import (
+    DELTA,
+    PREFIX,
+    UpCodec,
+    codec_of,
+    coded,
+    decoded,
+    may_be_coded,
+)
 from flwr_distill.protocol.coded import version_of as hash_of
 from flwr_distill.protocol.messages import PARCEL_CODEC
 from flwr_distill.task.settings import Block
@@ -39,8 +47,8 @@ ParcelCodec = Literal[
 ]
 ABILITY = f"parcels-{'-'.join(map(str, zstandard.ZSTD_VERSION))}"
 """Among the codecs of nodes that read such parcels, which must be packed by one version of it."""
-FOR_CHANGES: Mapping[str, str] = {"topk": "int4"}
-"""In place of codecs of replies: what topk leaves out would have to reach the same receiver."""
+FOR_CHANGES: Mapping[str, UpCodec] = {"topk": "int4"}
+"""In place of codecs of replies, for single answers: what topk leaves out must come later."""
 _METADATA, _KEY = "__metadata__", "coded"
 _MAX_DIMENSIONS = 32
 
@@ -53,7 +61,7 @@ class ParcelCoding(Block):
 
 def codec_of_changes(up: str) -> str:
     """Codec of what training changed in a model, for a receiver that has the model."""
-    return "float32" if up == "float32" else DELTA + FOR_CHANGES.get(up, up)
+    return up if up == "float32" else DELTA + FOR_CHANGES.get(up, up)
 
 
 def codec_of_whole(codec: str) -> str:

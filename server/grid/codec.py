@@ -37,7 +37,7 @@ from flwr_distill.protocol.coded import (
 )
 from flwr_distill.protocol.messages import ARRAYS
 from flwr_distill.protocol.method import Method
-from flwr_distill.protocol.parcels import codec_of_whole
+from flwr_distill.protocol.parcels import FOR_CHANGES, codec_of_whole
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.task.errors import SettingsError
 
@@ -84,12 +84,15 @@ class ModelCodec:
         Of the run, for random rounding.
     beside : tuple of str
         Array records beside the model that are coded, too (`Method.coded`).
+    answered : collection of str
+        Types of messages that are answered with arrays, whether they bring a model or not.
     """
 
     down: DownCodec = "float32"
     up: UpCodec = "float32"
     seed: int = 0
     beside: tuple[str, ...] = ()
+    answered: Collection[str] = ()
     round: int = 0
     _names: Mapping[int, str] = field(default_factory=dict)
     _able: Mapping[int, Collection[str]] = field(default_factory=dict)
@@ -102,6 +105,10 @@ class ModelCodec:
     _versions: dict[str, _Version] = field(default_factory=dict)
     _sent: dict[int, tuple[str, str]] = field(default_factory=dict)
     """The last coded message to each node, and the version in it."""
+    _got: dict[int, tuple[int, str]] = field(default_factory=dict)
+    """The round in which a node last got a model that its replies show, and the version."""
+    _asked: dict[int, tuple[str, Arrays]] = field(default_factory=dict)
+    """The last message without a model to each node, and the model to which it codes its answer."""
 
     @property
     def is_used(self) -> bool:
@@ -122,25 +129,37 @@ class ModelCodec:
         """Code the models in messages within the block, in which they are pushed."""
         versions = self._versions_of(messages) if self.is_used else {}
         others = self._others_of(messages) if self.is_used else {}
-        plain: list[tuple[Message, RecordDict, _Version]] = []
+        plain: list[tuple[Message, RecordDict, _Version | None]] = []
         for place, message in enumerate(messages):
             version = versions.get(id(message.content.array_records.get(ARRAYS)))
             if version and message.metadata.dst_node_id in self._able:
                 plain.append((message, message.content, version))
                 message.content = self._coded(message, version, place, others)
+            elif self._answers_alone(message):
+                plain.append((message, message.content, None))
+                message.content = self._asking(message, place)
         try:
             yield
         finally:
             for message, content, _ in plain:
                 message.content = content
         for message, _, version in plain:
-            self._sent[message.metadata.dst_node_id] = message.metadata.message_id, version.name
+            node, message_id = message.metadata.dst_node_id, message.metadata.message_id
+            if version is None:
+                base = self._base_of(node)
+                self._asked[node] = message_id, base.arrays if base else {}
+            else:
+                self._sent[node] = message_id, version.name
         self._forget_versions()
 
     def decode(self, message: Message, reply: Message) -> None:
         """Decode a reply with content in place; CodecError if it cannot be."""
         model = reply.content.array_records.get(ARRAYS)
         sent = message.content.array_records.get(ARRAYS)
+        if sent is None:
+            message_id, base = self._asked.get(reply.metadata.src_node_id, ("", {}))
+            if model is not None and message_id == reply.metadata.reply_to_message_id:
+                reply.content[ARRAYS] = decoded(model, base)
         if sent is None or not self.is_used:
             return
         if model is not None:
@@ -162,6 +181,7 @@ class ModelCodec:
         earlier = self._known.get(node, []) if node in self._sure else []
         self._known[node] = [version, *(name for name in earlier if name != version)][:MAX_KEPT]
         self._sure.add(node)
+        self._got[node] = self.round, version
         self._received.setdefault(node, {})[about.message_type] = self.round
 
     def state_dict(self) -> dict[str, Any]:
@@ -197,6 +217,29 @@ class ModelCodec:
             if model and node in self._able:
                 nodes.setdefault(id(model), (model, []))[1].append(node)
         return {key: self._version_of(model, asked) for key, (model, asked) in nodes.items()}
+
+    def _answers_alone(self, message: Message) -> bool:
+        """Whether a message without a model is answered with arrays, which its node codes."""
+        codecs = self._able.get(message.metadata.dst_node_id, ())
+        has_codec = self.up != "float32" and BESIDE in codecs
+        is_answered = message.metadata.message_type in self.answered
+        return has_codec and is_answered and not message.content.array_records
+
+    def _base_of(self, node: int) -> _Version | None:
+        """The model that a node got in this round; a resumed run knows no earlier ones."""
+        got, name = self._got.get(node, (-1, ""))
+        return self._versions.get(name) if got == self.round and node in self._sure else None
+
+    def _asking(self, message: Message, place: int) -> RecordDict:
+        """A message's content with a request to code the answer."""
+        base = self._base_of(message.metadata.dst_node_id)
+        about = Coding(
+            up=FOR_CHANGES.get(self.up, self.up),
+            base=base.name if base else "",
+            round=self.round,
+            seed=_seed(self.seed, self.round, message.metadata.message_type, place),
+        )
+        return RecordDict({**message.content, CODEC: about.to_record()})
 
     def _others_of(self, messages: Sequence[Message]) -> dict[int, ArrayRecord]:
         """Records beside the models in messages, coded, by the ``id`` of the plain ones."""
@@ -283,8 +326,15 @@ class ModelCodec:
 
 def codec_of_run(settings: RunSettings, method: Method | None = None) -> ModelCodec:
     """Make a run's codec; SettingsError if another setting excludes it."""
-    beside = method.coded if method else ()
-    codec = ModelCodec(settings.down_codec, settings.up_codec, settings.seed, beside)
+    phases = method.phases if method else ()
+    answered = {p.message_type for p in phases if any(reply.arrays for reply in p.replies)}
+    codec = ModelCodec(
+        settings.down_codec,
+        settings.up_codec,
+        settings.seed,
+        method.coded if method else (),
+        answered,
+    )
     if settings.secure_sums and codec.up != "float32":
         raise SettingsError(
             "secure sums are of exact numbers under masks",
