@@ -228,6 +228,37 @@ def test_what_is_sent_beside_models_adds_up_though_each_is_rounded(tmp_path):
     assert (np.abs(sums - np.sum(changes, axis=0)) < 2 * rounding).all()
 
 
+def alone(codec, arrays, base=""):
+    """The record that answers a message without a model."""
+    sent = message(ArrayRecord(), version="", up="int4", base=base)
+    del sent.content[ARRAYS]
+    assert codec.receive(sent)
+    assert not sent.content
+    reply = Message(RecordDict({ARRAYS: as_record(arrays)}), reply_to=sent)
+    return codec.finish(reply, codec.encode(reply)[0], sent).content[ARRAYS]
+
+
+def test_an_answer_to_a_message_without_a_model_is_a_difference_to_the_last_one(tmp_path):
+    codec, moved = NodeCodec(tmp_path), {"w": START["w"] + np.float32(0.01)}
+    answered(codec, message(as_record(START)))
+    record = alone(codec, moved, version_of(START))
+    assert record["w"].stype == f"{PREFIX}int4"
+    np.testing.assert_allclose(as_arrays(decoded(record, START))["w"], moved["w"], atol=0.01)
+    assert answered(codec, message(as_record(START))).has_content()
+
+
+@pytest.mark.parametrize("base", ["", version_of(START), "0" * 64], ids=["none", "other", "lost"])
+def test_what_is_unlike_the_last_model_is_packed_without_loss(base, tmp_path):
+    codec = NodeCodec(tmp_path)
+    answered(codec, message(as_record(START)))
+    logits = np.random.default_rng(2).random((300, 10), np.float32)
+    labels = {"soft-labels": logits / logits.sum(axis=1, keepdims=True)}
+    record = alone(codec, labels, base)
+    assert len(record["soft-labels"].data) < 0.9 * labels["soft-labels"].nbytes
+    found = as_arrays(decoded(record, {}))["soft-labels"]
+    np.testing.assert_array_equal(found, labels["soft-labels"])
+
+
 @pytest.mark.parametrize("name", ["../../w", "a/b", "", "x" * 41, "."])
 def test_a_record_whose_name_would_be_another_file_is_refused(name, tmp_path):
     sent = message(as_record(START), up="int8")

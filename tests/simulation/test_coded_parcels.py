@@ -48,6 +48,7 @@ def test_models_between_nodes_take_a_fraction_and_a_sector_learns_as_much(run):
     plain = last_row(run("plain", nodes=8, **config))
     small = last_row(run("small", nodes=8, **config, **SMALL))
     assert small["link_bytes"] < 0.13 * plain["link_bytes"]
+    assert small["server_bytes"] < 0.15 * plain["server_bytes"]
     assert plain["accuracy"] > 0.6
     assert small["accuracy"] > plain["accuracy"] - 0.01
     assert small["set_aside"] == plain["set_aside"] == 0
