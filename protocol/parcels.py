@@ -1,11 +1,11 @@
 """Models in parcels: what nodes send each other takes the run's codecs, too.
 
-A parcel with a plain model is a safetensors file, as ever. In one with a coded model each coded
-array is its packed bytes, and the metadata have the codec and the shapes.
+A plain model is a safetensors file. In a coded one each coded array is its packed bytes, and the
+metadata have the codec and the shapes.
 
-What training changed is coded where the receiver has a model to add it to, and has another copy of
-it, perhaps: the one that was sent may be coded itself. A model is otherwise sent whole, and in
-float16 at the least: steps of its largest value would ruin it.
+What training changed is coded as the difference where the receiver has the global model. Its copy
+may be another than the sender's, which may have been coded on its way: the receiver adds to its
+own. Other models are sent whole, in float16, since steps of their largest values would ruin them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ParcelCodec = Literal[
 ABILITY = f"parcels-{'-'.join(map(str, zstandard.ZSTD_VERSION))}"
 """Among the codecs of nodes that read such parcels, which must be packed by one version of it."""
 FOR_CHANGES: Mapping[str, UpCodec] = {"topk": "int4"}
-"""In place of codecs of replies, for single answers: what topk leaves out must come later."""
+"""In place of the run's codec, for single answers: what topk leaves out must come later."""
 _METADATA, _KEY = "__metadata__", "coded"
 _MAX_DIMENSIONS = 32
 
