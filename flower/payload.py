@@ -7,24 +7,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, cast
 
-from flwr.app import Array, Context, Message
+from flwr.app import Context, Message
 from flwr.common.serde import context_from_proto, context_to_proto
 from flwr.proto.message_pb2 import Context as ProtoContext
 from flwr.supercore.inflatable.inflatable_object import (
     InflatableObject,
     get_all_nested_objects,
-    get_object_body,
-    get_object_head_values_from_object_content,
     no_object_id_recompute,
 )
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
+from flwr_distill.flower.inflating import inflated
 from flwr_distill.node.payload import MAX_BYTES, PayloadError
 
 MAX_HEAD = 16 << 20
 """Bytes of a message's list of objects: some 70 for each."""
-MAX_ARRAY = 1 << 20
-"""Bytes of an array's list of chunks."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +65,8 @@ class Payload:
 
         Without `keep`, the contents go as they are decoded: large models are in memory once.
         """
-        _check_expansion(self.contents)
         contents = dict(self.contents) if keep else cast(dict[str, bytes], self.contents)
-        message = cast(Message, inflate_object_from_contents(self.name, contents))
+        message = inflated(self.name, contents, MAX_BYTES)
         # An inflated message has no id of its own, which replies need.
         message.metadata.__dict__["_message_id"] = self.about.get("message", self.name)
         return message
@@ -115,18 +110,3 @@ class _Encoded(Mapping[str, bytes]):
 
     def __len__(self) -> int:
         return len(self._objects)
-
-
-def _check_expansion(contents: Mapping[str, bytes]) -> None:
-    """Check what arrays grow to: an array may name a chunk any number of times."""
-    expanded = 0
-    for content in contents.values():
-        kind, chunks, length = get_object_head_values_from_object_content(content)
-        if kind != Array.__name__:
-            continue
-        if length > MAX_ARRAY:
-            raise PayloadError(f"an array with a list of {length:,} bytes, over {MAX_ARRAY:,}")
-        places = json.loads(get_object_body(content, Array))["arraychunk_ids"]
-        expanded += sum(len(contents[chunks[place]]) for place in places)
-        if expanded > MAX_BYTES:
-            raise PayloadError(f"arrays of over {MAX_BYTES:,} bytes")

@@ -5,10 +5,15 @@ A message is announced first, and its objects follow. Nodes pull messages so, an
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
 
+from flwr.app import Array
 from flwr.supercore.inflatable import inflatable_utils
 
+from flwr_distill.flower.inflating import InflationError, about_array
 from flwr_distill.flower.overrides import can_override
 
 NAMES = ("pull_objects", "pull_and_inflate_object_from_tree")
@@ -37,6 +42,35 @@ def limit_pulls(seconds: float) -> None:
     for each in _defaults():
         if "max_time" in each:
             each["max_time"] = seconds
+
+
+@contextmanager
+def arrays_within(most: int) -> Iterator[None]:
+    """Have Flower refuse messages with arrays of more bytes, in this thread, within the block.
+
+    Their decoding raises InflationError.
+    """
+    inflatable_utils.inflatable_class_registry[Array.__name__] = cast(Any, _Bounded)
+    _room.left = most
+    try:
+        yield
+    finally:
+        del _room.left
+
+
+_room = threading.local()
+
+
+class _Bounded:
+    """In place of Flower's class of arrays, whose `inflate` is called for each."""
+
+    @staticmethod
+    def inflate(content: bytes, children: Mapping[str, Any]) -> Array:
+        if hasattr(_room, "left"):
+            _room.left -= sum(len(children[chunk].data) for chunk in about_array(content)[1])
+            if _room.left < 0:
+                raise InflationError("arrays of too many bytes")
+        return Array.inflate(content, dict(children))
 
 
 def _defaults() -> list[dict[str, Any]]:

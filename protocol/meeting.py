@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
@@ -282,6 +283,7 @@ def identity(node_config: Mapping[str, Any]) -> tuple[MetricRecord, dict[str, An
     return metrics, {key: str(node_config[key]) for key in (NAME, DATASET) if key in node_config}
 
 
+@cache
 def own_version() -> str:
     """Version of our package that is installed here; empty if none is."""
     try:

@@ -12,5 +12,5 @@ def module_of_line(name: str) -> ModuleType | None:
 
 
 def pulls() -> ModuleType:
-    """Flower's retries where objects of a reply have not arrived."""
+    """What is changed of Flower's own way to pull replies."""
     return import_module("flwr_distill.flower.pulls")

@@ -5,6 +5,7 @@ maps: a model for many nodes is written once. Nothing is unpickled.
 """
 
 import json
+import math
 import mmap
 import os
 import secrets
@@ -110,7 +111,7 @@ class SharedArrays:
             memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if size else b""
         arrays = {}
         for key, kind, shape, start in written["arrays"]:
-            number = int(np.prod(shape, dtype=np.int64))
+            number = math.prod(shape)
             values = np.frombuffer(memory, kind, number, start) if number else np.empty(0, kind)
             arrays[key] = DecodedArray(values.reshape(shape))
         return arrays

@@ -33,11 +33,16 @@ class Exchange:
 
 def exchange_over(grid: Grid) -> Exchange:
     """The exchange for a grid; for Flower's by its line, or else by its own, slower way."""
+    if not any(_is_flowers(kind) for kind in type(grid).__mro__):  # a simulation's
+        return Exchange(grid)
     if line := module_of_line("exchange"):
         own: Exchange | None = line.exchange_over(grid)
         return own or Exchange(grid)
-    if type(grid).__module__.partition(".")[0] != "flwr":  # a simulation's
-        return Exchange(grid)
     text = "Flower %s: messages and replies go Flower's own way, which is slower (docs/flower.md)"
     log(INFO, text, version("flwr"))
     return Exchange(grid, OneByOneInbox)
+
+
+def _is_flowers(kind: type) -> bool:
+    """Whether a class is one of Flower's grids; what serves these takes long to import."""
+    return kind is not Grid and kind.__module__.partition(".")[0] == "flwr"

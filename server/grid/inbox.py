@@ -154,7 +154,9 @@ class OneByOneInbox(Inbox):
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _pull(self, message_id: str) -> list[Message]:
-        return list(self._grid.pull_messages([message_id]))
+        most = self._most(self._messages[message_id])
+        with pulls().arrays_within(most.num_bytes):
+            return list(self._grid.pull_messages([message_id]))
 
     def _answer(self, message_id: str, pull: Future[list[Message]]) -> RecordDict | Error | None:
         try:

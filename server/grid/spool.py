@@ -1,5 +1,6 @@
 """Stores many nodes' models on disk until they are averaged."""
 
+import math
 import tempfile
 import weakref
 from functools import cached_property
@@ -80,7 +81,7 @@ class StoredArray(DecodedArray):
     @property
     def values(self) -> NDArray[np.generic]:
         """The values, read-only."""
-        size = self._type.itemsize * int(np.prod(self.shape, dtype=np.int64))
+        size = self._type.itemsize * math.prod(self.shape)
         return np.frombuffer(self._spool.read(self._offset, size), self._type).reshape(self.shape)
 
 

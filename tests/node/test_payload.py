@@ -11,6 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flwr_distill.flower.inflating import InflationError
 from flwr_distill.flower.payload import Payload
 from flwr_distill.node import payload
 from flwr_distill.node.payload import PayloadError, PayloadFile
@@ -151,11 +152,11 @@ def test_an_array_that_names_a_chunk_again_and_again_is_not_decoded(context):
     head, body = sent.contents[name].split(b"\0", 1)
     grown = json.dumps({**json.loads(body), "arraychunk_ids": [0] * 10_000}).encode()
     forged = head.rpartition(b" ")[0] + b" " + str(len(grown)).encode() + b"\0" + grown
-    with pytest.raises(PayloadError, match="arrays of over"):
+    with pytest.raises(InflationError, match="arrays of over"):
         replace(sent, contents={**sent.contents, name: forged}).message()
     longer = json.dumps({**json.loads(body), "arraychunk_ids": [0] * 400_000}).encode()
     forged = head.rpartition(b" ")[0] + b" " + str(len(longer)).encode() + b"\0" + longer
-    with pytest.raises(PayloadError, match="list of"):
+    with pytest.raises(InflationError, match="list of"):
         replace(sent, contents={**sent.contents, name: forged}).message()
 
 

@@ -27,6 +27,8 @@ BATCH = 16
 """Messages that are announced before, or with, their objects."""
 SMALL = MAX_BYTES // 2
 """Bytes of objects that are sent with their messages."""
+AT_A_TIME = 16
+"""Large objects that are encoded and pushed side by side: Flower would encode all of them first."""
 
 
 class Calls:
@@ -89,10 +91,10 @@ def _push(calls: Calls, messages: Sequence[Message], sent: set[str]) -> Sequence
         request.messages_list.append(message_to_proto(remove_content_from_message(message)))
         request.message_object_trees.append(get_object_tree(message))
         objects |= get_all_nested_objects(message)
-    pushes, left = [], SMALL
+    pushes, room = [], SMALL
     for name in objects.keys() - sent:
         content = objects[name].deflate()
-        if (left := left - len(content)) < 0:
+        if (room := room - len(content)) < 0:
             break
         pushes.append(
             PushObjectRequest(
@@ -103,11 +105,9 @@ def _push(calls: Calls, messages: Sequence[Message], sent: set[str]) -> Sequence
     for push, answer in zip(pushes, stored, strict=True):
         if not answer.stored:
             raise ObjectIdNotPreregisteredError(push.object_id)
-    push_objects(
-        objects,
-        make_push_object_fn_protobuf(grid._stub.PushObject, grid.node, grid.run.run_id),
-        object_ids_to_push=set(pushed.objects_to_push) - {push.object_id for push in pushes},
-        keep_objects=True,
-    )
+    push_object = make_push_object_fn_protobuf(grid._stub.PushObject, grid.node, grid.run.run_id)
+    left = list(set(pushed.objects_to_push) - {push.object_id for push in pushes})
+    for start in range(0, len(left), AT_A_TIME):
+        push_objects({name: objects[name] for name in left[start : start + AT_A_TIME]}, push_object)
     sent.update(objects)
     return list(pushed.message_ids)

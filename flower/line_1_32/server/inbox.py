@@ -27,11 +27,11 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object
 from flwr.supercore.inflatable.inflatable_utils import (
     ObjectIdNotPreregisteredError,
     ObjectUnavailableError,
-    inflate_object_from_contents,
     pull_objects,
 )
 from flwr.superlink.grid import GrpcGrid
 
+from flwr_distill.flower.inflating import InflationError, inflated
 from flwr_distill.flower.line_1_32.server.batches import Calls
 from flwr_distill.protocol.signatures import is_signed
 from flwr_distill.server.grid.inbox import SUPERLINK, Inbox, Most, answer_of, too_large, unreadable
@@ -214,8 +214,9 @@ class SuperLinkInbox(Inbox):
             return unreadable(error)
         self._drop(tree.object_id)
         try:
-            reply = cast(Message, inflate_object_from_contents(tree.object_id, contents))
-            return answer_of(reply)
+            return answer_of(inflated(tree.object_id, contents, most.num_bytes))
+        except InflationError:
+            return too_large(most.num_bytes, "bytes")
         except Exception as error:  # a node may send anything
             return unreadable(error)
 

@@ -1,8 +1,11 @@
 """Messages go to a SuperLink in batches: equal objects go once, and what nodes see is complete."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.proto.message_pb2 import PushObjectResponse
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, iterate_object_tree
 
 from flwr_distill.flower.line_1_32.calls import Batches
@@ -38,6 +41,30 @@ def test_what_equal_messages_hold_is_sent_once(superlink, count):
     assert ids == [message.object_id for message in messages]
     shared = len(get_all_nested_objects(messages[0])) - 1
     assert link.calls.count("PushObject") == shared + count
+
+
+def test_a_large_model_is_encoded_as_it_is_sent_and_never_as_a_whole(superlink, monkeypatch):
+    link = superlink(silent, together=True)
+    monkeypatch.setattr(batches, "SMALL", 0)
+    monkeypatch.setattr(batches, "AT_A_TIME", 2)
+    model = ArrayRecord([np.full(2_000_000, value, np.float32) for value in range(10)])
+    message = Message(RecordDict({"arrays": model}), link.ids[0], "train")
+    message.object_id  # noqa: B018 (its hash is computed from all of it)
+    pushed = []
+
+    def push_object(request):
+        pushed.append(request.object_id)
+        return PushObjectResponse(stored=True)
+
+    link.grid._stub.PushObject = push_object
+    tracemalloc.start()
+    try:
+        exchange_over(link.grid).push([message])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(pushed) == len(get_all_nested_objects(message)) > 20
+    assert peak < 40e6
 
 
 def test_a_node_that_sees_a_message_finds_the_model_in_it(superlink):

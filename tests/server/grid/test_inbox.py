@@ -1,6 +1,7 @@
 """Replies that come through a SuperLink: Flower's own, in this process."""
 
 import time
+import tracemalloc
 from contextlib import suppress
 from functools import partial
 
@@ -16,8 +17,8 @@ from flwr_distill.flower.line_1_32.server import inbox as inbox_module
 from flwr_distill.flower.line_1_32.server.exchange import CALL_TIMEOUT
 from flwr_distill.flower.line_1_32.server.inbox import PULLS
 from flwr_distill.server.grid import transport
-from flwr_distill.server.grid.exchange import exchange_over
-from flwr_distill.server.grid.inbox import Most
+from flwr_distill.server.grid.exchange import Exchange, exchange_over
+from flwr_distill.server.grid.inbox import Most, OneByOneInbox
 from tests.grids import messages_to, plain_grid, silent
 
 PARTS = 10
@@ -93,6 +94,32 @@ def test_a_reply_may_have_the_parts_of_what_it_answers_however_many_these_are(
     link = superlink(trained(1))
     _, (reply,) = ask(link)
     assert reply.has_content()
+
+
+def grown(times):
+    """A model whose one chunk counts so many times: 80 kB become 800 MB."""
+    content = RecordDict({"arrays": ArrayRecord({"w": Array(np.ones(10_000))})})
+    array = content["arrays"]["w"]
+    array.__dict__["_chunks"] = array.slice_array() * times
+    return lambda message: content
+
+
+@pytest.mark.parametrize("flower", ["ours", "its own way"])
+def test_a_chunk_that_is_named_again_and_again_does_not_fill_the_servers_memory(
+    superlink, monkeypatch, flower
+):
+    if flower == "its own way":
+        monkeypatch.setattr(transport, "exchange_over", lambda grid: Exchange(grid, OneByOneInbox))
+    link = superlink(grown(10_000), trained(2))
+    tracemalloc.start()
+    try:
+        _, replies = ask(link)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert replies[0].has_error()
+    assert replies[1].has_content()
+    assert peak < 2e7
 
 
 def test_replies_come_as_they_were_sent_and_leave_nothing_in_the_superlink(either):
