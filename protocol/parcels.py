@@ -47,8 +47,8 @@ ParcelCodec = Literal[
 ]
 ABILITY = f"parcels-{'-'.join(map(str, zstandard.ZSTD_VERSION))}"
 """Among the codecs of nodes that read such parcels, which must be packed by one version of it."""
-FOR_CHANGES: Mapping[str, UpCodec] = {"topk": "int4"}
-"""In place of the run's codec, for single answers: what topk leaves out must come later."""
+FOR_CHANGES: Mapping[str, UpCodec] = {"topk": "int4", "auto": "int8"}
+"""In place of the run's codec: what topk leaves out must come later, and no node's link counts."""
 _METADATA, _KEY = "__metadata__", "coded"
 _MAX_DIMENSIONS = 32
 

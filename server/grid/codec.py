@@ -223,7 +223,8 @@ class ModelCodec:
         codecs = self._able.get(message.metadata.dst_node_id, ())
         has_codec = self.up != "float32" and BESIDE in codecs
         is_answered = message.metadata.message_type in self.answered
-        return has_codec and is_answered and not message.content.array_records
+        is_alone = is_answered and not message.content.array_records
+        return self.is_used and has_codec and is_alone
 
     def _base_of(self, node: int) -> _Version | None:
         """The model that a node got in this round; a resumed run knows no earlier ones."""

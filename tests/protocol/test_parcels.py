@@ -240,12 +240,14 @@ def test_a_difference_to_a_model_that_is_not_there_is_refused():
 
 
 def test_codecs_of_a_run_give_those_of_its_parcels():
-    assert [codec_of_changes(up) for up in ("float32", "int8", "topk", "bfloat16")] == [
-        *("float32", "delta-int8", "delta-int4", "delta-bfloat16")
-    ]
-    assert [codec_of_whole(c) for c in ("float32", "delta-int4", "topk", "delta-bfloat16")] == [
-        *("float32", "float16", "float16", "bfloat16")
-    ]
+    changes = {"float32": "float32", "bfloat16": "delta-bfloat16", "topk": "delta-int4"}
+    changes |= {"int8": "delta-int8", "auto": "delta-int8"}
+    assert {up: codec_of_changes(up) for up in changes} == changes
+    wholes = {"float32": "float32", "delta-bfloat16": "bfloat16", "delta-int4": "float16"}
+    wholes |= {"topk": "float16", "auto": "float16"}
+    assert {codec: codec_of_whole(codec) for codec in wholes} == wholes
+    for codec in {*changes.values(), *wholes.values()} - {"float32"}:
+        assert coding_record(codec, [[ABILITY]])
 
 
 def test_parcels_are_plain_where_one_end_cannot_read_others():
