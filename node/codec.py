@@ -22,15 +22,19 @@ from safetensors.numpy import load, save
 
 from flwr_distill.links.folder import LinkFolder
 from flwr_distill.protocol.arrays import Arrays, as_arrays, num_bytes
-from flwr_distill.protocol.codecs import CODECS, CodecError
-from flwr_distill.protocol.coded import CODEC, Coding, coded, decoded, version_of
+from flwr_distill.protocol.codecs import CODECS, EXACT, CodecError
+from flwr_distill.protocol.coded import BESIDE, CODEC, Coding, coded, decoded, version_of
 from flwr_distill.protocol.meeting import DESCRIBE, one_line, own_version
 from flwr_distill.protocol.messages import ARRAYS, CONFIG
+from flwr_distill.protocol.parcels import ABILITY
 from flwr_distill.protocol.replies import UNKNOWN
 from flwr_distill.storage.store import NodeStore
 
+OWN_CODECS = (*CODECS, BESIDE, ABILITY)
+"""What a node says that it codes."""
 LEFT_OUT = "left-out-"
-"""Begins the names of blobs of what a codec has left out; the message type follows."""
+"""Begins the names of blobs of what a codec has left out; the message type follows, and the record
+where that is not the model."""
 MAX_BYTES = 1 << 32
 """Of a message's model."""
 HEADER = 1 << 20
@@ -47,7 +51,12 @@ class _Received:
     model: Arrays = field(default_factory=dict)
     most: int = 0
     """Bytes of a blob with such a model."""
-    left_out: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    left_out: dict[str, Mapping[str, NDArray[Any]]] = field(default_factory=dict)
+    """By the name of the record."""
+
+    def blob(self, name: str) -> str:
+        """Name of the blob of what was left out of a record."""
+        return f"{LEFT_OUT}{self.message_type}" + ("" if name == ARRAYS else f"-{name}")
 
 
 class NodeCodec:
@@ -74,10 +83,17 @@ class NodeCodec:
             return False
         del message.content[CODEC]
         coding = Coding.checked(record, CODEC)
+        if not coding.version and not message.content.array_records:
+            received.coding = coding
+            return True
         coded_model = message.content.array_records.get(ARRAYS, ArrayRecord())
         received.most = sum(map(_num_bytes, coded_model.values())) + HEADER
-        if received.most > MAX_BYTES:
-            raise CodecError(f"its model has over {MAX_BYTES:,} bytes")
+        others = {n: r for n, r in message.content.array_records.items() if n != ARRAYS}
+        of_others = sum(
+            _num_bytes(array) for record in others.values() for array in record.values()
+        )
+        if received.most + of_others > MAX_BYTES:
+            raise CodecError(f"its models have over {MAX_BYTES:,} bytes")
         start = _kept_model(store, coding.base, received.most) if coding.base else None
         model = decoded(coded_model, start)
         received.model = as_arrays(model)
@@ -85,29 +101,38 @@ class NodeCodec:
             raise CodecError("its model is not the one that the server coded")
         received.coding = coding
         message.content[ARRAYS] = model
+        for name, other in others.items():
+            message.content[name] = decoded(other)
         return True
 
-    def encode(self, reply: Message) -> tuple[ArrayRecord | None, int]:
-        """The coded model in place of a reply's, if it was asked for, and the bytes saved."""
+    def encode(self, reply: Message) -> tuple[dict[str, ArrayRecord], int]:
+        """Coded records in place of a reply's, as far as they were asked for; the bytes saved."""
         received = self._received
         if received is None or received.coding is None or not reply.has_content():
-            return None, 0
-        model, coding = reply.content.array_records.get(ARRAYS), received.coding
-        if model is None or coding.up == "float32":
-            return None, 0
-        before = _left_out(received, coding.received)
+            return {}, 0
+        coding, records, saved = received.coding, dict[str, ArrayRecord](), 0
         rng = np.random.default_rng(coding.seed)
-        try:
-            record, left_out = coded(model, coding.up, rng, received.model, before)
-            saved = num_bytes(model) - num_bytes(record)
-        except Exception as error:  # whatever a hostile app's arrays make them raise
-            log(WARNING, "The app's model is sent as it is: %s", one_line(error))
-            return None, 0
-        received.left_out = left_out
-        return record, saved
+        for name in (ARRAYS, *coding.beside) if coding.up != "float32" else ():
+            if (plain := reply.content.array_records.get(name)) is None:
+                continue
+            before = _left_out(received, name)
+            start = received.model if name == ARRAYS else None
+            if name != ARRAYS:  # what it adds up to counts, and the rests with it
+                before = before or {}
+            try:
+                if coding.version:
+                    record, left_out = coded(plain, coding.up, rng, start, before)
+                else:
+                    record, left_out = _coded_alone(received.store, coding, plain, rng), {}
+                saved += num_bytes(plain) - num_bytes(record)
+            except Exception as error:  # whatever a hostile app's arrays make them raise
+                log(WARNING, "The app's %s are sent as they are: %s", name, one_line(error))
+                continue
+            records[name], received.left_out[name] = record, left_out
+        return records, saved
 
-    def finish(self, reply: Message, coded_model: ArrayRecord | None, header: Message) -> Message:
-        """The reply that leaves, with its model coded; what is needed later is kept first.
+    def finish(self, reply: Message, records: dict[str, ArrayRecord], header: Message) -> Message:
+        """The reply that leaves, with its models coded; what is needed later is kept first.
 
         A description says that there are codecs, and which version has them. `header` is the
         message that is answered.
@@ -115,11 +140,11 @@ class NodeCodec:
         received, self._received = self._received, None
         if received is None or not reply.has_content():
             return reply
-        if coded_model is not None and ARRAYS in reply.content.array_records:
-            reply.content[ARRAYS] = coded_model
+        for name in records.keys() & reply.content.array_records.keys():
+            reply.content[name] = records[name]
         if received.message_type == DESCRIBE:
             config = reply.content.config_records.get(CONFIG, ConfigRecord())
-            codecs, number = list(CODECS), own_version()
+            codecs, number = list(OWN_CODECS), own_version()
             reply.content[CONFIG] = ConfigRecord({**config, "codecs": codecs, "version": number})
         try:
             _keep(received)
@@ -139,18 +164,36 @@ def _keep(received: _Received) -> None:
 
     OSError if the disk is full, or the app has put something in the way.
     """
-    if (coding := received.coding) is None:
+    if (coding := received.coding) is None or not coding.version:
         return
     models = LinkFolder(received.store).models
     names = set(models.names())
     for name in names - {coding.version, *coding.keep}:
         models.remove(name)
     if coding.version not in names:
-        whole = {name: np.ascontiguousarray(array) for name, array in received.model.items()}
+        whole = {
+            name: np.require(array, requirements="C") for name, array in received.model.items()
+        }
         models.write(coding.version, save(whole))
-    if received.left_out:
-        blob = f"{LEFT_OUT}{received.message_type}"
-        received.store.at(coding.round).write(blob, save(dict(received.left_out)))
+    for name, left_out in received.left_out.items():
+        if left_out:
+            received.store.at(coding.round).write(received.blob(name), save(dict(left_out)))
+
+
+def _coded_alone(
+    store: NodeStore, coding: Coding, model: ArrayRecord, rng: np.random.Generator
+) -> ArrayRecord:
+    """An answer to a message without a model: the difference to the one that the server says.
+
+    What is unlike that is packed without loss.
+    """
+    most, base = sum(map(_num_bytes, model.values())) + HEADER, None
+    if coding.base and most <= MAX_BYTES:
+        with suppress(CodecError):
+            base = _kept_model(store, coding.base, most)
+    if base is None or base.keys() != model.keys():
+        return coded(model, EXACT, rng)[0]
+    return coded(model, coding.up, rng, base)[0]
 
 
 def _kept_model(store: NodeStore, version: str, most: int) -> Arrays:
@@ -160,9 +203,9 @@ def _kept_model(store: NodeStore, version: str, most: int) -> Arrays:
     return model
 
 
-def _left_out(received: _Received, counted: int) -> Arrays | None:
+def _left_out(received: _Received, name: str) -> Arrays | None:
     """What was left out up to the last reply that counted; of lost ones nothing was sent."""
-    blob = f"{LEFT_OUT}{received.message_type}"
+    counted, blob = received.coding.received if received.coding else -1, received.blob(name)
     with suppress(OSError):
         for file in received.store.names():
             stem, _, number = file.rpartition("@")

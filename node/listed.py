@@ -56,7 +56,7 @@ SETTINGS: Mapping[str, str] = {
 
         optimizer lr lr-schedule class-weights momentum weight-decay batch-size drop-last
         proximal-mu kd-lambda kd-kernel feature-layer precision augment dp-clip on server-round
-        clipping_norm
+        clipping_norm codec
 
         num-classes package frozen regularisation
 

@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import ConfigRecord, RecordDict
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import save
 
 from flwr_distill.links.credentials import Credentials
 from flwr_distill.links.errors import LinkError
 from flwr_distill.links.folder import LinkFolder
 from flwr_distill.links.records import MAX_PARCEL, VIRTUAL_DATA, Delivery, Parcel, Route
 from flwr_distill.links.seal import unseal
-from flwr_distill.node.requests import Form, MessageRequest
-from flwr_distill.protocol.arrays import Arrays
+from flwr_distill.node.requests import Form, MessageRequest, forms_of
+from flwr_distill.protocol.arrays import Arrays, as_arrays
+from flwr_distill.protocol.coded import decoded
 from flwr_distill.protocol.messages import DELIVERY, PARCEL
+from flwr_distill.protocol.parcels import read_payload
 from flwr_distill.storage.store import NodeStore
 from flwr_distill.task.errors import SettingsError
 
@@ -49,9 +50,13 @@ class Payload:
 
     @cached_property
     def model(self) -> Arrays:
-        """Its arrays as a model; ValueError if it is something else, or has more in it."""
-        arrays = _arrays(self.content)
-        if save(dict(arrays)) != self.content:
+        """Its arrays, decoded, as a model; ValueError if it is something else, or has more in it.
+
+        Of a difference it is the difference.
+        """
+        record, codec = read_payload(self.content, self._max_bytes)
+        arrays = as_arrays(decoded(record))
+        if codec == "float32" and save(arrays) != self.content:
             raise ValueError("more than a model")
         return arrays
 
@@ -88,8 +93,8 @@ class Opener:
         record = content.config_records.get(DELIVERY, ConfigRecord())
         try:
             delivery = Delivery.checked(record, DELIVERY)
-            model = unseal(delivery.payload, delivery, self._run_id, self._key())
-            return array_forms(_arrays(model))
+            payload = unseal(delivery.payload, delivery, self._run_id, self._key())
+            return forms_of(read_payload(payload, delivery.largest)[0])
         except (LinkError, ValueError):
             return {}
 
@@ -117,10 +122,3 @@ def virtual_data_in(payloads: Mapping[str, Payload]) -> list[Payload]:
 def array_forms(arrays: Arrays) -> dict[str, Form]:
     """Shapes and types of arrays."""
     return {name: (array.shape, str(array.dtype)) for name, array in arrays.items()}
-
-
-def _arrays(content: bytes) -> Arrays:
-    try:
-        return load(content)
-    except (SafetensorError, ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"not a model ({type(error).__name__})") from None

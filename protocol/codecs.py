@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 Values = NDArray[np.float32]
 Raw = NDArray[Any]
 
+EXACT = "exact"
+"""Codec that packs values without loss; no value of a run's settings."""
 TOP_SHARE = 0.01
 """Share of an array's values that ``topk`` sends."""
 LEVEL = 3
@@ -60,20 +62,31 @@ class Codec:
 
         Raises CodecError if they are none. Nothing larger than the shape asks for is unpacked.
         """
-        kinds = [(np.dtype(kind), count) for kind, count in self.parts(shape)]
-        size = sum(kind.itemsize * count for kind, count in kinds)
-        try:
-            if zstandard.frame_content_size(packed) != size:
-                raise CodecError(f"it does not unpack to the {size:,} bytes of its shape")
-            raw = zstandard.decompress(packed, max_output_size=size)
-        except zstandard.ZstdError as error:
-            raise CodecError(f"it cannot be unpacked ({error})") from None
-        parts, start = [], 0
-        for kind, count in kinds:
+        raw, parts, start = self._raw(packed, shape), [], 0
+        for kind, count in self._kinds(shape):
             end = start + kind.itemsize * count
             parts.append(_from_planes(raw[start:end], kind, count))
             start = end
         return self.decode(parts, shape)
+
+    def is_packed_by_us(self, packed: bytes, shape: tuple[int, ...]) -> bool:
+        """Whether packing again gives the same bytes: others could have more in them.
+
+        So it is of one version of Zstandard alone. CodecError as of `unpack`.
+        """
+        return zstandard.compress(self._raw(packed, shape), LEVEL) == packed
+
+    def _kinds(self, shape: tuple[int, ...]) -> list[tuple[np.dtype[Any], int]]:
+        return [(np.dtype(kind), count) for kind, count in self.parts(shape)]
+
+    def _raw(self, packed: bytes, shape: tuple[int, ...]) -> bytes:
+        size = sum(kind.itemsize * count for kind, count in self._kinds(shape))
+        try:
+            if zstandard.frame_content_size(packed) != size:
+                raise CodecError(f"it does not unpack to the {size:,} bytes of its shape")
+            return zstandard.decompress(packed, max_output_size=size)
+        except zstandard.ZstdError as error:
+            raise CodecError(f"it cannot be unpacked ({error})") from None
 
 
 def _planes(part: Raw) -> bytes:
@@ -89,6 +102,14 @@ def _from_planes(raw: bytes, kind: np.dtype[Any], count: int) -> Raw:
 
 def _size(shape: tuple[int, ...]) -> int:
     return math.prod(shape)
+
+
+def _exact() -> Codec:
+    return Codec(
+        encode=lambda values, rng: [values.astype("<f4")],
+        parts=lambda shape: [("<f4", _size(shape))],
+        decode=lambda parts, shape: parts[0].astype(np.float32).reshape(shape),
+    )
 
 
 def _float16() -> Codec:
@@ -132,7 +153,13 @@ def _integer(most: int) -> Codec:
 
     def decode(parts: list[Raw], shape: tuple[int, ...]) -> Values:
         scales, steps = parts
+        if not (np.isfinite(scales) & ~np.signbit(scales)).all():
+            raise CodecError("a scale is no finite number from 0 up")
+        if steps.size and not -most <= steps.min() <= steps.max() <= most:
+            raise CodecError(f"it has steps beyond {most}")
         rows = steps.astype(np.float32).reshape(rows_of(shape))
+        if rows[scales == 0].any():
+            raise CodecError("it has steps of a scale of 0")
         return (rows * scales[:, None]).reshape(shape)
 
     return Codec(encode, parts, decode)
@@ -168,6 +195,7 @@ def _top() -> Codec:
 
 
 CODECS = {
+    EXACT: _exact(),
     "float16": _float16(),
     "bfloat16": _bfloat16(),
     "int8": _integer(127),

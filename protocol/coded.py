@@ -7,16 +7,17 @@ in the model that the node got, so the server adds them to the one that it sent.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord
 from numpy.typing import NDArray
 from pydantic import Field
 
 from flwr_distill.protocol.arrays import Arrays, DecodedArray, as_arrays, digest
-from flwr_distill.protocol.codecs import CODECS, CodecError
+from flwr_distill.protocol.codecs import CODECS, EXACT, CodecError
 from flwr_distill.task.settings import Block
 
 CODEC = "codec"
@@ -27,10 +28,16 @@ SAME = "same"
 """In place of a codec: the array is that of the model which the node has."""
 DELTA = "delta-"
 """Begins the name of a codec that is used for the difference to a model that the node has."""
+MAX_RATIO = 16
+"""Times its packed bytes that an array may have which is packed without loss: nothing else bounds
+what a node claims of it."""
 FEWEST = 256
 """Values from which an array is coded; smaller ones bring nothing."""
 STATISTICS = ("running_mean", "running_var")
 """Last parts of the names of arrays that stay exact, as integers do: they are not trained."""
+
+BESIDE = "beside"
+"""Among the codecs of nodes that code array records beside the model (`Method.coded`), too."""
 
 UpCodec = Literal["float32", "float16", "bfloat16", "int8", "int4", "topk"]
 DownCodec = Literal[
@@ -46,6 +53,8 @@ DownCodec = Literal[
     "delta-topk",
 ]
 Version = Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
+Beside = Annotated[str, Field(pattern="^[a-z0-9-]{1,40}$")]
+"""Name of a record, of which nodes make names of files."""
 
 
 class Coding(Block):
@@ -54,9 +63,10 @@ class Coding(Block):
     up: UpCodec = "float32"
     """Codec of the reply's model."""
     version: Version = ""
-    """Hash of the message's model, once it is decoded."""
+    """Hash of the message's model, once it is decoded; empty if it has none."""
     base: Version = ""
-    """Hash of the model to which coded arrays are differences; empty if to none."""
+    """Hash of the model to which coded arrays are differences; empty if to none. Without a model in
+    the message, those of the reply."""
     keep: Annotated[list[Version], Field(max_length=4)] = Field(default_factory=list)
     """Hashes of models that the node is to keep besides."""
     round: Annotated[int, Field(ge=0)] = 0
@@ -65,6 +75,13 @@ class Coding(Block):
     """Last round whose reply of this type counted."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """For random rounding of the reply."""
+    beside: Annotated[list[Beside], Field(max_length=4)] = Field(default_factory=list)
+    """Array records of the reply that are coded as well, each in itself."""
+
+    def to_record(self) -> ConfigRecord:
+        """The record of a message, which nodes without `BESIDE` read, too."""
+        unknown = set() if self.beside else {"beside"}
+        return ConfigRecord(self.model_dump(by_alias=True, exclude=unknown))
 
 
 def version_of(arrays: Arrays) -> str:
@@ -100,14 +117,15 @@ def coded(
         What is coded is the difference to these; an array that is not like the one here stays as it
         is.
     rest : Arrays, optional (default: None)
-        What was left out before, and is added to the difference.
+        What was left out before, and is added. With it, if only an empty one, what is left out now
+        is returned of any codec.
 
     Returns
     -------
     ArrayRecord
         The coded record.
     dict
-        What a biased codec has left out now, by name.
+        What a biased codec has left out now, by name; see `rest`.
     """
     result, left = ArrayRecord(), {}
     method = CODECS[codec]
@@ -122,10 +140,22 @@ def coded(
         if own is None or not np.isfinite(own).all():
             continue
         packed = method.pack(own, rng)
+        if codec == EXACT and own.nbytes > MAX_RATIO * len(packed):
+            continue
         result[name] = Array(array.dtype, array.shape, PREFIX + codec, packed)
-        if not method.unbiased:
+        if not method.unbiased or rest is not None:
             left[name] = own - method.unpack(packed, own.shape)
     return result, left
+
+
+def check_claims(record: ArrayRecord, most: int) -> None:
+    """Check that the arrays of a record, once decoded, have no more than so many bytes.
+
+    Raises CodecError if they have.
+    """
+    size = sum(4 * abs(math.prod(a.shape)) for a in record.values() if a.stype.startswith(PREFIX))
+    if size > most:
+        raise CodecError(f"coded arrays of {size:,} bytes, more than the {most:,} allowed")
 
 
 def unchanged(arrays: Arrays) -> ArrayRecord:
@@ -151,7 +181,10 @@ def decoded(record: ArrayRecord, start: Mapping[str, NDArray[Any]] | None = None
             continue
         codec = array.stype.removeprefix(PREFIX)
         shape, own = tuple(array.shape), None if start is None else start.get(name)
-        if start is not None and (
+        if codec == EXACT:
+            check_claims(ArrayRecord({name: array}), MAX_RATIO * len(array.data))
+            own = None
+        elif start is not None and (
             own is None or (own.shape, str(own.dtype)) != (shape, array.dtype)
         ):
             raise CodecError(f"{name} is coded, but not like the model that was sent")

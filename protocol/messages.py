@@ -26,6 +26,9 @@ CLIPPING_NORM = "clipping_norm"
 PARCEL = "parcel"
 """Record with what a node sends to another (``parcel.<rank>`` if there are several)."""
 
+PARCEL_CODEC = "parcel-codec"
+"""Record of a message: how the node codes models in parcels (`protocol.parcels.ParcelCoding`)."""
+
 INTRODUCTION = "introduction"
 """Record with what others need to send to a node (:class:`links.records.Introduction`)."""
 

@@ -147,6 +147,9 @@ class Method:
         (`Phase.summed`), of which the strategy needs only the mean, weighted by samples: with
         ``secure-sums`` the server sees no single one. A method that reads single ones, or other
         metrics of them, names none; one whose settings decide refuses these in ``from_run``.
+    coded : tuple of str
+        Array records beside the model that the run's codecs may be used for, in messages and in
+        answers to them. What an answer leaves out is added to the next one that counts.
     outcome : str (default: "trained")
         What a run makes: ``trained``, a model from the one before; ``solved``, a model that is
         complete after one round, whatever came before, so that other strategies can start from it
@@ -180,6 +183,7 @@ class Method:
     needs: str = ""
     unprotected: Callable[[Any, TrainSettings], str] | None = None
     summed: tuple[str, ...] = ()
+    coded: tuple[str, ...] = ()
     outcome: Literal["trained", "solved", "personal"] = "trained"
     formulas: str = ""
     panels: tuple[str, ...] = ()

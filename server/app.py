@@ -80,7 +80,7 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
     settings = settings.defended(find_strategy(settings.strategy)[1])
     strategy_class, method = find_strategy(settings.strategy)  # the defence may take another
     buffer = buffer_of(settings, method)
-    codec = codec_of_run(settings)
+    codec = codec_of_run(settings, method)
     check_privacy(settings, method)
     check_below(settings, strategy_class, method)
     check_columns(settings, edge=bool(settings.edge))

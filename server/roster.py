@@ -95,9 +95,9 @@ class Roster:
         return {node: own for node, own in texts.items() if node in able}
 
     @property
-    def with_codecs(self) -> set[int]:
-        """Nodes that code models, whatever app they run."""
-        return {node for node, about in self.nodes.items() if about.codecs}
+    def with_codecs(self) -> dict[int, tuple[str, ...]]:
+        """Nodes that code models, whatever app they run, and their codecs."""
+        return {node: about.codecs for node, about in self.nodes.items() if about.codecs}
 
     @property
     def together(self) -> dict[int, int]:

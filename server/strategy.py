@@ -49,6 +49,8 @@ def strategy_of_run(
         norm_threshold=settings.norm_threshold,
         aggregator=create_aggregator(settings.aggregator, settings.aggregator_args),
         num_rounds=settings.num_rounds,
+        down_codec=settings.down_codec,
+        up_codec=settings.up_codec,
         secure_sums=settings.secure_sums,
         reserved=lambda size: reserved_samples(settings, task.spec, size).inputs,
     )

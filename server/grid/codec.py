@@ -17,16 +17,18 @@ from logging import WARNING
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.common import log
 
 from flwr_distill.base.text import listed
-from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record
+from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record, num_bytes
 from flwr_distill.protocol.coded import (
+    BESIDE,
     CODEC,
     Coding,
     DownCodec,
     UpCodec,
+    check_claims,
     codec_of,
     coded,
     decoded,
@@ -34,6 +36,8 @@ from flwr_distill.protocol.coded import (
     version_of,
 )
 from flwr_distill.protocol.messages import ARRAYS
+from flwr_distill.protocol.method import Method
+from flwr_distill.protocol.parcels import FOR_CHANGES, codec_of_whole
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.task.errors import SettingsError
 
@@ -78,14 +82,20 @@ class ModelCodec:
         Codecs of models to nodes, and of what training changed in them.
     seed : int
         Of the run, for random rounding.
+    beside : tuple of str
+        Array records beside the model that are coded, too (`Method.coded`).
+    answered : collection of str
+        Types of messages that are answered with arrays, whether they bring a model or not.
     """
 
     down: DownCodec = "float32"
     up: UpCodec = "float32"
     seed: int = 0
+    beside: tuple[str, ...] = ()
+    answered: Collection[str] = ()
     round: int = 0
     _names: Mapping[int, str] = field(default_factory=dict)
-    _able: Collection[int] = ()
+    _able: Mapping[int, Collection[str]] = field(default_factory=dict)
     _known: dict[int, list[str]] = field(default_factory=dict)
     """The versions that each node had last, as far as its replies show; the latest first."""
     _sure: set[int] = field(default_factory=set)
@@ -95,46 +105,69 @@ class ModelCodec:
     _versions: dict[str, _Version] = field(default_factory=dict)
     _sent: dict[int, tuple[str, str]] = field(default_factory=dict)
     """The last coded message to each node, and the version in it."""
+    _got: dict[int, tuple[int, str]] = field(default_factory=dict)
+    """The round in which a node last got a model that its replies show, and the version."""
+    _asked: dict[int, tuple[str, Arrays]] = field(default_factory=dict)
+    """The last message without a model to each node, and the model to which it codes its answer."""
 
     @property
     def is_used(self) -> bool:
         """Whether anything is coded."""
         return self.down != "float32" or self.up != "float32"
 
-    def meet(self, names: Mapping[int, str], able: Collection[int]) -> None:
-        """Take note of the nodes that have codecs; the log names the others once."""
+    def meet(self, names: Mapping[int, str], able: Mapping[int, Collection[str]]) -> None:
+        """Take note of the nodes that have codecs, and of these; the log names the others once."""
         plain = sorted(names[node] for node in names.keys() - {*able} - self._names.keys())
         if plain and self.is_used:
             text = "%s: no codecs, so their models travel whole, as float32 (they run another "
             text += "version, or no flwr-distill node)"
             log(WARNING, text, listed(plain))
-        self._names, self._able = dict(names), able
+        self._names, self._able = dict(names), dict(able)
 
     @contextmanager
     def coding(self, messages: Sequence[Message]) -> Iterator[None]:
         """Code the models in messages within the block, in which they are pushed."""
         versions = self._versions_of(messages) if self.is_used else {}
-        plain: list[tuple[Message, RecordDict, _Version]] = []
+        others = self._others_of(messages) if self.is_used else {}
+        plain: list[tuple[Message, RecordDict, _Version | None]] = []
         for place, message in enumerate(messages):
             version = versions.get(id(message.content.array_records.get(ARRAYS)))
             if version and message.metadata.dst_node_id in self._able:
                 plain.append((message, message.content, version))
-                message.content = self._coded(message, version, place)
+                message.content = self._coded(message, version, place, others)
+            elif self._answers_alone(message):
+                plain.append((message, message.content, None))
+                message.content = self._asking(message, place)
         try:
             yield
         finally:
             for message, content, _ in plain:
                 message.content = content
         for message, _, version in plain:
-            self._sent[message.metadata.dst_node_id] = message.metadata.message_id, version.name
+            node, message_id = message.metadata.dst_node_id, message.metadata.message_id
+            if version is None:
+                base = self._base_of(node)
+                self._asked[node] = message_id, base.arrays if base else {}
+            else:
+                self._sent[node] = message_id, version.name
         self._forget_versions()
 
     def decode(self, message: Message, reply: Message) -> None:
-        """Decode the model in a reply with content in place; CodecError if it cannot be."""
+        """Decode a reply with content in place; CodecError if it cannot be."""
         model = reply.content.array_records.get(ARRAYS)
         sent = message.content.array_records.get(ARRAYS)
-        if model is not None and sent is not None and self.is_used:
+        if sent is None:
+            message_id, base = self._asked.get(reply.metadata.src_node_id, ("", {}))
+            if model is not None and message_id == reply.metadata.reply_to_message_id:
+                reply.content[ARRAYS] = decoded(model, base)
+        if sent is None or not self.is_used:
+            return
+        if model is not None:
             reply.content[ARRAYS] = decoded(model, as_arrays(sent))
+        for name in self.beside:
+            if (record := reply.content.array_records.get(name)) is not None:
+                check_claims(record, num_bytes(sent))
+                reply.content[name] = decoded(record)
 
     def note(self, reply: Message, *, counts: bool) -> None:
         """Note what a node's reply shows: what the node has, and whether its reply counts."""
@@ -148,6 +181,7 @@ class ModelCodec:
         earlier = self._known.get(node, []) if node in self._sure else []
         self._known[node] = [version, *(name for name in earlier if name != version)][:MAX_KEPT]
         self._sure.add(node)
+        self._got[node] = self.round, version
         self._received.setdefault(node, {})[about.message_type] = self.round
 
     def state_dict(self) -> dict[str, Any]:
@@ -184,6 +218,41 @@ class ModelCodec:
                 nodes.setdefault(id(model), (model, []))[1].append(node)
         return {key: self._version_of(model, asked) for key, (model, asked) in nodes.items()}
 
+    def _answers_alone(self, message: Message) -> bool:
+        """Whether a message without a model is answered with arrays, which its node codes."""
+        codecs = self._able.get(message.metadata.dst_node_id, ())
+        has_codec = self.up != "float32" and BESIDE in codecs
+        is_answered = message.metadata.message_type in self.answered
+        is_alone = is_answered and not message.content.array_records
+        return self.is_used and has_codec and is_alone
+
+    def _base_of(self, node: int) -> _Version | None:
+        """The model that a node got in this round; a resumed run knows no earlier ones."""
+        got, name = self._got.get(node, (-1, ""))
+        return self._versions.get(name) if got == self.round and node in self._sure else None
+
+    def _asking(self, message: Message, place: int) -> RecordDict:
+        """A message's content with a request to code the answer."""
+        base = self._base_of(message.metadata.dst_node_id)
+        about = Coding(
+            up=FOR_CHANGES.get(self.up, self.up),
+            base=base.name if base else "",
+            round=self.round,
+            seed=_seed(self.seed, self.round, message.metadata.message_type, place),
+        )
+        return RecordDict({**message.content, CODEC: about.to_record()})
+
+    def _others_of(self, messages: Sequence[Message]) -> dict[int, ArrayRecord]:
+        """Records beside the models in messages, coded, by the ``id`` of the plain ones."""
+        codec, others = codec_of_whole(self.down), dict[int, ArrayRecord]()
+        for message in messages if codec != "float32" else ():
+            for name in self.beside:
+                record = message.content.array_records.get(name)
+                if record is not None and id(record) not in others:
+                    rng = np.random.default_rng(_seed(self.seed, self.round, name))
+                    others[id(record)] = coded(record, codec, rng)[0]
+        return others
+
     def _version_of(self, model: ArrayRecord, nodes: Sequence[int]) -> _Version:
         """The one version of a model; a new one builds on what most of these nodes have."""
         arrays = as_arrays(model)
@@ -212,7 +281,13 @@ class ModelCodec:
         known = [version for name, version in self._versions.items() if counts[name]]
         return max(reversed(known), key=lambda version: counts[version.name], default=None)
 
-    def _coded(self, message: Message, version: _Version, place: int) -> RecordDict:
+    def _coded(
+        self,
+        message: Message,
+        version: _Version,
+        place: int,
+        others: Mapping[int, ArrayRecord],
+    ) -> RecordDict:
         """A message's content with a version of its model, as its node can read it."""
         node, message_type = message.metadata.dst_node_id, message.metadata.message_type
         known = self._known.get(node, []) if node in self._sure else []
@@ -222,8 +297,10 @@ class ModelCodec:
             record, base = version.record, version.base
         else:
             record, base = version.whole, ""
+        has_beside = BESIDE in self._able[node]
         about = Coding(
             up=self.up,
+            beside=list(self.beside) if has_beside and self.up != "float32" else [],
             version=version.name,
             base=base,
             keep=known,
@@ -231,8 +308,11 @@ class ModelCodec:
             received=self._received.get(node, {}).get(message_type, -1),
             seed=_seed(self.seed, self.round, message_type, place),
         )
-        content = RecordDict({**message.content, ARRAYS: record})
-        content[CODEC] = ConfigRecord(about.model_dump(by_alias=True))
+        plain = message.content
+        content = RecordDict({**plain, ARRAYS: record, CODEC: about.to_record()})
+        for name in self.beside if has_beside else ():
+            if name in plain:
+                content[name] = others.get(id(plain[name]), plain[name])
         return content
 
     def _forget_versions(self) -> None:
@@ -245,9 +325,17 @@ class ModelCodec:
             del self._versions[next(iter(self._versions))]
 
 
-def codec_of_run(settings: RunSettings) -> ModelCodec:
+def codec_of_run(settings: RunSettings, method: Method | None = None) -> ModelCodec:
     """Make a run's codec; SettingsError if another setting excludes it."""
-    codec = ModelCodec(settings.down_codec, settings.up_codec, settings.seed)
+    phases = method.phases if method else ()
+    answered = {p.message_type for p in phases if any(reply.arrays for reply in p.replies)}
+    codec = ModelCodec(
+        settings.down_codec,
+        settings.up_codec,
+        settings.seed,
+        method.coded if method else (),
+        answered,
+    )
     if settings.secure_sums and codec.up != "float32":
         raise SettingsError(
             "secure sums are of exact numbers under masks",

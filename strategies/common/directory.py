@@ -157,6 +157,10 @@ class Directory:
         claims = {node: self.num_examples[node] for node in nodes if node in self.num_examples}
         return capped(claims, self.most_samples)
 
+    def codecs(self, nodes: Iterable[int]) -> list[tuple[str, ...]]:
+        """Codecs of each node; none of one that is not described."""
+        return [self._descriptions.get(node, Description(0)).codecs for node in nodes]
+
     def name(self, node: int) -> str:
         """What to call a node; one that has no name by the last digits of its id."""
         return self.names.get(node, f"node …{str(node)[-5:]}")

@@ -51,6 +51,10 @@ class Run:
     """What combines models in place of the weighted mean."""
     num_rounds: int = 0
     """Rounds of the run; 0 if unknown."""
+    down_codec: str = "float32"
+    """Codec of models to nodes."""
+    up_codec: str = "float32"
+    """Codec of what nodes send."""
     secure_sums: bool = False
     """Whether the strategy gets means in place of single models (`Method.summed`)."""
     reserved: Callable[[int], Tensor] | None = None

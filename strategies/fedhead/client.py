@@ -23,9 +23,11 @@ from torch import nn
 from flwr_distill.base.text import counted
 from flwr_distill.client.dp_sgd import require_no_privacy
 from flwr_distill.client.local_round import LocalRound, build_model, received_arrays
+from flwr_distill.client.parcels import received_model
 from flwr_distill.client.session import Session, deadline_of
 from flwr_distill.distill.ensemble import Distilled, distil_ensemble, saving, teacher_probabilities
-from flwr_distill.links import LinkError, receive, send
+from flwr_distill.links import LinkError, send
+from flwr_distill.links.records import MAX_PARCEL
 from flwr_distill.protocol.arrays import Arrays, arrays_of, as_record, as_tensors, check_arrays
 from flwr_distill.protocol.meeting import one_line
 from flwr_distill.protocol.messages import (
@@ -36,12 +38,14 @@ from flwr_distill.protocol.messages import (
     METRICS,
     NUM_EXAMPLES,
     PARCEL,
+    PARCEL_CODEC,
     REJECTED,
     ROUTE,
     SERVER_ROUND,
     ranked,
 )
 from flwr_distill.protocol.outliers import absurdly_large, update_norm
+from flwr_distill.protocol.parcels import asked_codec, from_payload, to_payload
 from flwr_distill.strategies.common.ensemble import EnsembleDistillation
 from flwr_distill.strategies.common.robust import FEWEST, Rule, robust_mean, trimmed
 from flwr_distill.strategies.fedhead.method import (
@@ -58,6 +62,8 @@ LONGER = 1.001
 """Times the norm that a member reported which its model may have."""
 OWN = 0
 """Rank of the leader's own model; members' ranks start at 1."""
+CODED = "coded-model"
+"""Blob with the trained model as it is sent, where it is coded."""
 MEMBERS = "sector-members"
 SENT_AT_ONCE = 8
 """Members that a leader sends to at the same time; each costs the memory of a sealed model."""
@@ -99,10 +105,14 @@ def train_sector(message: Message, context: Context) -> Message:
     start = _global_model(session, content)
     local = LocalRound.of(session, content, start)
     trained = local.train(session.data.train)
-    arrays = arrays_of(local.model)
+    # The model that counts is the one that others get: all have the same, and its norm is theirs.
+    payload = to_payload(arrays_of(local.model), asked_codec(content), start)
+    arrays = from_payload(payload, MAX_PARCEL, start)
     norm = update_norm(check_arrays(arrays, start), start)
     trained.metric_records[METRICS][UPDATE_NORM] = norm
-    session.store.write(_file(OWN), save(arrays))
+    session.store.write(_file(OWN), save(dict(arrays)))
+    if PARCEL_CODEC in content.config_records:
+        session.store.write(CODED, payload)
     if not content.config_records[CONFIG].get(LEADS):
         trained.update(_send_trained(session, content, deadline))
     return Message(trained, reply_to=message)
@@ -123,8 +133,9 @@ def hand_out(message: Message, context: Context) -> Message:
     """
     deadline = deadline_of(message)
     session = Session.of(context)
-    payload = save(dict(received_arrays(message.content)))
-    session.store.write(GLOBAL_MODEL, payload)
+    model = received_arrays(message.content)
+    payload = to_payload(model, asked_codec(message.content))
+    session.store.write(GLOBAL_MODEL, save(dict(model)))
     routes = ranked(message.content.config_records, ROUTE)
 
     def send_to(rank: int) -> ConfigRecord | None:
@@ -186,12 +197,12 @@ def mean_of_sector(session: Session, content: RecordDict) -> SectorMean:
     rejected = {}
     for rank, delivery in ranked(content.config_records, DELIVERY).items():
         try:
-            payload = receive(session, delivery, SECTOR_MODEL)
-            norms[rank] = update_norm(check_arrays(load(payload), start), start)
+            arrays = received_model(session, delivery, SECTOR_MODEL, start)
+            norms[rank] = update_norm(check_arrays(arrays, start), start)
         except Exception as error:  # hostile bytes make the reader raise all sorts
             rejected[rank] = one_line(error) or type(error).__name__
             continue
-        session.store.write(_file(rank), payload)
+        session.store.write(_file(rank), save(dict(arrays)))
     claims = {rank: float(str(norm)) for rank, norm in ranked(config, UPDATE_NORM).items()}
     for rank in absurdly_large(norms, session.task.norm_threshold):
         rejected[rank] = "its norm is beyond norm-threshold"
@@ -256,7 +267,8 @@ def _send_trained(session: Session, content: RecordDict, deadline: float) -> Rec
     If sending fails, the result reports the error instead of raising it: the training is not lost,
     as another leader can still get the model.
     """
-    payload = (session.store.folder / _file(OWN)).read_bytes()
+    name = CODED if PARCEL_CODEC in content.config_records else _file(OWN)
+    payload = (session.store.folder / name).read_bytes()
     try:
         return RecordDict({PARCEL: send(session, content.config_records[ROUTE], payload, deadline)})
     except LinkError as error:
@@ -273,7 +285,7 @@ def _global_model(session: Session, content: RecordDict) -> Arrays:
     if content.array_records:
         arrays = received_arrays(content)
     elif DELIVERY in content.config_records:
-        arrays = load(receive(session, content.config_records[DELIVERY], GLOBAL_MODEL))
+        arrays = received_model(session, content.config_records[DELIVERY], GLOBAL_MODEL)
     else:
         return load((session.store.folder / GLOBAL_MODEL).read_bytes())
     session.store.write(GLOBAL_MODEL, save(dict(arrays)))

@@ -20,6 +20,7 @@ from flwr_distill.protocol.messages import (
     ROUTE,
     ranked,
 )
+from flwr_distill.protocol.parcels import coding_record
 from flwr_distill.protocol.replies import set_aside, usable
 from flwr_distill.strategies.common.topology import Cluster
 from flwr_distill.strategies.fedhead.membership import Membership
@@ -43,11 +44,15 @@ class Exchange:
     strict : bool
         Whether an impossible route is an error, as in the first round, when the user can still
         change the setting.
+    codec_of_changes, codec_of_model : str
+        How members send what they trained, and leaders hand out the model (`protocol.parcels`).
 
     Attributes
     ----------
     routes : dict[int, ConfigRecord]
         Each member's route to its leader.
+    codings : dict[int, dict[str, ConfigRecord]]
+        The record by which each node of a sector codes what it trained; none where it is plain.
     """
 
     grid: Grid
@@ -56,7 +61,10 @@ class Exchange:
     start: Arrays
     timeout: float
     strict: bool
+    codec_of_changes: str = "float32"
+    codec_of_model: str = "float32"
     routes: dict[int, ConfigRecord] = field(default_factory=dict)
+    codings: dict[int, dict[str, ConfigRecord]] = field(default_factory=dict)
 
     def ask(self, messages: Sequence[Message]) -> dict[int, Message]:
         """Replies by node, in the order of ``messages``; nodes without one count as failed."""
@@ -76,6 +84,11 @@ class Exchange:
         routes = {n: route for (n, _), route in self.possible(ends, SECTOR_MODEL).items()}
         self.routes |= routes
         return routes
+
+    def settle_coding(self, nodes: Sequence[int]) -> None:
+        """Note how these nodes of a sector code what they train, whoever leads it then."""
+        coding = coding_record(self.codec_of_changes, self.membership.codecs(nodes))
+        self.codings |= dict.fromkeys(nodes, coding)
 
     def possible(
         self, ends: Iterable[tuple[int, int]], purpose: str
@@ -105,8 +118,8 @@ class Exchange:
         """
         messages, receivers = [], {}
         for cluster in clusters:
-            ends = [(cluster.head, member) for member in cluster.members]
-            possible = self.possible(ends, GLOBAL_MODEL)
+            pairs = [(cluster.head, member) for member in cluster.members]
+            possible = self.possible(pairs, GLOBAL_MODEL)
             direct = {
                 rank: (member, ConfigRecord({**route, "link": "direct"}))
                 for rank, member in enumerate(cluster.members)
@@ -115,7 +128,9 @@ class Exchange:
             if direct:
                 receivers[cluster.head] = direct
                 by_rank = {f"{ROUTE}.{rank}": route for rank, (_, route) in direct.items()}
-                content = RecordDict({ARRAYS: arrays, **by_rank})
+                ends = (cluster.head, *(member for member, _ in direct.values()))
+                coding = coding_record(self.codec_of_model, self.membership.codecs(ends))
+                content = RecordDict({ARRAYS: arrays, **by_rank, **coding})
                 messages.append(Message(content, cluster.head, HAND_OUT))
         downloads: dict[int, dict[str, ConfigRecord]] = {}
         for leader, reply in self.ask(messages).items():
@@ -150,7 +165,7 @@ class Exchange:
     def collect_again(self, members: Mapping[int, Iterable[int]]) -> dict[int, ConfigRecord]:
         """Have members, given by leader, send their models to other leaders of their sectors."""
         messages = [
-            Message(RecordDict({ROUTE: route}), node, HAND_IN)
+            Message(RecordDict({ROUTE: route, **self.codings[node]}), node, HAND_IN)
             for leader, nodes in members.items()
             for node, route in self.routes_to(leader, nodes).items()
         ]

@@ -113,6 +113,10 @@ class Membership:
         introductions = {n: d.introduction for n, d in self._nodes.items() if d.introduction}
         return Links(introductions, mode)
 
+    def codecs(self, nodes: Iterable[int]) -> list[tuple[str, ...]]:
+        """Codecs of each of these nodes."""
+        return [self._nodes[node].codecs for node in nodes]
+
     def draw_clusters(
         self, nodes: list[int], server_round: int, barred: Collection[int]
     ) -> tuple[Cluster, ...]:

@@ -6,8 +6,16 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from flwr_distill.links.records import Delivery, Parcel, Route
 from flwr_distill.protocol.meeting import MAX_REASON
-from flwr_distill.protocol.messages import ARRAYS, CONFIG, DELIVERY, PARCEL, ROUTE
+from flwr_distill.protocol.messages import (
+    ARRAYS,
+    CONFIG,
+    DELIVERY,
+    PARCEL,
+    PARCEL_CODEC,
+    ROUTE,
+)
 from flwr_distill.protocol.method import Method, Phase
+from flwr_distill.protocol.parcels import ParcelCoding
 from flwr_distill.protocol.schema import (
     Count,
     LinkReport,
@@ -180,7 +188,15 @@ PHASES = (
             ),
         ),
         "flwr_distill.strategies.fedhead.client:train_sector",
-        request=Request({CONFIG: SectorRequest, ROUTE: Route, DELIVERY: Delivery}, (ARRAYS,)),
+        request=Request(
+            {
+                CONFIG: SectorRequest,
+                ROUTE: Route,
+                DELIVERY: Delivery,
+                PARCEL_CODEC: ParcelCoding,
+            },
+            (ARRAYS,),
+        ),
         leaves="the model, trained on its samples, sealed for the sector's leader",
         quorum=True,
         averaged="own",
@@ -190,14 +206,14 @@ PHASES = (
         "leaders hand the model to their members",
         (Reply(configs={f"{PARCEL}.*": Parcel}),),
         "flwr_distill.strategies.fedhead.client:hand_out",
-        request=Request({f"{ROUTE}.*": Route}, (ARRAYS,)),
+        request=Request({f"{ROUTE}.*": Route, PARCEL_CODEC: ParcelCoding}, (ARRAYS,)),
     ),
     Phase(
         HAND_IN,
         "members send again to a new leader",
         (Reply(configs={PARCEL: Parcel, CONFIG: LinkReport}, optional={PARCEL, CONFIG}),),
         "flwr_distill.strategies.fedhead.client:hand_in",
-        request=Request({ROUTE: Route}),
+        request=Request({ROUTE: Route, PARCEL_CODEC: ParcelCoding}),
         leaves="the model, trained on its samples, sealed for the sector's leader",
     ),
     Phase(

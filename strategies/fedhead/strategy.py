@@ -20,6 +20,7 @@ from flwr_distill.protocol.messages import (
     SERVER_ROUND,
     TRAIN_LOSS,
 )
+from flwr_distill.protocol.parcels import codec_of_changes, codec_of_whole
 from flwr_distill.protocol.replies import number, set_aside, usable
 from flwr_distill.strategies.common.answered import Answered
 from flwr_distill.strategies.common.averages import weighted_mean
@@ -83,6 +84,8 @@ class FedHEAD(Configured, Answered, FedAvg):
         Descriptions of known nodes; None starts an empty one.
     norm_threshold : float (default: 5.0)
         Score above which a norm is absurd; see `protocol.outliers.absurdly_large`.
+    down_codec, up_codec : str (default: "float32")
+        The run's codecs, by which leaders hand out the model and members send what they trained.
     fraction_evaluate : float (default: 0.0)
         Share of all nodes that evaluate the global model each round.
     **kwargs
@@ -108,6 +111,8 @@ class FedHEAD(Configured, Answered, FedAvg):
         "seed",
         "directory",
         "norm_threshold",
+        "down_codec",
+        "up_codec",
     )
 
     def __init__(
@@ -118,6 +123,8 @@ class FedHEAD(Configured, Answered, FedAvg):
         seed: int = 0,
         directory: Directory | None = None,
         norm_threshold: float = 5.0,
+        down_codec: str = "float32",
+        up_codec: str = "float32",
         fraction_evaluate: float = 0.0,
         **kwargs: Any,
     ) -> None:
@@ -125,6 +132,8 @@ class FedHEAD(Configured, Answered, FedAvg):
         self.links = links
         self.phase_timeout = phase_timeout
         self.seed = seed
+        self.down_codec = down_codec
+        self.up_codec = up_codec
         self.topology: Topology | None = None
         """Leaders and members of the round."""
         self._membership = Membership(
@@ -161,6 +170,8 @@ class FedHEAD(Configured, Answered, FedAvg):
             as_arrays(arrays),
             self.phase_timeout,
             strict=server_round == 1,
+            codec_of_changes=codec_of_changes(self.up_codec),
+            codec_of_model=codec_of_whole(self.down_codec),
         )
         barred, membership.failed = membership.failed, set()
         self._num_examples = membership.num_examples(nodes)
@@ -176,10 +187,12 @@ class FedHEAD(Configured, Answered, FedAvg):
         messages = []
         for cluster in clusters:
             routes = exchange.routes_to(cluster.head, cluster.members)
+            exchange.settle_coding((cluster.head, *routes))
             for node in (cluster.head, *routes):
                 settings = {**config, SERVER_ROUND: server_round, LEADS: node == cluster.head}
                 content = RecordDict({CONFIG: ConfigRecord(settings)})
                 content.update(downloads.get(node, {ARRAYS: arrays}))
+                content.update(exchange.codings[node])
                 if node in routes:
                     content[ROUTE] = routes[node]
                 messages.append(Message(content, node, TRAIN_SECTOR))

@@ -22,6 +22,7 @@ METHODS = (
                 leaves="the model, trained on its samples, and the change of its control variate",
             ),
         ),
+        coded=(CONTROL_VARIATE,),
         terms={CONTROL_VARIATE: "flwr_distill.strategies.scaffold.client:ControlVariate"},
         unprotected=all_protected,
     ),

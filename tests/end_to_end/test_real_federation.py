@@ -264,6 +264,29 @@ def test_a_resumed_run_over_coded_links_learns_what_a_whole_one_in_one_process_d
 
 
 @pytest.mark.slow
+def test_coded_models_from_node_to_node_give_what_they_give_in_one_process(
+    federation, little_distillation
+):
+    config = {
+        **little_distillation,
+        **{"strategy": "fedhead", "links": "direct", "num-rounds": 2, "min-nodes": NODES},
+        **{"train.local-epochs": 1, "fedhead.least-gain": 0.0, "fedhead.sectors": SECTORS},
+        **{"down-codec": "float16", "up-codec": "int8"},
+    }
+    nodes = [{"partition-id": place, "num-partitions": NODES} for place in range(NODES)]
+    whole, runs = run_in_process(config | {"links": "relay"}, nodes), federation.folder / "runs"
+    folder = complete(federation, runs, config | {"num-rounds": 1})
+    complete(federation, runs, config | {"resume": folder.name})
+    for row, same in zip(rows(folder), whole, strict=True):
+        for measure in ("accuracy", "loss"):
+            assert row[measure] == pytest.approx(same[measure], abs=1e-5)
+    traffic = read(folder, "traffic")
+    direct = sum(links.get("member->head, direct", 0) for links in traffic["measured"].values())
+    model = sum(array.nbytes for array in load_file(folder / "model.safetensors").values())
+    assert 0 < direct < 2 * (NODES - SECTORS) * 0.75 * model
+
+
+@pytest.mark.slow
 def test_a_strategy_of_another_package_runs_by_name_and_a_failing_node_does_not_end_it(federation):
     outcome, folder = run(federation, strategy="decay", num_rounds=3)
     assert outcome.completed, outcome.lines[-20:]

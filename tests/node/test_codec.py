@@ -9,7 +9,15 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDic
 from flwr_distill.node.codec import NodeCodec
 from flwr_distill.protocol.arrays import as_arrays, as_record
 from flwr_distill.protocol.codecs import CodecError
-from flwr_distill.protocol.coded import CODEC, PREFIX, Coding, coded, decoded, version_of
+from flwr_distill.protocol.coded import (
+    CODEC,
+    PREFIX,
+    Coding,
+    coded,
+    decoded,
+    unchanged,
+    version_of,
+)
 from flwr_distill.protocol.meeting import DESCRIBE
 from flwr_distill.protocol.messages import ARRAYS, CONFIG
 from flwr_distill.protocol.replies import REFUSED
@@ -19,7 +27,7 @@ START = {"w": np.random.default_rng(0).standard_normal((30, 40)).astype(np.float
 
 
 def message(record, **about):
-    coding = Coding(version=version_of(START), **about)
+    coding = Coding(**{"version": version_of(START), **about})
     content = {ARRAYS: record, CODEC: ConfigRecord(coding.model_dump(by_alias=True))}
     made = Message(RecordDict(content), 7, "train")
     made.metadata.__dict__["_run_id"] = 5
@@ -117,8 +125,8 @@ def test_a_message_without_a_codec_passes_unchanged(tmp_path):
     codec = NodeCodec(tmp_path)
     assert not codec.receive(sent)
     reply = Message(RecordDict({ARRAYS: as_record(START)}), reply_to=sent)
-    assert codec.encode(reply) == (None, 0)
-    assert codec.finish(reply, None, sent) is reply
+    assert codec.encode(reply) == ({}, 0)
+    assert codec.finish(reply, {}, sent) is reply
     assert not list(tmp_path.rglob("models"))
 
 
@@ -127,8 +135,8 @@ def test_nothing_is_kept_of_a_message_that_is_refused(tmp_path):
     codec, sent = NodeCodec(tmp_path), message(as_record(START), up="topk")
     codec.receive(sent)
     refusal = Message(Error(REFUSED, "the node's policy refuses it"), reply_to=sent)
-    assert codec.encode(refusal) == (None, 0)
-    assert codec.finish(refusal, None, sent) is refusal
+    assert codec.encode(refusal) == ({}, 0)
+    assert codec.finish(refusal, {}, sent) is refusal
     assert not [file for file in tmp_path.rglob("*") if file.is_file()]
 
 
@@ -176,4 +184,84 @@ def test_a_description_with_an_odd_record_says_that_there_are_codecs(tmp_path):
     codec = NodeCodec(tmp_path)
     codec.receive(sent)
     reply = Message(RecordDict({CONFIG: ArrayRecord()}), reply_to=sent)
-    assert codec.finish(reply, None, sent).content[CONFIG]["codecs"]
+    assert codec.finish(reply, {}, sent).content[CONFIG]["codecs"]
+
+
+def test_a_model_with_single_numbers_is_kept_as_it_came(tmp_path):
+    """Batch normalisation counts batches in arrays without a dimension."""
+    counted = {**START, "bn.num_batches_tracked": np.array(3)}
+    codec, version = NodeCodec(tmp_path), version_of(counted)
+    answered(codec, message(as_record(counted), version=version))
+    again = message(unchanged(counted), version=version, base=version)
+    assert codec.receive(again)
+    found = as_arrays(again.content[ARRAYS])
+    assert {name: array.shape for name, array in found.items()} == {
+        name: array.shape for name, array in counted.items()
+    }
+
+
+VARIATE = "control-variate"
+
+
+def beside(codec, server_round, received, change):
+    """What the server decodes of a record beside the model."""
+    sent = message(as_record(START), up="int4", round=server_round, received=received, seed=5)
+    sent.content[CODEC]["beside"] = [VARIATE]
+    sent.content[VARIATE] = coded(as_record(START), "float16", np.random.default_rng(0))[0]
+    assert codec.receive(sent)
+    np.testing.assert_allclose(as_arrays(sent.content[VARIATE])["w"], START["w"], rtol=2**-10)
+    content = RecordDict({ARRAYS: as_record(START), VARIATE: as_record({"w": change})})
+    reply = Message(content, reply_to=sent)
+    records, _ = codec.encode(reply)
+    assert records[VARIATE]["w"].stype == f"{PREFIX}int4"
+    return as_arrays(decoded(codec.finish(reply, records, sent).content[VARIATE]))["w"]
+
+
+def test_what_is_sent_beside_models_adds_up_though_each_is_rounded(tmp_path):
+    """Else a server's sum of changes would drift from the nodes' own ones."""
+    codec, rng, turns = NodeCodec(tmp_path), np.random.default_rng(1), 30
+    changes = [rng.standard_normal((30, 40)).astype(np.float32) for _ in range(turns)]
+    sums = np.zeros((30, 40), np.float32)
+    for turn, change in enumerate(changes, 1):
+        sums += beside(codec, turn, turn - 1, change)
+    rounding = np.abs(changes).max(axis=(0, 2))[:, None] / 7
+    assert (np.abs(sums - np.sum(changes, axis=0)) < 2 * rounding).all()
+
+
+def alone(codec, arrays, base=""):
+    """The record that answers a message without a model."""
+    sent = message(ArrayRecord(), version="", up="int4", base=base)
+    del sent.content[ARRAYS]
+    assert codec.receive(sent)
+    assert not sent.content
+    reply = Message(RecordDict({ARRAYS: as_record(arrays)}), reply_to=sent)
+    return codec.finish(reply, codec.encode(reply)[0], sent).content[ARRAYS]
+
+
+def test_an_answer_to_a_message_without_a_model_is_a_difference_to_the_last_one(tmp_path):
+    codec, moved = NodeCodec(tmp_path), {"w": START["w"] + np.float32(0.01)}
+    answered(codec, message(as_record(START)))
+    record = alone(codec, moved, version_of(START))
+    assert record["w"].stype == f"{PREFIX}int4"
+    np.testing.assert_allclose(as_arrays(decoded(record, START))["w"], moved["w"], atol=0.01)
+    assert answered(codec, message(as_record(START))).has_content()
+
+
+@pytest.mark.parametrize("base", ["", version_of(START), "0" * 64], ids=["none", "other", "lost"])
+def test_what_is_unlike_the_last_model_is_packed_without_loss(base, tmp_path):
+    codec = NodeCodec(tmp_path)
+    answered(codec, message(as_record(START)))
+    logits = np.random.default_rng(2).random((300, 10), np.float32)
+    labels = {"soft-labels": logits / logits.sum(axis=1, keepdims=True)}
+    record = alone(codec, labels, base)
+    assert len(record["soft-labels"].data) < 0.9 * labels["soft-labels"].nbytes
+    found = as_arrays(decoded(record, {}))["soft-labels"]
+    np.testing.assert_array_equal(found, labels["soft-labels"])
+
+
+@pytest.mark.parametrize("name", ["../../w", "a/b", "", "x" * 41, "."])
+def test_a_record_whose_name_would_be_another_file_is_refused(name, tmp_path):
+    sent = message(as_record(START), up="int8")
+    sent.content[CODEC]["beside"] = [name]
+    with pytest.raises((CodecError, SettingsError)):
+        NodeCodec(tmp_path).receive(sent)

@@ -63,6 +63,7 @@ from flwr_distill.node.guard import Guard
 from flwr_distill.node.outbox import FOLDER, entries, virtual_data_file
 from flwr_distill.node.policy import HOSPITAL, OPEN, STANDARD, Policy
 from flwr_distill.protocol.method import Method
+from flwr_distill.protocol.parcels import to_payload
 from flwr_distill.protocol.registry import find_method
 from flwr_distill.protocol.replies import REFUSED
 from flwr_distill.storage.store import CONTINUES, NodeStore
@@ -817,6 +818,36 @@ def test_a_model_for_another_node_is_the_runs_and_holds_nothing_else(
     message, reply = parcel_of(node, payload, PASSED_MODEL)
     del message["config"]
     message["arrays"] = model()
+    reply["metrics"] = MetricRecord({"num-examples": 3, "num-steps": 1})
+    check(node.answers(message, TURNS.in_turn, reply), rule)
+
+
+LARGE = {"weight": np.linspace(-1, 1, 900, dtype=np.float32).reshape(30, 30)}
+
+
+@pytest.mark.parametrize(
+    ("payload", "rule"),
+    [
+        (to_payload({**MODEL, **LARGE}, "delta-int4", {**MODEL, **LARGE}), ""),
+        (to_payload({**MODEL, **LARGE}, "float16"), ""),
+        (to_payload({**MODEL, **LARGE}, "float16") + b"x", "replies"),
+        (to_payload({**MODEL, "weight": LARGE["weight"][:20]}, "float16"), "replies"),
+        (to_payload({**MODEL, **LARGE, "patients": LARGE["weight"]}, "float16"), "replies"),
+        (
+            to_payload({**MODEL, "weight": np.full((30, 30), np.inf, np.float32)}, "float16"),
+            "replies",
+        ),
+    ],
+    ids=["difference", "whole", "more bytes", "another shape", "more arrays", "infinite"],
+)
+def test_a_coded_model_for_another_node_is_judged_as_a_plain_one_is(
+    payload: bytes, rule: str, make_node: MakeNode
+) -> None:
+    node = make_node(SEALED.model_copy(update={"strategies": None}), strategy="fedseq")
+    message, reply = parcel_of(node, payload, PASSED_MODEL)
+    message["config"] = ConfigRecord({"server-round": 1})
+    message["arrays"] = model(**LARGE)
+    message["parcel-codec"] = ConfigRecord({"codec": "float16"})
     reply["metrics"] = MetricRecord({"num-examples": 3, "num-steps": 1})
     check(node.answers(message, TURNS.in_turn, reply), rule)
 

@@ -1,6 +1,7 @@
 """Codecs of arrays: bounds of what they lose, and bytes that are none."""
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -88,6 +89,29 @@ def test_a_bomb_is_not_unpacked():
     for codec in CODECS.values():
         with pytest.raises(CodecError):
             codec.unpack(bomb, (1000,))
+
+
+def test_arrays_that_nothing_bounds_unpack_to_a_few_times_their_bytes():
+    """Else a node that packs zeros fills the memory of a server."""
+    zeros = {"w": np.zeros((1000, 1000), np.float32)}
+    record, _ = coded(as_record(zeros), "exact", np.random.default_rng(0))
+    assert not record["w"].stype.startswith(PREFIX)
+    packed = CODECS["exact"].pack(zeros["w"], np.random.default_rng(0))
+    hostile = Array("float32", (1000, 1000), f"{PREFIX}exact", packed)
+    tracemalloc.start()
+    for start in ({}, None, zeros):
+        with pytest.raises(CodecError, match="allowed"):
+            decoded(ArrayRecord({"w": hostile}), start)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < zeros["w"].nbytes / 10
+
+
+@given(values=VALUES)
+def test_exact_packing_is_exact(values):
+    codec = CODECS["exact"]
+    packed = codec.pack(values, np.random.default_rng(0))
+    assert codec.unpack(packed, values.shape).tobytes() == values.tobytes()
 
 
 def model(**more):

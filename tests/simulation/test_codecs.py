@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from flwr.app import Array
+from flwr.app import Array, ArrayRecord
 
 from benchmarks.in_process import run_in_process
 from flwr_distill.protocol.coded import CODEC, PREFIX
@@ -70,6 +70,59 @@ def test_a_node_that_lost_its_files_gets_the_whole_model(run, monkeypatch):
     assert lost
     assert report.count("no longer has the model") >= 1
     assert [row["accuracy"] is not None for row in rows(folder)] == [True] * 5
+
+
+SCAFFOLD = {"strategy": "scaffold", "train.lr": 0.05, "partition.classes": 5}
+
+
+def test_control_variates_are_coded_and_a_run_learns_as_much(run):
+    config = {**SCAFFOLD, "num-rounds": 15}
+    plain, small = rows(run("plain", **config)), rows(run("small", **config, **SMALL))
+    assert small[-1]["server_bytes"] < 0.25 * plain[-1]["server_bytes"]
+    assert plain[-1]["accuracy"] > 0.6
+    assert small[-1]["accuracy"] > plain[-1]["accuracy"] - 0.02
+    assert small[-1]["set_aside"] == 0
+
+
+@pytest.mark.parametrize("codecs", [SMALL, TOP], ids=["int4", "topk"])
+def test_a_resumed_run_with_coded_variates_ends_with_the_same_model(codecs, run):
+    config = {**SCAFFOLD, "fraction-train": 0.5, **codecs}
+    whole = run("whole", **config, **{"num-rounds": 4})
+    run("parts", **config, **{"num-rounds": 2})
+    parts = run("parts", **config, **{"num-rounds": 4}, resume="latest")
+    assert models_of(parts) == models_of(whole)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        Array("float32", (1 << 40,), f"{PREFIX}int8", b"x"),
+        Array("float32", (64, 32), f"{PREFIX}topk", b"x"),
+    ],
+    ids=["huge", "bytes"],
+)
+def test_a_node_whose_coded_variate_is_unreadable_harms_nobody_else(odd, tmp_path, monkeypatch):
+    encode = coded.NodeCodec.encode
+
+    def hostile(self, reply):
+        records, saved = encode(self, reply)
+        if records and reply.metadata.src_node_id == victims[0]:
+            records["control-variate"] = ArrayRecord({"w": odd})
+        return records, saved
+
+    victims = []
+
+    def noting(self, message):
+        victims.append(message.metadata.dst_node_id)
+        return receive(self, message)
+
+    receive = coded.NodeCodec.receive
+    monkeypatch.setattr(coded.NodeCodec, "receive", noting)
+    monkeypatch.setattr(coded.NodeCodec, "encode", hostile)
+    run_in_process({**TASK, **SCAFFOLD, **SMALL}, [NODE] * NODES, tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "1" / "journal.jsonl").open()]
+    trained = [line for line in lines if line.get("phase") == "train" and "nodes" in line]
+    assert [len(line["nodes"]) for line in trained] == [NODES - 1] * TASK["num-rounds"]
 
 
 DEFENDED = {"defence": "on"}
@@ -143,7 +196,7 @@ def test_a_node_whose_coded_model_is_unreadable_harms_nobody_else(odd, codecs, t
 
 def test_nodes_without_codecs_get_plain_models_and_are_named(run, monkeypatch):
     named = []
-    monkeypatch.setattr("flwr_distill.node.codec.CODECS", {})
+    monkeypatch.setattr("flwr_distill.node.codec.OWN_CODECS", ())
     monkeypatch.setattr("flwr_distill.server.grid.codec.log", lambda *line: named.append(line))
     plain, small = (
         run(name, strategy="fedavg", **more) for name, more in (("a", {}), ("b", SMALL))

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from safetensors.numpy import save
 
 import flwr_distill_baselines.common.passing.client
 from flwr_distill.client.training import soft_labels
@@ -200,17 +199,11 @@ def test_a_bad_model_of_the_node_before_is_rejected_and_training_starts_again(
     strategy, real = strategy_of(most_nodes=4), flwr_distill_baselines.common.passing.client.sent
     grid = client_grid(4, RUN_CONFIG)
 
-    def sent(session, route, payload, deadline):
+    def sent(session, content, model, deadline):
         (chain,) = strategy._chains
         if session.node_id == chain.nodes[0]:
-            spoilt = HOSTILE[how](
-                {
-                    n: np.array(a)
-                    for n, a in flwr_distill_baselines.common.passing.client.load(payload).items()
-                }
-            )
-            payload = save(spoilt)
-        return real(session, route, payload, deadline)
+            model = HOSTILE[how]({n: np.array(a) for n, a in model.items()})
+        return real(session, content, model, deadline)
 
     monkeypatch.setattr(flwr_distill_baselines.common.passing.client, "sent", sent)
     found = play(strategy, grid)

@@ -5,8 +5,9 @@ from typing import Annotated
 from pydantic import Field
 
 from flwr_distill.links.records import Route
-from flwr_distill.protocol.messages import ARRAYS, ROUTE
+from flwr_distill.protocol.messages import ARRAYS, PARCEL_CODEC, ROUTE
 from flwr_distill.protocol.method import Method, Phase, all_protected
+from flwr_distill.protocol.parcels import ParcelCoding
 from flwr_distill.protocol.schema import Request
 from flwr_distill.task.settings import Block
 from flwr_distill_baselines.common.passing.messages import SENT, Turns
@@ -41,7 +42,7 @@ METHOD = Method(
             "heads pass the model on",
             (SENT,),
             "flwr_distill_baselines.fedseq.client:pass_on",
-            request=Request({ROUTE: Route}, (ARRAYS,)),
+            request=Request({ROUTE: Route, PARCEL_CODEC: ParcelCoding}, (ARRAYS,)),
         ),
         *TURNS.phases("cluster"),
     ),

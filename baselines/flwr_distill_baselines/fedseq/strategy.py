@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common import log
 
 from flwr_distill.base.text import counted
-from flwr_distill.protocol.messages import ARRAYS, ROUTE
+from flwr_distill.protocol.messages import ARRAYS
 from flwr_distill.strategies.common.topology import Cluster, Topology
 from flwr_distill_baselines.common.passing.messages import Turns
 from flwr_distill_baselines.common.passing.strategy import Chain, SequentialStrategy
@@ -81,7 +81,9 @@ class FedSeq(SequentialStrategy):
             if first != head and (route := self._route(head, first)) is not None:
                 waiting[head], routes[head] = chain, route
         messages = [
-            Message(RecordDict({ARRAYS: self._arrays, ROUTE: routes[head]}), head, PASS_ON)
+            Message(
+                RecordDict({ARRAYS: self._arrays, **self._with_coding(routes[head])}), head, PASS_ON
+            )
             for head in waiting
         ]
         for head, reply in self._ask(messages).items():

@@ -10,8 +10,9 @@ from flwr.common import log
 from safetensors.numpy import load, save
 
 from flwr_distill.client.local_round import LocalRound, received_arrays
+from flwr_distill.client.parcels import received_model
 from flwr_distill.client.session import Session, deadline_of
-from flwr_distill.links import LinkError, receive, send
+from flwr_distill.links import LinkError, send
 from flwr_distill.protocol.arrays import Arrays, arrays_of, as_record, check_arrays, not_finite
 from flwr_distill.protocol.messages import (
     ARRAYS,
@@ -23,6 +24,7 @@ from flwr_distill.protocol.messages import (
     REJECTED,
     ROUTE,
 )
+from flwr_distill.protocol.parcels import asked_codec, to_payload
 from flwr_distill_baselines.common.passing.messages import PASSED_MODEL
 
 TRAINED = "trained-in-turn"
@@ -54,12 +56,11 @@ def _trained(message: Message, context: Context, *, is_last: bool) -> Message:
     arrays = arrays_of(local.model)
     if DELIVERY in content.config_records and not_finite(as_record(arrays)):
         return _rejected(message, "training with it goes to infinity")
-    payload = save(arrays)
-    session.store.write(TRAINED, payload)
+    session.store.write(TRAINED, save(arrays))
     if is_last:
         reply[ARRAYS] = local.trained_model()
     elif ROUTE in content.config_records:
-        reply.update(sent(session, content.config_records[ROUTE], payload, deadline))
+        reply.update(sent(session, content, arrays, deadline))
     return Message(reply, reply_to=message)
 
 
@@ -71,7 +72,7 @@ def pass_again(message: Message, context: Context) -> Message:
     if payload is None:
         raise ValueError("this node has no trained model to pass on")
     if ROUTE in content.config_records:
-        passed = sent(session, content.config_records[ROUTE], payload, deadline)
+        passed = sent(session, content, load(payload), deadline)
     else:
         passed = RecordDict({ARRAYS: as_record(load(payload))})
     return Message(passed, reply_to=message)
@@ -86,13 +87,17 @@ def _model(session: Session, content: RecordDict) -> Arrays:
     """The model in the message, or in the parcel of the node before, checked."""
     if content.array_records:
         return received_arrays(content)
-    payload = receive(session, content.config_records[DELIVERY], PASSED_MODEL)
-    return check_arrays(load(payload), arrays_of(session.new_model()))
+    arrays = received_model(session, content.config_records[DELIVERY], PASSED_MODEL)
+    return check_arrays(arrays, arrays_of(session.new_model()))
 
 
-def sent(session: Session, route: ConfigRecord, payload: bytes, deadline: float) -> RecordDict:
-    """The parcel, or why it could not be sent: the training is not lost by that."""
+def sent(session: Session, content: RecordDict, model: Arrays, deadline: float) -> RecordDict:
+    """The parcel by a message's route, or why it could not be sent: training is not lost by that.
+
+    A coded model is whole: the next node has none to which this one could be a difference.
+    """
+    payload = to_payload(model, asked_codec(content))
     try:
-        return RecordDict({PARCEL: send(session, route, payload, deadline)})
+        return RecordDict({PARCEL: send(session, content.config_records[ROUTE], payload, deadline)})
     except LinkError as error:
         return RecordDict({CONFIG: ConfigRecord({LINK_ERROR: str(error)})})

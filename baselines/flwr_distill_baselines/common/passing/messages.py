@@ -4,8 +4,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flwr_distill.links.records import Delivery, Parcel, Route
-from flwr_distill.protocol.messages import ARRAYS, CONFIG, DELIVERY, PARCEL, ROUTE
+from flwr_distill.protocol.messages import (
+    ARRAYS,
+    CONFIG,
+    DELIVERY,
+    PARCEL,
+    PARCEL_CODEC,
+    ROUTE,
+)
 from flwr_distill.protocol.method import Phase
+from flwr_distill.protocol.parcels import ParcelCoding
 from flwr_distill.protocol.schema import (
     TRAIN_REQUEST,
     LinkReport,
@@ -55,7 +63,8 @@ class Turns:
     def phases(self, group: str) -> tuple[Phase, ...]:
         """Phases of these messages; `group` is what the method calls one, for the log."""
         client = "flwr_distill_baselines.common.passing.client"
-        request = TRAIN_REQUEST.plus({ROUTE: Route, DELIVERY: Delivery})
+        coded_route: dict[str, type[Block]] = {ROUTE: Route, PARCEL_CODEC: ParcelCoding}
+        request = TRAIN_REQUEST.plus({**coded_route, DELIVERY: Delivery})
         in_turn = Reply(
             metrics=TrainMetrics,
             configs={PARCEL: Parcel, CONFIG: LinkReport},
@@ -76,7 +85,7 @@ class Turns:
                 "nodes pass the model again",
                 (SENT, Reply(arrays={ARRAYS: like_the_model})),
                 f"{client}:pass_again",
-                request=Request({ROUTE: Route}),
+                request=Request(coded_route),
                 leaves="the model, trained on its samples after others'",
             ),
             Phase(

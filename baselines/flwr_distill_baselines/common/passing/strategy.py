@@ -29,6 +29,7 @@ from flwr_distill.protocol.messages import (
     TRAIN_LOSS,
 )
 from flwr_distill.protocol.outliers import absurdly_large, update_norm
+from flwr_distill.protocol.parcels import codec_of_whole, coding_record
 from flwr_distill.protocol.replies import number, set_aside, usable
 from flwr_distill.strategies.common.averages import weighted_mean
 from flwr_distill.strategies.common.checked import CheckedFedAvg
@@ -87,6 +88,8 @@ class SequentialStrategy(CheckedFedAvg):
         Seed of the groups that train in a round, and of what a subclass draws.
     directory : Directory, optional (default: None)
         Descriptions of known nodes; None starts an empty one.
+    up_codec : str (default: "float32")
+        The run's codec of what nodes send, by which they pass the model on.
     norm_threshold : float (default: 5.0)
         Score above which a norm is absurd; see `protocol.outliers.absurdly_large`.
     **kwargs
@@ -97,7 +100,7 @@ class SequentialStrategy(CheckedFedAvg):
     turns: ClassVar[Turns]
     """Message types of the method."""
     run_arguments: ClassVar[tuple[str, ...]] = (
-        *("links", "phase_timeout", "seed", "directory", "norm_threshold"),
+        *("links", "phase_timeout", "seed", "directory", "norm_threshold", "up_codec"),
     )
 
     def __init__(
@@ -108,9 +111,11 @@ class SequentialStrategy(CheckedFedAvg):
         seed: int = 0,
         directory: Directory | None = None,
         norm_threshold: float = 5.0,
+        up_codec: str = "float32",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.up_codec = up_codec
         self.links = links
         self.phase_timeout = phase_timeout
         self.seed = seed
@@ -240,7 +245,8 @@ class SequentialStrategy(CheckedFedAvg):
                 continue
             node, following = chain.nodes[-left], chain.nodes[1 - left]
             if (route := self._route(node, following)) is not None:
-                message.content[ROUTE] = routes[node] = route
+                message.content.update(self._with_coding(route))
+                routes[node] = route
             messages.append(message)
         replies = self._ask(messages)
         for chain in chains:
@@ -261,7 +267,10 @@ class SequentialStrategy(CheckedFedAvg):
             holder, node = chain.trained[-1], chain.nodes[-left]
             if (route := self._route(holder, node)) is not None:
                 waiting[holder], routes[holder] = chain, route
-        messages = [Message(RecordDict({ROUTE: routes[n]}), n, self.turns.again) for n in waiting]
+        messages = [
+            Message(RecordDict({**self._with_coding(routes[n])}), n, self.turns.again)
+            for n in waiting
+        ]
         replies = self._ask(messages)
         for holder, chain in waiting.items():
             if holder in replies:
@@ -318,6 +327,11 @@ class SequentialStrategy(CheckedFedAvg):
                 raise
             log(WARNING, "Node %d cannot send to node %d: %s", sender, receiver, error)
             return None
+
+    def _with_coding(self, route: ConfigRecord) -> dict[str, ConfigRecord]:
+        """Records by which a node sends the model along a route."""
+        ends = self._directory.codecs(int(str(route[end])) for end in ("sender", "receiver"))
+        return {ROUTE: route, **coding_record(codec_of_whole(self.up_codec), ends)}
 
     def _models_of(self, last: Iterable[tuple[Chain, Message]]) -> list[tuple[float, Arrays]]:
         """Models of groups with their samples, without those that cannot be averaged."""
