@@ -45,6 +45,8 @@ DownCodec = Literal[
     "delta-int4",
     "delta-topk",
 ]
+UpSetting = Literal[UpCodec, "auto"]
+DownSetting = Literal[DownCodec, "auto"]
 Version = Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
 
 
