@@ -287,6 +287,7 @@ def main() -> None:
     parser.add_argument("--report-fd", type=int, help="used by flwr-distill node")
     parser.add_argument("--bell-fd", type=int, help="where the SuperNode rings for each task")
     parser.add_argument("--state-dir", type=Path, required=True, help="the node's, with its config")
+    parser.add_argument("--loopback", action="store_true", help="the node's SuperLink is on it")
     parser.add_argument("--policy", required=True, help="the node's, as JSON")
     parser.add_argument("--sandbox", type=json.loads, help="node.sandbox.sandbox_command, as JSON")
     parser.add_argument("--most-disk", type=int, help="with --sandbox: bytes that an app may keep")
@@ -316,7 +317,11 @@ def main() -> None:
         ),
         child_arguments,
         Guarding(Guard(policy, args.state_dir, settings, run_config_of)),
-        NodeCodec(args.state_dir, durable=bool(settings.get(DURABLE, True))),
+        NodeCodec(
+            args.state_dir,
+            durable=bool(settings.get(DURABLE, True)),
+            loopback=args.loopback,
+        ),
         sandboxes=sandboxes,
         report=report,
         bell=Bell(args.bell_fd) if args.bell_fd is not None else None,

@@ -60,11 +60,22 @@ class _Received:
 
 
 class NodeCodec:
-    """Decodes the model in a message to a node, and encodes the one in its reply."""
+    """Decodes the model in a message to a node, and encodes the one in its reply.
 
-    def __init__(self, state_dir: Any, *, durable: bool = True) -> None:
+    Parameters
+    ----------
+    state_dir : str or Path
+        The node's.
+    durable : bool (default: True)
+        Whether what is kept must outlive a loss of power.
+    loopback : bool (default: False)
+        Whether the node calls its SuperLink on loopback, which the description says.
+    """
+
+    def __init__(self, state_dir: Any, *, durable: bool = True, loopback: bool = False) -> None:
         self._state_dir = state_dir
         self._durable = durable
+        self._loopback = loopback
         self._received: _Received | None = None
 
     def receive(self, message: Message) -> bool:
@@ -134,8 +145,8 @@ class NodeCodec:
     def finish(self, reply: Message, records: dict[str, ArrayRecord], header: Message) -> Message:
         """The reply that leaves, with its models coded; what is needed later is kept first.
 
-        A description says that there are codecs, and which version has them. `header` is the
-        message that is answered.
+        A description says that there are codecs, which version has them, and whether the link is
+        loopback. `header` is the message that is answered.
         """
         received, self._received = self._received, None
         if received is None or not reply.has_content():
@@ -144,8 +155,14 @@ class NodeCodec:
             reply.content[name] = records[name]
         if received.message_type == DESCRIBE:
             config = reply.content.config_records.get(CONFIG, ConfigRecord())
-            codecs, number = list(OWN_CODECS), own_version()
-            reply.content[CONFIG] = ConfigRecord({**config, "codecs": codecs, "version": number})
+            reply.content[CONFIG] = ConfigRecord(
+                {
+                    **config,
+                    "codecs": list(OWN_CODECS),
+                    "version": own_version(),
+                    "loopback": self._loopback,
+                }
+            )
         try:
             _keep(received)
         except OSError as error:

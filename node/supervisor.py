@@ -27,6 +27,7 @@ from typing import Any
 
 from flwr_distill.base import json_lines
 from flwr_distill.base.text import counted
+from flwr_distill.links.loopback import is_loopback
 from flwr_distill.node.bell import Bell
 from flwr_distill.node.bundle import folder_of_bundles
 from flwr_distill.node.notes import Notes, NotesError
@@ -332,6 +333,7 @@ class Node:
             *("--secret-file", str(appio_secret(settings.state_dir))),
             *("--state-dir", str(settings.state_dir)),
             *("--policy", settings.policy.model_dump_json(by_alias=True)),
+            *(("--loopback",) if is_loopback(settings.superlink) else ()),
             *("--device", settings.device, "--place", str(settings.partition_id or 0)),
             *("--release-after", str(settings.release_after)),
             *(("--keep-warm",) if settings.keep_warm else ()),

@@ -52,6 +52,8 @@ DownCodec = Literal[
     "delta-int4",
     "delta-topk",
 ]
+UpSetting = Literal[UpCodec, "auto"]
+DownSetting = Literal[DownCodec, "auto"]
 Version = Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
 Beside = Annotated[str, Field(pattern="^[a-z0-9-]{1,40}$")]
 """Name of a record, of which nodes make names of files."""

@@ -150,6 +150,8 @@ class DescribeConfig(Block):
     replies leave."""
     codecs: Annotated[list[Codec], Field(max_length=MAX_CODECS)] = Field(default_factory=list)
     """Codecs of models that it reads and writes; what connects it has them, not the app."""
+    loopback: bool = False
+    """Whether it calls the SuperLink on its own machine; what connects it says so, not the app."""
     version: Annotated[str, Field(pattern=r"^[0-9A-Za-z.+-]{0,40}$")] = ""
     """Of our package, on the node; empty if that is older than this field, or not ours."""
     device: Annotated[str, Field(pattern=r"^[a-z]{1,10}(:[0-9]{1,4})?$")] | None = None

@@ -100,6 +100,11 @@ class Roster:
         return {node: about.codecs for node, about in self.nodes.items() if about.codecs}
 
     @property
+    def over_networks(self) -> set[int]:
+        """Nodes that code models and do not say that their link to the SuperLink is loopback."""
+        return {node for node in self.with_codecs if not self.nodes[node].loopback}
+
+    @property
     def together(self) -> dict[int, int]:
         """Partition of each virtual node that trains together with others."""
         return {

@@ -16,6 +16,7 @@ from flwr_distill.protocol.method import Method
 from flwr_distill.protocol.registry import check_config, phases_of
 from flwr_distill.protocol.replies import NothingUsableError
 from flwr_distill.server.aggregation import AggregateTrain, aggregate_finite
+from flwr_distill.server.auto_codecs import auto_codecs_of
 from flwr_distill.server.grid.failures import reasons_text
 from flwr_distill.server.grid.grid import RunGrid
 from flwr_distill.server.hooks import Hook, RoundEnd, RunEnd, RunStart
@@ -79,6 +80,9 @@ class Rounds:
         self._failures: list[str] = []  # of the last rounds, in a row
         self._broken: tuple[str, ...] = ()  # names of results that are not finite
         self._personal = self.method is not None and self.method.outcome == "personal"
+        self._auto_codecs = auto_codecs_of(
+            self.settings, self.grid.transport.codec, personal=self._personal
+        )
         self.grid.nodes.wanted = node_settings(self.strategy) or self.grid.nodes.wanted
 
     def run(self, checkpoint: Checkpoint | None = None) -> None:
@@ -93,6 +97,8 @@ class Rounds:
             self.grid.transport.codec.load_state_dict(
                 checkpoint.record["codec"], ids_of_returned(checkpoint, self.roster)
             )
+            if self._auto_codecs:
+                self._auto_codecs.load_state_dict(checkpoint.record["auto-codecs"])
             self.grid.begin_round(done + 1)
         else:
             save_frozen(self.folder, self.task.frozen)
@@ -232,6 +238,7 @@ class Rounds:
         topology = self._topology()
         row = self.history.end_round(server_round, metrics, topology)
         model = None if self._personal else arrays
+        self._choose_codecs(server_round, arrays)
         self.hooks.on_round_end(RoundEnd(row, model, topology, failure))
         if failure:
             log(ERROR, "Round %d failed: %s", server_round, failure)
@@ -252,6 +259,14 @@ class Rounds:
             )
         self.grid.begin_round(server_round + 1)
         return metrics
+
+    def _choose_codecs(self, server_round: int, arrays: ArrayRecord) -> None:
+        """Check codecs after a round, where the run chooses them; the journal has the choice."""
+        if self._auto_codecs:
+            before = self.model
+            choice = self._auto_codecs.end_round(server_round, before, arrays, self.grid)
+            if choice:
+                self.journal.book_codecs(choice)
 
     def _failure(self, arrays: ArrayRecord) -> str:
         """Why the round has failed, with the nodes' reasons; empty if it has not."""
@@ -276,6 +291,7 @@ class Rounds:
         return topology.to_dict(self.roster.names) if topology else None
 
     def _checkpoint(self, server_round: int, arrays: ArrayRecord) -> Checkpoint:
+        auto = {"auto-codecs": self._auto_codecs.state_dict()} if self._auto_codecs else {}
         return Checkpoint(
             run_id=self.run_id,
             round=server_round,
@@ -287,6 +303,7 @@ class Rounds:
                 **self.history.state_dict(),
                 "data": self.task.fingerprint,
                 "codec": self.grid.transport.codec.state_dict(),
+                **auto,
                 "classes": list(self.roster.directory.class_names),
                 "scale": asdict(scale) if (scale := self.roster.directory.scale) else None,
             },
@@ -322,6 +339,8 @@ class Rounds:
         self.grid.nodes.order = self.roster.order
         self.grid.transport.together = self.roster.together
         self.grid.transport.codec.meet(self.roster.names, self.roster.with_codecs)
+        if self._auto_codecs:
+            self._auto_codecs.meet(self.roster)
         self.grid.transport.notices.add(self.roster.notices)
         self.grid.nodes.excluded = self.roster.excluded.keys()
         about = about_run(self.task.spec, self.roster, self.history.started, self.task.fingerprint)

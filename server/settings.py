@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, ValidationInfo, create_model, field_vali
 from flwr_distill.links.masks import MAX_VALUE
 from flwr_distill.links.records import LinkMode
 from flwr_distill.protocol.arguments import method_settings, read_arguments
-from flwr_distill.protocol.coded import DownCodec, UpCodec
+from flwr_distill.protocol.coded import DownSetting, UpSetting
 from flwr_distill.protocol.method import Method
 from flwr_distill.protocol.registry import all_methods
 from flwr_distill.task.errors import SettingsError
@@ -79,13 +79,14 @@ class RunSettings(TaskSettings):
     only the mean of the nodes' models."""
     max_staleness: Annotated[int, Field(ge=0)] = 10
     """Rounds by which a reply may be late with ``buffer``; later ones are rejected."""
-    down_codec: DownCodec = "float32"
+    down_codec: DownSetting = "float32"
     """How models travel to nodes: ``float16``, ``bfloat16``, ``int8`` or ``int4`` (a scale a
     channel, random rounding), or as the difference to the model that the node has, with ``delta-``
-    before a name. ``float32`` is exact."""
-    up_codec: UpCodec = "float32"
+    before a name. ``float32`` is exact. ``auto`` is the smallest that costs under half a point on
+    nodes' held-out samples, and ``float32`` where all nodes are on loopback."""
+    up_codec: UpSetting = "float32"
     """How nodes send what training changed in the model: as above, or ``topk``, the largest
-    hundredth, with what was left out added the next time."""
+    hundredth, with what was left out added the next time. ``auto`` as above."""
     patience_failed: Annotated[int, Field(ge=1)] = 2
     """Failed rounds in a row after which the run ends with an error. A round has failed if no node
     sent anything usable, so that the model stayed as it was."""

@@ -17,6 +17,9 @@ from flwr_distill.simulation.workers import Config
 from flwr_distill.storage.store import DURABLE
 from flwr_distill.task.errors import SettingsError
 
+LOOPBACK = True
+"""What virtual nodes say of their links."""
+
 
 class Coded:
     """A pool of nodes that decode what another pool gets, and encode what it answers.
@@ -48,7 +51,8 @@ class Coded:
                 readable.append(message)
                 continue
             node = self._nodes[about.dst_node_id]
-            codec = NodeCodec(str(node["state-dir"]), durable=bool(node.get(DURABLE, True)))
+            durable = bool(node.get(DURABLE, True))
+            codec = NodeCodec(str(node["state-dir"]), durable=durable, loopback=LOOPBACK)
             own = Message(RecordDict(dict(message.content)), about.dst_node_id, about.message_type)
             own.metadata.__dict__.update(vars(about), _run_id=self._run_id)
             try:

@@ -61,8 +61,13 @@ class Buffer:
 
     def idle(self, messages: Sequence[Message]) -> list[Message]:
         """The messages whose nodes do not train."""
-        busy = {one.message.metadata.dst_node_id for one in self.pending.values()}
+        busy = self.busy
         return [message for message in messages if message.metadata.dst_node_id not in busy]
+
+    @property
+    def busy(self) -> set[int]:
+        """Nodes that still train."""
+        return {one.message.metadata.dst_node_id for one in self.pending.values()}
 
     def add(self, messages: Mapping[str, Message], end: float) -> None:
         """Note messages of this round, by id."""

@@ -94,6 +94,9 @@ class ModelCodec:
     beside: tuple[str, ...] = ()
     answered: Collection[str] = ()
     round: int = 0
+    may_change: bool = False
+    """Whether codecs change during the run: what nodes have is noted before anything is coded."""
+    _is_paused: bool = False
     _names: Mapping[int, str] = field(default_factory=dict)
     _able: Mapping[int, Collection[str]] = field(default_factory=dict)
     _known: dict[int, list[str]] = field(default_factory=dict)
@@ -112,8 +115,18 @@ class ModelCodec:
 
     @property
     def is_used(self) -> bool:
-        """Whether anything is coded."""
-        return self.down != "float32" or self.up != "float32"
+        """Whether anything is coded, or may be later."""
+        is_coded = self.down != "float32" or self.up != "float32"
+        return (is_coded or self.may_change) and not self._is_paused
+
+    @contextmanager
+    def exact(self) -> Iterator[None]:
+        """Send models exactly within the block, and note nothing of what nodes have."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
 
     def meet(self, names: Mapping[int, str], able: Mapping[int, Collection[str]]) -> None:
         """Take note of the nodes that have codecs, and of these; the log names the others once."""
@@ -188,7 +201,8 @@ class ModelCodec:
         """All that a resumed run needs to code as this one does."""
         if not self.is_used:
             return {}
-        is_delta = codec_of(self.down)[1]  # only these build on what nodes have
+        # only these build on what nodes have
+        is_delta = codec_of(self.down)[1] or self.may_change
         return {
             "known": {node: list(names) for node, names in self._known.items()},
             "received": {node: dict(rounds) for node, rounds in self._received.items()},
@@ -326,16 +340,13 @@ class ModelCodec:
 
 
 def codec_of_run(settings: RunSettings, method: Method | None = None) -> ModelCodec:
-    """Make a run's codec; SettingsError if another setting excludes it."""
+    """Make a run's codec, ``auto`` beginning as float32; SettingsError if a setting excludes it."""
+    down: DownCodec = "float32" if settings.down_codec == "auto" else settings.down_codec
+    up: UpCodec = "float32" if settings.up_codec == "auto" else settings.up_codec
     phases = method.phases if method else ()
     answered = {p.message_type for p in phases if any(reply.arrays for reply in p.replies)}
-    codec = ModelCodec(
-        settings.down_codec,
-        settings.up_codec,
-        settings.seed,
-        method.coded if method else (),
-        answered,
-    )
+    beside = method.coded if method else ()
+    codec = ModelCodec(down, up, settings.seed, beside, answered)
     if settings.secure_sums and codec.up != "float32":
         raise SettingsError(
             "secure sums are of exact numbers under masks",

@@ -70,6 +70,11 @@ class RunGrid(Grid):
         return self.transport.failures.by_node
 
     @property
+    def busy(self) -> set[int]:
+        """Nodes that still train for an earlier round."""
+        return self._pipeline.busy
+
+    @property
     def answered(self) -> Mapping[str, bool]:
         """Whether any node sent something usable, by phase of this round."""
         return self._pipeline.answered
@@ -114,6 +119,14 @@ class RunGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Pull replies without counting them; only :meth:`send_and_receive` counts."""
         return self.transport.grid.pull_messages(message_ids)
+
+    def ask_aside(self, messages: list[Message]) -> list[Message]:
+        """Ask nodes beside a round's phases: neither the journal nor its scores have the replies.
+
+        Models travel exactly.
+        """
+        with self.transport.codec.exact():
+            return self._pipeline.ask_aside(messages)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

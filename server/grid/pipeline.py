@@ -66,6 +66,11 @@ class Pipeline:
         """Why nodes sent nothing usable."""
         return self.transport.failures
 
+    @property
+    def busy(self) -> set[int]:
+        """Nodes that still train for an earlier round."""
+        return self.buffer.busy if self.buffer else set()
+
     def begin_round(self, server_round: int) -> None:
         """Seed node sampling for a round; drop the notes of the one before."""
         self.round = server_round
@@ -116,6 +121,10 @@ class Pipeline:
         self._take_counts(phase, replies)
         self.note_answers(phase, replies)
         return replies
+
+    def ask_aside(self, messages: list[Message]) -> list[Message]:
+        """Checked replies to messages that are of no phase of the round, in the nodes' order."""
+        return self.settled(self.receive(messages, None)) if messages else []
 
     def receive(
         self,

@@ -11,6 +11,7 @@ from flwr_distill.base.text import counted
 from flwr_distill.protocol.registry import phase_titles
 from flwr_distill.server.page.beyond_accuracy import beyond_accuracy
 from flwr_distill.server.page.by_node import by_node
+from flwr_distill.server.page.codecs import codecs
 from flwr_distill.server.page.drawings import cluster_nodes, cluster_star, dot_plot, leader_grid
 from flwr_distill.server.page.layout import page
 from flwr_distill.server.page.learning import learning
@@ -50,6 +51,7 @@ def run_page(run: RunFiles) -> str:
         _topology(run),
         _partition(run),
         _traffic(run),
+        codecs(run),
         _times(run),
         _faults(run),
         *panels(run),

@@ -76,6 +76,10 @@ class Journal(Hook, logging.Handler):
         """Record scores of nodes from their counts."""
         self._write(scored=phase, nodes={str(node): dict(own) for node, own in nodes.items()})
 
+    def book_codecs(self, choice: Mapping[str, Any]) -> None:
+        """Record which codecs ``auto`` has chosen, and why."""
+        self._write(codecs=choice)
+
     def on_round_end(self, end: RoundEnd) -> None:
         """Begin the next round."""
         self.round = end.row.round + 1

@@ -67,6 +67,8 @@ class Description:
     """Of the data that it has read, keyed for this run; empty if it does not say."""
     codecs: tuple[str, ...] = ()
     """Codecs of models that what connects it reads and writes."""
+    loopback: bool = False
+    """Whether it says that it calls the SuperLink on its own machine."""
     version: str = ""
     """Of flwr-distill there; empty if it does not say."""
     device: str = ""
@@ -276,6 +278,7 @@ def _checked(reply: Message) -> Description:
         resumed_key=key or _hashed(config.resumed_secret),
         fingerprint=(config.fingerprint or b"").hex(),
         codecs=tuple(config.codecs),
+        loopback=config.loopback,
         version=config.version,
         device=config.device or "",
     )
