@@ -85,7 +85,7 @@ class ModelCodec:
     beside : tuple of str
         Array records beside the model that are coded, too (`Method.coded`).
     answered : collection of str
-        Types of messages that are answered with arrays, whether they bring a model or not.
+        Types of messages whose answers have a record `ARRAYS`, whether they bring a model or not.
     """
 
     down: DownCodec = "float32"
@@ -328,7 +328,9 @@ class ModelCodec:
 def codec_of_run(settings: RunSettings, method: Method | None = None) -> ModelCodec:
     """Make a run's codec; SettingsError if another setting excludes it."""
     phases = method.phases if method else ()
-    answered = {p.message_type for p in phases if any(reply.arrays for reply in p.replies)}
+    answered = {
+        p.message_type for p in phases if any(ARRAYS in reply.arrays for reply in p.replies)
+    }
     codec = ModelCodec(
         settings.down_codec,
         settings.up_codec,
