@@ -218,7 +218,7 @@ def measure_large(megabytes: int) -> dict[str, Any]:
         LocalFederation(1, Path(directory)) as federation,
         peak_memory(federation) as peaks,
     ):
-        settings = {"work": "trivial", "megabytes": megabytes, "phases": 1, "nodes": 1}
+        settings = {"work": "negated", "megabytes": megabytes, "phases": 1, "nodes": 1}
         outcome = federation.run(ECHO_APP, {**settings, "fast": True}, timeout=900)
     seconds = re.findall(r"PHASE ([\d.]+) 1 0", "\n".join(outcome.lines))
     if not outcome.completed or not seconds:

@@ -43,21 +43,11 @@ RENEW_WITHIN_DAYS = 10
 def init(
     folder: CertificatesDir = DEFAULT_CERTIFICATES_DIR, days: Days = 3650, keep: Keep = False
 ) -> None:
-    """Make the authorities: ca.crt for every machine, nodes-ca.crt for nodes; keys stay here.
-
-    With --keep, a folder of an earlier version gets its missing files.
-    """
+    """Make the authorities: ca.crt for every machine, nodes-ca.crt for nodes; keys stay here."""
     authority = CertificateFolder(folder)
     with exit_on(CertificateError, command="certs"):
         if keep and authority.certificate.exists():
-            exposed = authority.complete(days)
             typer.echo(f"{authority.certificate} is kept")
-            for name in exposed:
-                typer.echo(
-                    f"{name}: its certificate is of an earlier version and names the SuperLink's "
-                    "host, so it could take its place: make new authorities in another folder",
-                    err=True,
-                )
             return
         authority.create(days)
     keys = f"{folder / 'ca.key'} and nodes-ca.key"
@@ -217,7 +207,7 @@ def revoke(
         if issued.is_node:
             try:
                 with options.open(authority, "certs") as control:
-                    node_id = control.node_id(issued.registered_key)
+                    node_id = control.node_id(issued.login_key)
                     if node_id is not None:
                         control.unregister(node_id)
             except SuperLinkError as error:
@@ -233,7 +223,7 @@ def _issue(folder: Path, name: str, keep: bool, days: int, issue: Callable[[], I
         last = authority.valid(name) if keep else None
         if last is None:
             issued = issue()
-        elif last.days_left > RENEW_WITHIN_DAYS and not authority.is_outdated(last):
+        elif last.days_left > RENEW_WITHIN_DAYS:
             typer.echo(f"{folder / name} is kept")
             return
         else:

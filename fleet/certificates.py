@@ -61,8 +61,7 @@ _PKCS8, _OPEN_SSH_PRIVATE = serialization.PrivateFormat.PKCS8, serialization.Pri
 class Issued:
     """An issued certificate: serial number in hexadecimal, dates in UTC, keys as for OpenSSH.
 
-    Only users have a role. Nodes of earlier versions have no login key: they log in with the
-    certificate's key. `signer` names the authority; it was ``ca`` for nodes of earlier versions.
+    Only users have a role, and only nodes a login key.
     """
 
     name: str
@@ -73,12 +72,6 @@ class Issued:
     revoked: str | None = None
     role: str = ""
     login_key: str = ""
-    signer: str = "ca"
-
-    @property
-    def registered_key(self) -> str:
-        """Key with which a node logs in."""
-        return self.login_key or self.public_key
 
     @property
     def is_node(self) -> bool:
@@ -160,26 +153,6 @@ class CertificateFolder:
         )
         self.write_revocations()
 
-    def complete(self, days: int) -> list[str]:
-        """Add the authority for nodes to a folder of an earlier version.
-
-        Returns the names of nodes whose certificates of an earlier version can pose as the
-        SuperLink, because they name its host.
-        """
-        if not self._nodes.certificate.exists():
-            write_new(self._nodes.make("flwr-distill authority for nodes", days))
-        if not (self.revocations.exists() and self.nodes_revocations.exists()):
-            self.write_revocations()
-        lasting = [each for each in self.issued() if each.days_left >= 0]
-        hosts = [host for each in lasting if each.name == SERVER for host in each.hosts]
-        return [
-            each.name
-            for each in lasting
-            if each.is_node
-            and each.signer == self._servers.name
-            and shared_hosts(each.hosts, hosts)
-        ]
-
     def issue_server(self, hosts: Sequence[str], days: int) -> Issued:
         """Issue the SuperLink's certificate for every DNS name and address that reaches it."""
         key = new_key()
@@ -250,17 +223,15 @@ class CertificateFolder:
             ) from None
         except (OSError, ValueError, TypeError) as error:
             raise CertificateError(
-                f"cannot be read: {error}", where=self._register, remedy="restore it from a copy"
+                f"cannot be read: {error}",
+                where=self._register,
+                remedy="restore it from a copy, or use the version that wrote it",
             ) from error
 
     def valid(self, name: str) -> Issued | None:
         """Return the last certificate with this name that is not revoked, if there is one."""
         valid = [each for each in self.issued() if each.name == name and each.revoked is None]
         return valid[-1] if valid else None
-
-    def is_outdated(self, issued: Issued) -> bool:
-        """Whether it is of a node of an earlier version, and signed by another authority."""
-        return issued.signer != self._authority_of(issued.name, issued.role).name
 
     def mark_revoked(self, name: str) -> None:
         """Record that all certificates with this name are revoked, and write the lists."""
@@ -280,8 +251,7 @@ class CertificateFolder:
             if each.revoked is not None
         }
         for each in (self._servers, self._nodes):
-            if each.certificate.exists():
-                each.write_revocations(revoked)
+            each.write_revocations(revoked)
 
     def _authority_of(self, name: str, role: str) -> Authority:
         return self._servers if name == SERVER or role else self._nodes
@@ -306,12 +276,6 @@ class CertificateFolder:
     def _signed(self, draft: Issued, days: int) -> tuple[Issued, dict[str, bytes]]:
         """Return the entry of a new certificate, and its files."""
         signer = self._authority_of(draft.name, draft.role)
-        if not signer.certificate.exists():
-            raise CertificateError(
-                "is of an earlier version, without an authority for nodes",
-                where=self._path,
-                remedy="`flwr-distill certs init --keep` adds it; see Keys in docs/deploy.md",
-            )
         self._check_hosts(draft.name, draft.hosts)
         uses = SERVER_USES if draft.name == SERVER else USER_USES if draft.role else NODE_USES
         key = serialization.load_ssh_public_key(draft.public_key.encode())
@@ -322,7 +286,6 @@ class CertificateFolder:
             draft,
             serial=f"{certificate.serial_number:x}",
             expires=certificate.not_valid_after_utc.date().isoformat(),
-            signer=signer.name,
         )
         files = {entry.file: certificate.public_bytes(serialization.Encoding.PEM)}
         if entry.is_node:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from flwr_distill.base.text import counted
-from flwr_distill.node.outbox import Entry, OutboxError, entries, virtual_data_file
+from flwr_distill.node.outbox import Entry, OutboxError, entries, log_file, virtual_data_file
 from flwr_distill.server.page.layout import page
 from flwr_distill.server.page.words import data_size
 from flwr_distill.strategies.common.sections import Figure, Section, Table
@@ -27,6 +27,9 @@ MAX_PICTURES = 40
 MAX_BYTES = 2**26
 """Of one set with a picture, unpacked."""
 
+_NEEDED = {"run", "strategy", "type", "data", "time", "bytes"}
+_NEEDED_OF_REPLIES = {"what", "virtual", "classes"}
+
 EXPLAINED = (
     "Everything that left this node, in order. The server reads what it receives. A parcel for "
     "another node is sealed: the server passes it on and cannot read it, unless it lied about that "
@@ -36,10 +39,14 @@ EXPLAINED = (
 
 
 def read_log(folder: Path) -> tuple[list[Entry], str]:
-    """The lines of a log up to where its chain breaks, and where that is; empty if it does not."""
-    lines = []
+    """The lines of a log up to the first that is damaged, and what is; empty if none is."""
+    lines: list[Entry] = []
     try:
         for entry in entries(folder):
+            needed = _NEEDED if "error" in entry else _NEEDED | _NEEDED_OF_REPLIES
+            if missing := needed - entry.keys():
+                problem = f"line {entry['number']} has no {', '.join(sorted(missing))}"
+                return lines, f"{log_file(folder)}: {problem}"
             lines.append(entry)
     except OutboxError as error:
         return lines, str(error)
@@ -140,7 +147,7 @@ def _time(line: Entry) -> str:
 
 
 def _virtual_data(lines: Sequence[Entry], folder: Path) -> Iterator[Section]:
-    classes = {name: line.get("classes", []) for line in lines for name in line["virtual"]}
+    classes = {name: line["classes"] for line in lines for name in line["virtual"]}
     names = list(dict.fromkeys(name for line in reversed(lines) for name in line["virtual"]))
     if not names:
         return

@@ -18,7 +18,8 @@ from typing import Any, Self
 from flwr_distill.base.files import replacing
 from flwr_distill.task.errors import SettingsError
 
-_FORMAT = "flwr-distill/lifetime-epsilon/1"
+_FORMAT = "flwr-distill/lifetime-epsilon/2"
+_EMPTY: Mapping[str, Any] = {"left": 0.0, "runs": {}, "evaluations": 0, "marks": []}
 _MAX_FILES = 100_000
 """Files of a folder whose names and sizes are part of its fingerprint."""
 _READ_FILES = 256
@@ -66,15 +67,12 @@ class LifetimeAccount:
     def name_of(self, data: DataSet) -> str:
         """The name of a data set's account, for the methods below: one set has one account.
 
-        Accounts that turn out to be of the same data are merged, with what each has spent. An
-        account of an earlier version, whose path is gone, may be of any data: it goes to the first
-        set that has none. OSError if a merge is not writable.
+        Accounts that turn out to be of the same data are merged, with what each has spent. OSError
+        if a merge is not writable.
         """
         accounts = self._read()
-        marks = {name: _marks_of(name, own) for name, own in accounts.items()}
+        marks = {name: frozenset(own["marks"]) for name, own in accounts.items()}
         same = [n for n in accounts if n == data.name or marks[n] & data.marks]
-        if not same and data.marks:
-            same = [n for n, own in accounts.items() if _is_lost(n, own)]
         name = same[0] if same else data.name
         self._marks[name] = data.marks.union(*(marks[each] for each in same))
         if len(same) > 1:
@@ -85,11 +83,11 @@ class LifetimeAccount:
 
     def left(self, data: str) -> float:
         """Epsilon that has left on a data set."""
-        return float(self._read().get(data, {}).get("left", 0.0))
+        return float(self._read().get(data, _EMPTY)["left"])
 
     def evaluations(self, data: str) -> int:
         """Evaluations on a data set that have left."""
-        return int(self._read().get(data, {}).get("evaluations", 0))
+        return int(self._read().get(data, _EMPTY)["evaluations"])
 
     def after(self, data: str, run: str, claim: float | None) -> float:
         """Epsilon that will have left on a data set.
@@ -113,14 +111,12 @@ class LifetimeAccount:
 
     def _add(self, data: str, epsilon: float, evaluations: int = 0) -> None:
         accounts = self._read()
-        own = {"left": 0.0, "runs": {}, "evaluations": 0} | accounts.get(data, {})
-        own["left"] += epsilon
-        own["evaluations"] += evaluations
-        self._write({**accounts, data: self._marked(data, own)})
+        own = accounts.get(data, _EMPTY)
+        sums = {"left": own["left"] + epsilon, "evaluations": own["evaluations"] + evaluations}
+        self._write({**accounts, data: self._marked(data, {**own, **sums})})
 
     def _marked(self, name: str, own: Mapping[str, Any]) -> dict[str, Any]:
-        marks = self._marks.get(name, frozenset()).union(own.get("marks", ()))
-        return {**own, "marks": sorted(marks)} if marks else dict(own)
+        return {**own, "marks": sorted(self._marks.get(name, frozenset()).union(own["marks"]))}
 
     def _write(self, accounts: Mapping[str, Any]) -> None:
         self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -131,7 +127,7 @@ class LifetimeAccount:
     def _changed(
         self, accounts: Mapping[str, Any], data: str, run: str, claim: float | None
     ) -> dict[str, Any]:
-        own = accounts.get(data, {"left": 0.0, "runs": {}})
+        own = accounts.get(data, _EMPTY)
         last = own["runs"].get(run, 0.0)
         if claim is None:
             claim = last
@@ -150,20 +146,13 @@ class LifetimeAccount:
         except (OSError, ValueError) as error:
             raise SettingsError(f"unreadable: {error}", where=self._file) from error
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
-            raise SettingsError(f"not an account of this version: {_FORMAT}", where=self._file)
+            raise SettingsError(
+                f"not an account of this version: {_FORMAT}",
+                where=self._file,
+                remedy="start the node with the version that wrote it",
+            )
         accounts: dict[str, Any] = content["data"]
         return accounts
-
-
-def _marks_of(name: str, own: Mapping[str, Any]) -> frozenset[str]:
-    """Marks of an account's data; those of earlier versions had a path as their only name."""
-    if "marks" in own or not os.path.isabs(name):
-        return frozenset(own.get("marks", ()))
-    return DataSet.at(Path(name)).marks
-
-
-def _is_lost(name: str, own: Mapping[str, Any]) -> bool:
-    return "marks" not in own and os.path.isabs(name) and not os.path.exists(name)
 
 
 def _joined(accounts: list[Mapping[str, Any]]) -> dict[str, Any]:
@@ -175,8 +164,8 @@ def _joined(accounts: list[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "left": sum(own["left"] for own in accounts),
         "runs": runs,
-        "evaluations": sum(own.get("evaluations", 0) for own in accounts),
-        "marks": sorted({mark for own in accounts for mark in own.get("marks", ())}),
+        "evaluations": sum(own["evaluations"] for own in accounts),
+        "marks": sorted({mark for own in accounts for mark in own["marks"]}),
     }
 
 

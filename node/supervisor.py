@@ -137,7 +137,6 @@ class Node:
         try:
             settings.state_dir.mkdir(parents=True, exist_ok=True)
             self._node_config.touch(mode=0o600)
-            self._node_config.chmod(0o600)  # one that an earlier version made
             self._node_config.write_text(flat_toml(app_config(settings)), encoding="utf-8")
         except OSError as error:  # a full disk, or one that may not be written
             raise NodeError(

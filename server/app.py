@@ -154,7 +154,7 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
             first = checkpoint.nodes.values() if checkpoint else ()
             directory.resumes = str(checkpoint.run_id) if checkpoint else ""
             if checkpoint:
-                directory.class_names = tuple(checkpoint.record.get("classes", task.class_names))
+                directory.class_names = tuple(checkpoint.record["classes"])
             roster = Roster(directory, task.tested, task.spec.num_classes)
             if settings.statistics:
                 ask_for_statistics(run_grid, roster, settings, task.spec, folder)

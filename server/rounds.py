@@ -91,7 +91,7 @@ class Rounds:
             continue_on_nodes(self.grid, checkpoint, self.roster, self.settings.phase_timeout)
             restore(self.strategy, checkpoint, self.roster)
             self.grid.transport.codec.load_state_dict(
-                checkpoint.record.get("codec", {}), ids_of_returned(checkpoint, self.roster)
+                checkpoint.record["codec"], ids_of_returned(checkpoint, self.roster)
             )
             self.grid.begin_round(done + 1)
         else:

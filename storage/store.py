@@ -297,5 +297,5 @@ def temporary_root() -> Path:
             value=str(folder),
             remedy="remove it, or set state-dir or FLWR_DISTILL_STATE",
         )
-    folder.chmod(0o700)  # earlier versions let others read
+    folder.chmod(0o700)  # nobody else reads there, however it was made
     return folder

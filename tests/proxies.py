@@ -79,6 +79,7 @@ class Wire:
     """A link to a server on loopback that a test cuts, heals, or breaks in the midst of a message.
 
     While it is cut, nothing that is sent arrives, and no connection ends: as with a pulled cable.
+    Bytes that went either way are counted.
     """
 
     def __init__(self, address):
@@ -87,6 +88,8 @@ class Wire:
         self._whole = threading.Event()
         self._whole.set()
         self._left = None
+        self._open = set()
+        self.to_server = self.to_node = 0
         self._server = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
         threading.Thread(target=self._serve, daemon=True).start()
@@ -96,6 +99,12 @@ class Wire:
 
     def heal(self):
         self._whole.set()
+
+    def break_all(self):
+        """End all connections; new ones are accepted at once."""
+        for connection in list(self._open):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def break_after(self, num_bytes):
         """End the connection that sends so many more bytes to the server, once."""
@@ -113,11 +122,13 @@ class Wire:
 
     def _connect(self, node):
         self._whole.wait()
+        self._open.add(node)
         with node, contextlib.suppress(OSError), socket.create_connection(self._target) as server:
             back = threading.Thread(target=self._copy, args=[server, node, False], daemon=True)
             back.start()
             self._copy(node, server, True)
             back.join(5)
+        self._open.discard(node)
 
     def _copy(self, source, target, to_server):
         with contextlib.suppress(OSError):
@@ -130,6 +141,10 @@ class Wire:
                         break
                     self._left -= len(part)
                 target.sendall(part)
+                if to_server:
+                    self.to_server += len(part)
+                else:
+                    self.to_node += len(part)
         for end in (source, target):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

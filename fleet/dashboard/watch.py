@@ -98,7 +98,7 @@ class Watch:
         local = read_local([*self._federation_nodes(), *self.place.node_dirs])
         issued = read_certificates(self.place.certs)
         queue, queue_problem = self._queue()
-        names = {each.registered_key: each.name for each in issued if each.is_node}
+        names = {each.login_key: each.name for each in issued if each.is_node}
         return Snapshot(
             time=time.time(),
             nodes=all_nodes(nodes, runs, local, names),

@@ -109,7 +109,7 @@ def checkpoint_to_resume(settings: RunSettings, folder: Path, data: str = "") ->
             f"run {folder.name} has other settings: {'; '.join(changed)}",
             "use the same ones, or start a new run without resume",
         )
-    if checkpoint.record.get("data", data) != data:  # earlier versions have none
+    if checkpoint.record["data"] != data:
         raise _refusal(
             settings,
             f"dataset = {settings.dataset!r} has changed on the server since run {folder.name} "
@@ -258,7 +258,7 @@ def returned_nodes(
         for node, claimed in claims.items():
             if claimed != name or places.get(node, name) != name:
                 continue
-            if keys.get(old, shown.get(node)) == shown.get(node):
+            if keys.get(old) == shown.get(node):
                 returned[old] = node
             else:
                 text = "Node %d claims the place of %s, but not its key or secret: it is new"

@@ -229,8 +229,8 @@ class CADIS(CheckedFedAvg):
         super().load_state_dict(state)
         self.places = dict(state["places"])
         self.known = KnownPairs(**state["known"])
-        self.last_start = dict(state.get("last-start", {}))  # older checkpoints have none
-        self.has_main_cluster = state.get("has-main-cluster", self.has_main_cluster)
+        self.last_start = dict(state["last-start"])
+        self.has_main_cluster = state["has-main-cluster"]
 
 
 def _dense_weight(arrays: Arrays, layer: str) -> str:

@@ -175,7 +175,7 @@ class Membership:
         """Restore the state."""
         self._sector_of = dict(state["sector-of"])
         self.failed = set(state["failed"])
-        self.distrusted = set(state.get("distrusted", ()))  # older checkpoints have none
+        self.distrusted = set(state["distrusted"])
 
 
 def assign_sectors(

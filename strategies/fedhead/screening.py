@@ -79,7 +79,7 @@ class Norms:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state."""
-        self._medians = list(state.get("median-norms", ()))  # older checkpoints have none
+        self._medians = list(state["median-norms"])
 
 
 def far_longer(norms: Mapping[int, float], num_examples: Mapping[int, int]) -> list[int]:

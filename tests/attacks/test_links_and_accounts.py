@@ -16,6 +16,7 @@ from flwr_distill.node.policy import OPEN, Policy
 from flwr_distill.protocol.meeting import DESCRIBE, Requirement
 from flwr_distill.storage.store import SECRET, NodeStore
 from flwr_distill.task.errors import SettingsError
+from tests.errors import at
 
 from .site import Site
 
@@ -109,25 +110,16 @@ def test_evaluations_are_counted_under_any_name(account: LifetimeAccount, images
     assert account.left(name) == pytest.approx(0.2)
 
 
-def old_accounts(file: Path, *paths: Path) -> None:
-    """A file of an earlier version: an account of 2.0 for each path."""
-    own = {str(path): {"left": 2.0, "runs": {f"{p}": 2.0}} for p, path in enumerate(paths)}
-    file.write_text(json.dumps({"format": "flwr-distill/lifetime-epsilon/1", "data": own}))
-
-
-def test_accounts_of_an_earlier_version_that_are_of_one_set_become_one(
+def test_an_account_of_another_format_is_refused(
     account: LifetimeAccount, images: Path, tmp_path: Path
 ) -> None:
-    old_accounts(tmp_path / "lifetime-epsilon.json", images, copied(images))
-    assert account.left(account.name_of(DataSet.at(images))) == 4.0
-    assert spend(account, renamed(images), "9", 1.0) == 5.0
-
-
-def test_an_account_of_an_earlier_version_whose_path_is_gone_counts_for_what_is_found(
-    account: LifetimeAccount, images: Path, tmp_path: Path
-) -> None:
-    old_accounts(tmp_path / "lifetime-epsilon.json", tmp_path / "its-name-before")
-    assert spend(account, images, "9", 1.0) == 3.0
+    spend(account, images, "1", 2.0)
+    file = tmp_path / "lifetime-epsilon.json"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({**content, "format": "flwr-distill/lifetime-epsilon/1"}))
+    with pytest.raises(SettingsError, check=at(file)) as error:
+        account.name_of(DataSet.at(images))
+    assert error.value.remedy
 
 
 def test_a_node_that_is_started_with_its_data_under_another_name_has_spent_its_epsilon(

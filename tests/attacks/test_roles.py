@@ -1,6 +1,5 @@
 """Who is who: no node takes the SuperLink's place, and no ServerApp reaches the Control API."""
 
-import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -205,58 +204,12 @@ def test_only_nodes_open_a_connection_to_a_nodes_mailbox(folder, tmp_path, who, 
         server.stop(None)
 
 
-def of_an_earlier_version(path, monkeypatch):
-    """A folder with one authority, which has signed ward-3 for the SuperLink's host, and ward-4."""
-    authority = CertificateFolder(path)
-    authority.create(30)
-    with monkeypatch.context() as patch:
-        patch.setattr(CertificateFolder, "_authority_of", lambda self, name, role: self._servers)
-        authority.issue_server(["ward-9.example.org"], 20)
-        authority.issue_node("ward-3", [HOST], 20)
-        authority.issue_node("ward-4", ["ward-4.example.org"], 20)
-    register = path / "issued.json"
-    entries = json.loads(register.read_text())
-    entries[0]["hosts"].append(HOST)  # which nobody compared
-    for entry in entries:
-        del entry["signer"]
-    register.write_text(json.dumps(entries))
-    for file in path.glob("nodes-ca.*"):
-        file.unlink()
-    return authority
-
-
-def test_a_folder_of_an_earlier_version_gets_what_it_is_missing(tmp_path, monkeypatch):
-    authority = of_an_earlier_version(tmp_path / "certs", monkeypatch)
-    result = certs(authority, "node", "ward-5")
-    assert result.exit_code == 1
-    assert "`flwr-distill certs init --keep` adds it" in result.stderr
-    result = certs(authority, "init", "--keep")
-    assert result.exit_code == 0
-    assert "ward-3: its certificate is of an earlier version" in result.stderr
-    assert "ward-4" not in result.stderr
-    result = certs(authority, "renew", "ward-3")
-    assert f"host = '{HOST}': is server's until" in result.stderr
-    login = authority.valid("ward-4").registered_key
-    # It is renewed though it has not expired.
-    assert certs(authority, "node", "ward-4", "--keep").exit_code == 0
-    assert authority.valid("ward-4").registered_key == login
-    own = tmp_path / "certs/ward-4"
-    settings = {
-        "root_certificates": own / "ca.crt",
-        "peer_authority": own / "nodes-ca.crt",
-        "peer_certificate": own / "node.crt",
-        "peer_key": own / "node.key",
-    }
-    assert check_peers(NodeSettings(**settings)) == ""
-    result = certs(authority, "node", "ward-4", "--keep")
-    assert "is kept" in result.stdout
-
-
 def test_a_node_says_that_one_authority_for_all_lets_nodes_take_the_superlinks_place(
-    tmp_path, monkeypatch
+    folder, monkeypatch
 ):
-    of_an_earlier_version(tmp_path, monkeypatch)
-    own = tmp_path / "ward-4"
+    monkeypatch.setattr(CertificateFolder, "_authority_of", lambda self, name, role: self._servers)
+    folder.issue_node("ward-4", [], 20)
+    own = folder.certificate.parent / "ward-4"
     files = {"peer_certificate": own / "node.crt", "peer_key": own / "node.key"}
     settings = NodeSettings(root_certificates=own / "ca.crt", **files)
     assert "could take its place: use two authorities" in check_peers(settings)

@@ -396,7 +396,7 @@ def test_no_run_of_another_bundle_resumes_a_run_to_see_its_files(state):
     kept_by(state, 4, BUNDLE)
     records = RunRecords(state)
     records.note(6, BUNDLE)
-    for run_id in (6, 4):  # of 4 there is no record: an earlier version kept none
+    for run_id in (6, 4):  # of 4 there is no record
         with pytest.raises(RunRecordError, match=f"run {run_id} was of"):
             records.note(7, OTHER_BUNDLE, resumes=run_id)
     with pytest.raises(RunRecordError, match="run 6 began with app bundle"):

@@ -16,7 +16,7 @@ from cryptography.x509.oid import NameOID
 from flwr.supercore.primitives.asymmetric import uses_nist_ec_curve
 
 from flwr_distill.fleet.authority import NODE_USES
-from flwr_distill.fleet.certificates import CertificateFolder, Issued
+from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.fleet.node_request import _LOGIN_KEY
 from flwr_distill.links.credentials import Credentials, name_of
 from flwr_distill.links.errors import LinkError
@@ -110,14 +110,9 @@ def test_a_node_logs_in_with_a_key_of_flowers_format_that_apps_never_need(issued
     assert uses_nist_ec_curve(public)
     assert key.public_key() == public != certificate.public_key()
     (registered,) = [
-        each.registered_key for each in CertificateFolder(issued).issued() if each.name == "node-0"
+        each.login_key for each in CertificateFolder(issued).issued() if each.name == "node-0"
     ]
     assert serialization.load_ssh_public_key(registered.encode()) == public
-
-
-def test_nodes_that_earlier_versions_registered_with_their_only_key_stay_known():
-    fields = {"name": "node-0", "hosts": [], "serial": "1", "expires": "2030-01-01"}
-    assert Issued(**fields, public_key="ecdsa one").registered_key == "ecdsa one"
 
 
 def test_a_request_with_one_key_for_both_is_refused(folder, tmp_path, monkeypatch):
@@ -279,7 +274,7 @@ def test_a_renewed_certificate_has_the_same_key_and_both_are_revoked_with_the_na
     assert certs("renew", "node-0", "--days", "30", "--dir", folder).exit_code == 0
     second = authority.valid("node-0")
     assert (second.public_key, second.hosts) == (first.public_key, first.hosts)
-    assert second.registered_key == first.registered_key != first.public_key
+    assert second.login_key == first.login_key != first.public_key
     assert second.serial != first.serial
     assert second.days_left == 30
     own = credentials(folder, "node-0")

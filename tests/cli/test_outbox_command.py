@@ -26,6 +26,7 @@ LINE: dict[str, Any] = {
     "what": ["parcel: link, num-bytes, payload, token", "<script>"],
     "parcels": [{"to": "6", "purpose": "virtual-data", "link": "relay", "bytes": 9}],
     "virtual": [],
+    "classes": [],
     "epsilon": 1.5,
     "lifetime": 2.25,
 }
@@ -150,12 +151,25 @@ def test_virtual_images_are_headed_by_the_names_of_their_classes(folder, monkeyp
 
     monkeypatch.setattr("flwr_distill.distill.contact_sheet.contact_sheet", sheet)
     outbox = Outbox(folder)
-    for classes in ({"classes": ["cat", "dog"]}, {}):  # earlier versions wrote none
+    for classes in (["cat", "dog"], []):
         images = torch.rand(3, 1, 8, 8)
         name = outbox.keep(VirtualData(images, torch.arange(3), "dm", 1, 0, "noise").to_bytes())
-        outbox.append(NOON, 4, **{**LINE, "virtual": [name], **classes})
+        outbox.append(NOON, 4, **{**LINE, "virtual": [name], "classes": classes})
     assert show(folder, "--html", str(folder.parent / "page.html")).exit_code == 0
     assert shown == [["0", "1", "2"], ["cat", "dog", "2"]]  # the last to leave first
+
+
+@pytest.mark.parametrize("key", ["classes", "virtual", "what", "run"])
+def test_a_line_without_a_value_is_shown_as_damaged_and_those_before_it_stay(folder, key):
+    outbox = Outbox(folder)
+    outbox.append(NOON, 4, **{name: value for name, value in LINE.items() if name != key})
+    file = folder.parent / "page.html"
+    result = show(folder, "--html", str(file))
+    assert result.exit_code == 1
+    message = f"log.jsonl: line 4 has no {key}"
+    assert message in result.stderr.replace("\n", " ")
+    assert message in file.read_text()
+    assert "raw-data: never" in file.read_text()
 
 
 def test_the_page_decodes_no_virtual_images_beyond_a_bound(folder, monkeypatch):

@@ -102,10 +102,10 @@ def test_a_role_may_do_what_it_is_for(deployed, gate, users, name, sees, submits
             control.start_run(b"no bundle", {})
         assert ("403" in str(refused.value)) != submits
         if registers:
-            assert control.register(node.registered_key)[1]
+            assert control.register(node.login_key)[1]
         else:
             with pytest.raises(SuperLinkError, match="403"):
-                control.register(node.registered_key)
+                control.register(node.login_key)
 
 
 def test_nobody_passes_without_a_certificate_nor_with_a_revoked_one(deployed, gate, users):

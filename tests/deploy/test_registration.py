@@ -96,7 +96,7 @@ def test_what_was_registered_before_a_failure_is_noted(tmp_path, monkeypatch):
     """Other Flowers do not say later which id a key has."""
     folder = CertificateFolder(tmp_path)
     folder.create(365)
-    keys = [folder.issue_node(name, [], 30).registered_key for name in ("a", "b")]
+    keys = [folder.issue_node(name, [], 30).login_key for name in ("a", "b")]
     folder.note_ids({keys[0]: 4, "a revoked one's": 3})
     monkeypatch.setattr(connection, "open_control", lambda *_: Refuses())
     ended = CliRunner().invoke(app, ["register", "--dir", str(tmp_path)])

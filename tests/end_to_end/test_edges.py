@@ -72,7 +72,7 @@ class Tiers:
         """The key of a node that is registered at a SuperLink."""
         issued = self.authority.issue_node(name, ["localhost"], 10)
         with self.control(address) as control:
-            control.register(issued.registered_key)
+            control.register(issued.login_key)
         return self.folder / "certs" / name / "login.key"
 
     def edge(self, index, port, key):

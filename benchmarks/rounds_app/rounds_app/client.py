@@ -1,4 +1,4 @@
-"""The clients' work: nothing, a step of training, or an epoch on part of the digits."""
+"""The clients' work: nothing, another sign, a step of training, or an epoch on some digits."""
 
 import time
 
@@ -12,11 +12,14 @@ app = ClientApp()
 def train(message: Message, context: Context) -> Message:
     """Return the arrays unchanged, or after an epoch of training on digits.
 
-    Of a single step, say how long after the message was made it was done, and what CPU time this
+    Unchanged arrays are not sent back: the SuperLink has them. Those with another sign are. Of a
+    single step, say how long after the message was made it was done, and what CPU time this
     process has used since its start.
     """
     arrays = message.content.array_records["arrays"]
     metrics = MetricRecord({"num-examples": 1})
+    if context.run_config["work"] == "negated":
+        arrays = ArrayRecord([-array.numpy() for array in arrays.values()])
     if context.run_config["work"] == "digits":
         arrays, metrics["num-examples"] = _train_on_digits(arrays, context)
     if context.run_config["work"] == "step":

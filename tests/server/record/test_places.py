@@ -21,6 +21,7 @@ BEFORE = {11: "0", 12: "1"}
         pytest.param({11: "a"}, {99: "0"}, {}, {}, id="no key any more"),
         pytest.param({11: "a"}, {99: "0", 21: "0"}, {21: "a"}, {11: 21}, id="claim, and the node"),
         pytest.param({11: "a"}, {11: "0"}, {11: "z"}, {}, id="its id with another key"),
+        pytest.param({}, {21: "0"}, {21: "z"}, {}, id="none had shown a key"),
         pytest.param({}, {12: "0"}, {}, {}, id="one that has a place takes another's"),
         pytest.param({}, {21: "2"}, {}, {}, id="new to the run"),
     ],

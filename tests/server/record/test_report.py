@@ -75,7 +75,8 @@ def test_a_resumed_run_goes_on_with_its_clock_and_tells_the_time_that_is_left(tm
     flower_log.set_level(logging.INFO)
     numbers = {"accuracy": 0.5, "loss": 1.0, "server_bytes": 7, "link_bytes": 0}
     before = [{"round": i, "seconds": 20.0 + 100 * i, **numbers} for i in (0, 1)]
-    state = {"rows": json.dumps(before), "topology": {}, "heads": {}, "traffic": None}
+    state = {"started": "2026-01-05T12:00:00+00:00", "rows": json.dumps(before)}
+    state |= {"topology": {}, "heads": {}, "traffic": None}
     settings = RunSettings.from_run_config({"num-rounds": 5})
     journal = Journal(tmp_path / "journal.jsonl")
     history = History(Ledger(), journal, state)

@@ -132,7 +132,7 @@ def settings_with(**changed):
 def leave_checkpoint(folder, number=1, settings=None):
     """Leave the checkpoint of a round of a run; the run's id is its folder's name."""
     settings = settings or settings_with().model_dump(by_alias=True)
-    checkpoint = Checkpoint(int(folder.name), number, settings, {}, ArrayRecord(), {}, {})
+    checkpoint = Checkpoint(int(folder.name), number, settings, {}, ArrayRecord(), {}, {"data": ""})
     return save_checkpoint(folder, checkpoint)
 
 
