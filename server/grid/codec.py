@@ -85,7 +85,7 @@ class ModelCodec:
     beside : tuple of str
         Array records beside the model that are coded, too (`Method.coded`).
     answered : collection of str
-        Types of messages that are answered with arrays, whether they bring a model or not.
+        Types of messages whose answers have a record `ARRAYS`, whether they bring a model or not.
     """
 
     down: DownCodec = "float32"
@@ -344,7 +344,9 @@ def codec_of_run(settings: RunSettings, method: Method | None = None) -> ModelCo
     down: DownCodec = "float32" if settings.down_codec == "auto" else settings.down_codec
     up: UpCodec = "float32" if settings.up_codec == "auto" else settings.up_codec
     phases = method.phases if method else ()
-    answered = {p.message_type for p in phases if any(reply.arrays for reply in p.replies)}
+    answered = {
+        p.message_type for p in phases if any(ARRAYS in reply.arrays for reply in p.replies)
+    }
     beside = method.coded if method else ()
     codec = ModelCodec(down, up, settings.seed, beside, answered)
     if settings.secure_sums and codec.up != "float32":
