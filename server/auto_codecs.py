@@ -68,9 +68,9 @@ def weights_of(exact: Scores) -> dict[int, int]:
 def cost_of(exact: Scores, tried: Scores) -> float:
     """Accuracy that a codec costs: the median of the nodes' losses, weighted by `weights_of`.
 
-    The upper median, so that of two nodes the one with the larger loss counts: a lying minority
-    can make models travel in more bits, and never in fewer than a majority finds good. A node that
-    evaluated only the exact model has lost all.
+    The upper median, so that of two nodes the one with the larger loss counts. A lying minority
+    moves it no further than what single honest nodes lose. A node that evaluated only the exact
+    model has lost all.
 
     Parameters
     ----------

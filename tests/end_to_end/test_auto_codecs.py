@@ -42,8 +42,13 @@ def forwarded(host, port):
             with suppress(OSError):
                 while True:
                     near, _ = listener.accept()
-                    far = socket.create_connection(("127.0.0.1", port))
-                    opened.extend((near, far))
+                    opened.append(near)
+                    try:
+                        far = socket.create_connection(("127.0.0.1", port))
+                    except ConnectionRefusedError:  # the SuperLink has not started
+                        near.close()
+                        continue
+                    opened.append(far)
                     for pair in ((near, far), (far, near)):
                         threading.Thread(target=pumped, args=pair, daemon=True).start()
 

@@ -179,6 +179,15 @@ def test_a_blob_larger_than_the_model_is_not_read_whole(tmp_path):
     assert trained(codec, 2, 1)[1] > 0
 
 
+@pytest.mark.parametrize("loopback", [True, False])
+def test_what_connects_the_app_says_whether_the_link_is_loopback_not_the_app(loopback, tmp_path):
+    sent = Message(RecordDict(), 7, DESCRIBE)
+    codec = NodeCodec(tmp_path, loopback=loopback)
+    codec.receive(sent)
+    reply = Message(RecordDict({CONFIG: ConfigRecord({"loopback": not loopback})}), reply_to=sent)
+    assert codec.finish(reply, None, sent).content[CONFIG]["loopback"] is loopback
+
+
 def test_a_description_with_an_odd_record_says_that_there_are_codecs(tmp_path):
     sent = Message(RecordDict(), 7, DESCRIBE)
     codec = NodeCodec(tmp_path)

@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -188,6 +189,19 @@ def test_differences_are_for_runs_where_most_nodes_train(fraction, delta):
     )
     auto = auto_codecs_of(settings, ModelCodec(), personal=False)
     assert auto.ways == Ways(down=True, up=False, delta=delta)
+
+
+@pytest.mark.parametrize(
+    ("able", "remote", "chooses"), [({1, 2}, {2}, True), ({1, 2}, set(), False), ((), (), False)]
+)
+def test_one_node_beyond_loopback_is_enough_to_choose(able, remote, chooses):
+    auto = AutoCodecs(ModelCodec(), Ways(True, True, True), 0)
+    auto.meet(SimpleNamespace(with_codecs=able, over_networks=remote))
+    assert auto.codec.is_used == chooses
+    grid = Grid(3, lambda node, error: 0.9)
+    auto.end_round(1, as_record(EARLIER), as_record(MODEL), grid)
+    assert bool(grid.asked) == chooses
+    assert (auto.codec.up == "int4") == chooses
 
 
 def test_named_codecs_are_not_chosen():
