@@ -20,9 +20,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Error, Message
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
+from flwr_distill.flower.encoding import encoded_bytes
 from flwr_distill.flower.lines import module_of_line
 from flwr_distill.flower.payload import Payload
 from flwr_distill.flower.task import Task, TaskEndedError, UnanswerableError, Work
@@ -170,8 +171,10 @@ class Executor:
                 json_lines.work_on(context.run_id, work.header.metadata.message_id)
                 with suppress(TaskEndedError):
                     reply, num_bytes = self._reply(task, work)
-                    coded, saved = self._codec.encode(reply)
-                    released = self._guarding.release(reply, num_bytes - saved)
+                    if coded := self._codec.encode(reply):
+                        leaving = RecordDict({**reply.content, **coded})
+                        num_bytes = encoded_bytes(Message(leaving, reply_to=work.header))
+                    released = self._guarding.release(reply, num_bytes)
                     task.push(self._codec.finish(released, coded, work.header), context)
         except appio.REFUSED as error:
             if not task.has_ended():
@@ -180,6 +183,7 @@ class Executor:
 
     def _reply(self, task: Task, work: Work) -> tuple[Message, int]:
         """The guard's reply to a message, or the app's, and the bytes of its objects."""
+        self._codec.forget()
         try:
             payload = work.payload(task.pull_contents(work))
             message = payload.message()

@@ -10,19 +10,24 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, cast
 
-from flwr.app import Array, Message
-from flwr.supercore.constant import HEAD_BODY_DIVIDER
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.supercore.constant import HEAD_BODY_DIVIDER, HEAD_VALUE_DIVIDER
 from flwr.supercore.inflatable.inflatable_object import (
     InflatableObject,
     get_object_body,
-    get_object_head_values_from_object_content,
-    get_object_type_from_object_content,
+    get_object_children_ids_from_object_content,
 )
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 MAX_LIST = 1 << 20
 """Bytes of an array's list of chunks."""
+MAX_LISTS = 4 << 20
+"""Bytes of all lists in a message, of chunks, arrays and records: JSON, which takes some 25 times
+as much once it is read."""
+LISTS = (Array.__name__, ArrayRecord.__name__, RecordDict.__name__)
 CHUNK = "ArrayChunk"
+MAX_KIND = 20
+"""Bytes of an object's type."""
 
 
 class InflationError(ValueError):
@@ -46,10 +51,11 @@ def inflated(name: str, contents: dict[str, bytes], most: int) -> Message:
     InflationError
         If they would have more. Malformed contents may raise any other error.
     """
+    kinds = {name: _kind(content) for name, content in contents.items()}
+    if sum(len(contents[name]) for name, kind in kinds.items() if kind in LISTS) > MAX_LISTS:
+        raise InflationError(f"lists of over {MAX_LISTS:,} bytes")
     arrays = {
-        array: about_array(content)
-        for array, content in contents.items()
-        if get_object_type_from_object_content(content) == Array.__name__
+        name: about_array(contents[name]) for name, kind in kinds.items() if kind == Array.__name__
     }
     if sum(len(contents[chunk]) for _, chunks in arrays.values() for chunk in chunks) > most:
         raise InflationError(f"arrays of over {most:,} bytes")
@@ -67,9 +73,9 @@ def inflated(name: str, contents: dict[str, bytes], most: int) -> Message:
 
 def about_array(content: bytes) -> tuple[dict[str, Any], list[str]]:
     """What an array's object says of it, and its chunks; InflationError if these are too many."""
-    _, chunks, length = get_object_head_values_from_object_content(content)
-    if length > MAX_LIST:
-        raise InflationError(f"an array with a list of {length:,} bytes, over {MAX_LIST:,}")
+    if len(content) > MAX_LIST:
+        raise InflationError(f"an array with a list of over {MAX_LIST:,} bytes")
+    chunks = get_object_children_ids_from_object_content(content)
     about = json.loads(get_object_body(content, Array))
     return about, [chunks[place] for place in about["arraychunk_ids"]]
 
@@ -80,7 +86,12 @@ def _array(about: dict[str, Any], chunks: list[str], contents: Mapping[str, byte
     return Array(about["dtype"], tuple(about["shape"]), about["stype"], data)
 
 
+def _kind(content: bytes) -> str:
+    """Type of an object, by the first bytes of its content: a whole head may be long."""
+    return content[:MAX_KIND].partition(HEAD_VALUE_DIVIDER.encode())[0].decode()
+
+
 def _body(content: bytes) -> memoryview:
-    if (kind := get_object_type_from_object_content(content)) != CHUNK:
+    if (kind := _kind(content)) != CHUNK:
         raise ValueError(f"an array has a {kind} for a chunk")
     return memoryview(content)[content.index(HEAD_BODY_DIVIDER) + len(HEAD_BODY_DIVIDER) :]

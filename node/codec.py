@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from flwr_distill.links.folder import LinkFolder
-from flwr_distill.protocol.arrays import Arrays, as_arrays, num_bytes
+from flwr_distill.protocol.arrays import Arrays, as_arrays
 from flwr_distill.protocol.codecs import CODECS, EXACT, CodecError
 from flwr_distill.protocol.coded import BESIDE, CODEC, Coding, coded, decoded, version_of
 from flwr_distill.protocol.meeting import DESCRIBE, one_line, own_version
@@ -116,12 +116,16 @@ class NodeCodec:
             message.content[name] = decoded(other)
         return True
 
-    def encode(self, reply: Message) -> tuple[dict[str, ArrayRecord], int]:
-        """Coded records in place of a reply's, as far as they were asked for; the bytes saved."""
+    def forget(self) -> None:
+        """Forget a message whose task ended before a reply was finished."""
+        self._received = None
+
+    def encode(self, reply: Message) -> dict[str, ArrayRecord]:
+        """Coded records in place of a reply's, as far as they were asked for."""
         received = self._received
         if received is None or received.coding is None or not reply.has_content():
-            return {}, 0
-        coding, records, saved = received.coding, dict[str, ArrayRecord](), 0
+            return {}
+        coding, records = received.coding, dict[str, ArrayRecord]()
         rng = np.random.default_rng(coding.seed)
         for name in (ARRAYS, *coding.beside) if coding.up != "float32" else ():
             if (plain := reply.content.array_records.get(name)) is None:
@@ -131,16 +135,17 @@ class NodeCodec:
             if name != ARRAYS:  # what it adds up to counts, and the rests with it
                 before = before or {}
             try:
+                if sum(_num_bytes(array) for array in plain.values()) > MAX_BYTES:
+                    raise CodecError(f"arrays of over {MAX_BYTES:,} bytes")
                 if coding.version:
                     record, left_out = coded(plain, coding.up, rng, start, before)
                 else:
                     record, left_out = _coded_alone(received.store, coding, plain, rng), {}
-                saved += num_bytes(plain) - num_bytes(record)
             except Exception as error:  # whatever a hostile app's arrays make them raise
                 log(WARNING, "The app's %s are sent as they are: %s", name, one_line(error))
                 continue
             records[name], received.left_out[name] = record, left_out
-        return records, saved
+        return records
 
     def finish(self, reply: Message, records: dict[str, ArrayRecord], header: Message) -> Message:
         """The reply that leaves, with its models coded; what is needed later is kept first.
@@ -165,8 +170,8 @@ class NodeCodec:
             )
         try:
             _keep(received)
-        except OSError as error:
-            reason = f"the node cannot keep what its codec needs: {error.strerror or error}"
+        except Exception as error:  # a full disk, the app's files, or arrays that no file holds
+            reason = f"the node cannot keep what its codec needs: {one_line(error)}"
             return Message(Error(UNKNOWN, reason), reply_to=header)
         return reply
 
@@ -179,7 +184,8 @@ def _num_bytes(array: Array) -> int:
 def _keep(received: _Received) -> None:
     """Keep a model, those that the server builds on until it hears of this one, and what is left.
 
-    OSError if the disk is full, or the app has put something in the way.
+    OSError if the disk is full, or the app has put something in the way; any error if a hostile
+    server's arrays cannot be in a file.
     """
     if (coding := received.coding) is None or not coding.version:
         return

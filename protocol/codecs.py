@@ -45,12 +45,15 @@ class Codec:
         Parts and the shape; gives the values.
     unbiased : bool (default: True)
         Whether values are kept on average; if not, what is left out must be sent later.
+    largest : float (default: 3e38)
+        The largest value, by amount, that is kept.
     """
 
     encode: Callable[[Values, np.random.Generator], list[Raw]]
     parts: Callable[[tuple[int, ...]], list[tuple[str, int]]]
     decode: Callable[[list[Raw], tuple[int, ...]], Values]
     unbiased: bool = True
+    largest: float = 3e38
 
     def pack(self, values: Values, rng: np.random.Generator) -> bytes:
         """Encode and pack finite values."""
@@ -117,6 +120,7 @@ def _float16() -> Codec:
         encode=lambda values, rng: [np.clip(values, -65504, 65504).astype("<f2")],
         parts=lambda shape: [("<f2", _size(shape))],
         decode=lambda parts, shape: parts[0].astype(np.float32).reshape(shape),
+        largest=65504,
     )
 
 

@@ -7,6 +7,7 @@ in the model that the node got, so the server adds them to the one that it sent.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -16,7 +17,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 from numpy.typing import NDArray
 from pydantic import Field
 
-from flwr_distill.protocol.arrays import Arrays, DecodedArray, as_arrays, digest
+from flwr_distill.protocol.arrays import Arrays, DecodedArray, RecordArrays, digest
 from flwr_distill.protocol.codecs import CODECS, EXACT, CodecError
 from flwr_distill.task.settings import Block
 
@@ -87,15 +88,21 @@ class Coding(Block):
 
 
 def version_of(arrays: Arrays) -> str:
-    """Hash of a model."""
-    return digest("", arrays)
+    """Hash of a model: of its values, and of the names, shapes and types of its arrays."""
+    forms = [[name, str(array.dtype), array.shape] for name, array in sorted(arrays.items())]
+    return digest(json.dumps(forms), arrays)
 
 
 def may_be_coded(name: str, array: Array) -> bool:
     """Whether a codec may be used for an array of this name, type and shape."""
-    size = int(np.prod(array.shape, dtype=np.int64))
+    size = math.prod(array.shape) if all(length > 0 for length in array.shape) else 0
     trained = name.rpartition(".")[2] not in STATISTICS
     return array.dtype == "float32" and size >= FEWEST and trained
+
+
+def fits(values: NDArray[Any], codec: str) -> bool:
+    """Whether a codec can write these values: all finite, and none beyond its largest number."""
+    return bool(np.abs(values).max(initial=0) <= CODECS[codec].largest)  # False with NaN
 
 
 def coded(
@@ -131,15 +138,19 @@ def coded(
     """
     result, left = ArrayRecord(), {}
     method = CODECS[codec]
-    values: dict[str, NDArray[Any]] = as_arrays(record)
+    values = RecordArrays(record)
     for name, array in record.items():
         result[name] = array
-        own: NDArray[Any] | None = None
-        if may_be_coded(name, array) and (start is None or _alike(values[name], start.get(name))):
-            own = values[name] if start is None else values[name] - start[name]
-            if rest and _alike(own, rest.get(name)):
-                own = own + rest[name]
-        if own is None or not np.isfinite(own).all():
+        if not may_be_coded(name, array):
+            continue
+        own: NDArray[Any] = values[name]
+        if start is not None:
+            if not _alike(own, start.get(name)):
+                continue
+            own = own - start[name]
+        if rest and _alike(own, rest.get(name)):
+            own = own + rest[name]
+        if not fits(own, codec):
             continue
         packed = method.pack(own, rng)
         if codec == EXACT and own.nbytes > MAX_RATIO * len(packed):
@@ -157,7 +168,7 @@ def check_claims(record: ArrayRecord, most: int) -> None:
     """
     size = sum(4 * abs(math.prod(a.shape)) for a in record.values() if a.stype.startswith(PREFIX))
     if size > most:
-        raise CodecError(f"coded arrays of {size:,} bytes, more than the {most:,} allowed")
+        raise CodecError(f"coded arrays of more than the {most:,} bytes allowed")
 
 
 def unchanged(arrays: Arrays) -> ArrayRecord:
@@ -168,13 +179,22 @@ def unchanged(arrays: Arrays) -> ArrayRecord:
     return record
 
 
-def decoded(record: ArrayRecord, start: Mapping[str, NDArray[Any]] | None = None) -> ArrayRecord:
+def decoded(
+    record: ArrayRecord,
+    start: Mapping[str, NDArray[Any]] | None = None,
+    *,
+    exact: bool = True,
+) -> ArrayRecord:
     """The record with coded arrays decoded, and added to those of `start` if there is one.
+
+    With ``exact=False`` none may be packed without loss: what such an array unpacks to is bounded
+    by its own bytes alone.
 
     Raises
     ------
     CodecError
-        If an array is coded and cannot be decoded, or differs in form from the one in `start`.
+        If an array is coded and cannot be decoded, may not be coded, or differs in form from the
+        one in `start`.
     """
     result = ArrayRecord()
     for name, array in record.items():
@@ -184,6 +204,8 @@ def decoded(record: ArrayRecord, start: Mapping[str, NDArray[Any]] | None = None
         codec = array.stype.removeprefix(PREFIX)
         shape, own = tuple(array.shape), None if start is None else start.get(name)
         if codec == EXACT:
+            if not exact:
+                raise CodecError(f"{name} is packed without loss, and no message asks for that")
             check_claims(ArrayRecord({name: array}), MAX_RATIO * len(array.data))
             own = None
         elif start is not None and (
@@ -193,8 +215,8 @@ def decoded(record: ArrayRecord, start: Mapping[str, NDArray[Any]] | None = None
         if codec == SAME and own is not None:
             result[name] = DecodedArray(own)
             continue
-        if codec not in CODECS or array.dtype != "float32":
-            raise CodecError(f"{name} is coded in an unknown way")
+        if codec not in CODECS or not may_be_coded(name, array):
+            raise CodecError(f"{name} is coded in an unknown way, or may not be coded")
         try:
             values = CODECS[codec].unpack(array.data, shape)
         except CodecError as error:

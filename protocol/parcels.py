@@ -31,6 +31,7 @@ from flwr_distill.protocol.coded import (
     codec_of,
     coded,
     decoded,
+    fits,
     may_be_coded,
 )
 from flwr_distill.protocol.coded import version_of as hash_of
@@ -50,7 +51,11 @@ ABILITY = f"parcels-{'-'.join(map(str, zstandard.ZSTD_VERSION))}"
 FOR_CHANGES: Mapping[str, UpCodec] = {"topk": "int4", "auto": "int8"}
 """In place of the run's codec: what topk leaves out must come later, and no node's link counts."""
 _METADATA, _KEY = "__metadata__", "coded"
+_MAX_HEADER = 2 << 20
+"""Bytes of a payload's list of arrays, which takes many times as much once it is read."""
 _MAX_DIMENSIONS = 32
+_MAX_ABOUT = 700
+"""Characters of metadata for each array, beside its name: its shape."""
 
 
 class ParcelCoding(Block):
@@ -137,11 +142,11 @@ def read_payload(content: bytes, most: int) -> tuple[ArrayRecord, str]:
         If it is anything else.
     """
     tensors = _tensors(content)
-    codec, shapes = _coding(content)
+    codec, shapes = _coding(content, tensors)
     size = sum(array.nbytes for name, array in tensors.items() if name not in shapes)
     size += sum(4 * math.prod(shape) for shape in shapes.values())
     if size > most:
-        raise CodecError(f"its model has {size:,} bytes, more than the {most:,} allowed")
+        raise CodecError(f"its model has more than the {most:,} bytes allowed")
     record, method = ArrayRecord(), codec_of(codec)[0]
     for name, array in tensors.items():
         if name in shapes:
@@ -150,7 +155,7 @@ def read_payload(content: bytes, most: int) -> tuple[ArrayRecord, str]:
             _check(name, record[name])
         else:
             record[name] = DecodedArray(array)
-            if codec != "float32" and may_be_coded(name, record[name]):
+            if codec != "float32" and may_be_coded(name, record[name]) and fits(array, method):
                 raise CodecError(f"{name} is not coded, but could be")
     if codec != "float32" and _to_bytes(record, codec) != content:
         raise CodecError("it is not written as a coded model is")
@@ -184,16 +189,20 @@ def _to_bytes(record: ArrayRecord, codec: str) -> bytes:
     return save(tensors, {_KEY: json.dumps([codec, shapes])})
 
 
-def _coding(content: bytes) -> tuple[str, dict[str, tuple[int, ...]]]:
+def _coding(content: bytes, names: Iterable[str]) -> tuple[str, dict[str, tuple[int, ...]]]:
     """Codec and shapes of coded arrays in a payload's metadata; CodecError if they are none."""
     length = int.from_bytes(content[:8], "little")
     try:
         metadata = json.loads(content[8 : 8 + length]).get(_METADATA)
         if metadata is None:
             return "float32", {}
+        if len(metadata[_KEY]) > _MAX_ABOUT + sum(12 * len(name) + _MAX_ABOUT for name in names):
+            raise CodecError("more metadata than a model has")
         codec, shapes = json.loads(metadata[_KEY])
         ParcelCoding.checked({"codec": codec}, "parcel")
         return codec, {str(name): _shape(shape) for name, shape in shapes.items()}
+    except CodecError:
+        raise
     except Exception as error:  # hostile bytes make the reader raise all sorts
         raise CodecError(f"not a model ({type(error).__name__})") from None
 
@@ -205,6 +214,8 @@ def _shape(shape: Any) -> tuple[int, ...]:
 
 
 def _tensors(content: bytes) -> dict[str, NDArray[Any]]:
+    if int.from_bytes(content[:8], "little") > _MAX_HEADER:
+        raise CodecError(f"a list of arrays of over {_MAX_HEADER:,} bytes")
     try:
         return load(content)
     except (SafetensorError, ValueError, TypeError, KeyError) as error:

@@ -8,9 +8,11 @@ the next check. Where this cannot be known, models travel as float32.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
+from statistics import fmean
 from typing import Any, cast
 
 import numpy as np
@@ -20,7 +22,7 @@ from flwr.common import log
 from flwr_distill.base.text import counted
 from flwr_distill.protocol.arrays import as_arrays, as_record, num_bytes
 from flwr_distill.protocol.coded import DELTA, DownCodec, UpCodec, coded, decoded
-from flwr_distill.protocol.messages import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, SERVER_ROUND
+from flwr_distill.protocol.messages import ARRAYS, CONFIG, METRICS, SERVER_ROUND
 from flwr_distill.server.grid.codec import ModelCodec
 from flwr_distill.server.grid.grid import RunGrid
 from flwr_distill.server.roster import Roster
@@ -32,6 +34,8 @@ MAX_COST = 0.005
 """Accuracy that a codec must cost less than: half a point."""
 MAX_NODES = 5
 """Nodes that take part in a check."""
+PATIENCE, MIN_PATIENCE = 3.0, 30.0
+"""Times what the exact model took in which nodes evaluate a coded one, and seconds at least."""
 DELTA_SHARE = 0.5
 """``fraction-train`` from which models to nodes are coded as differences."""
 NOT_CHECKED = "no check so far: the first is after round 1"
@@ -43,66 +47,32 @@ PERSONAL = "nodes keep models of their own, so there is no common one to evaluat
 SECURE_SUMS = "secure sums are of exact numbers under masks"
 
 
-@dataclass(frozen=True)
-class Score:
-    """A node's accuracy on so many held-out samples, as it says."""
-
-    accuracy: float
-    samples: int
-
-
-Scores = Mapping[int, Score]
-"""By node."""
-
-
-def weights_of(exact: Scores) -> dict[int, int]:
-    """Each node's samples, but no more than the median node has: claims beyond count for nothing.
-
-    Of an even number of nodes it is the lower median.
-    """
-    counts = sorted(score.samples for score in exact.values())
-    most = counts[(len(counts) - 1) // 2]
-    return {node: min(score.samples, most) for node, score in exact.items()}
+Scores = Mapping[int, float]
+"""Accuracy on held-out samples by node, as it says."""
 
 
 def cost_of(exact: Scores, tried: Scores) -> float:
-    """Accuracy that a codec costs: the median of the nodes' losses, weighted by `weights_of`.
+    """Accuracy that a codec costs: the median of the nodes' losses, each node counting once.
 
-    The upper median, so that of two nodes the one with the larger loss counts. A lying minority
+    The upper median, so that of two nodes the one with the larger loss counts. So a lying minority
     moves it no further than what single honest nodes lose. A node that evaluated only the exact
-    model has lost all.
+    model has lost all. Nodes' samples are no weights: a few with many of them, or that claim so,
+    would decide alone.
 
     Parameters
     ----------
-    exact, tried : Mapping[int, Score]
+    exact, tried : Mapping[int, float]
         Scores of the exact model, of one node at least, and of the coded one.
 
     Returns
     -------
     float
-        In [-1, 1]; infinite if half of the weight has not evaluated the coded model.
+        In [-1, 1]; infinite if half of the nodes have not evaluated the coded model.
     """
-    weights = weights_of(exact)
-    losses = {
-        node: score.accuracy - tried[node].accuracy if node in tried else math.inf
-        for node, score in exact.items()
-    }
-    left = sum(weights.values())
-    total = left
-    for node in sorted(losses, key=lambda node: losses[node]):
-        left -= weights[node]
-        if 2 * left < total:
-            return losses[node]
-    raise ValueError("no node evaluated the exact model")
-
-
-def mean_of(scores: Scores, weights: Mapping[int, int]) -> float | None:
-    """Mean accuracy of nodes by weights; None without any."""
-    nodes = scores.keys() & weights.keys()
-    total = sum(weights[node] for node in nodes)
-    if not total:
-        return None
-    return math.fsum(weights[node] * scores[node].accuracy for node in sorted(nodes)) / total
+    losses = sorted(
+        accuracy - tried[node] if node in tried else math.inf for node, accuracy in exact.items()
+    )
+    return losses[len(losses) // 2]
 
 
 @dataclass(frozen=True)
@@ -193,7 +163,6 @@ class AutoCodecs:
             return self._exact(NOT_CHECKED)
         if server_round < self._next or model is earlier:
             return None
-        self._next = 2 * server_round
         return self._checked(server_round, earlier, model, grid)
 
     def state_dict(self) -> dict[str, Any]:
@@ -212,20 +181,26 @@ class AutoCodecs:
         able = [node for node in grid.get_node_ids() if node not in grid.busy]
         chosen = sorted(rng.permutation(len(able))[:MAX_NODES])
         nodes = [able[place] for place in chosen]
+        if not nodes:  # all still train: a later round is checked
+            return None
+        self._next = 2 * server_round
+        start = time.monotonic()
         exact = _scores(grid, nodes, model, server_round)
         if not exact:
             return self._exact(NO_EVALUATION)
-        weights = weights_of(exact)
+        patience = max(MIN_PATIENCE, PATIENCE * (time.monotonic() - start))
+        left = sorted(exact)
         tried: list[dict[str, Any]] = []
         name, reason = "float32", TOO_COSTLY
         for candidate in LADDER:
             record, share = as_coded(model, earlier, candidate, self.ways, rng)
-            scores = _scores(grid, sorted(exact), record, server_round)
+            scores = _scores(grid, left, record, server_round, patience)
+            left = sorted(scores)  # who is silent once is not waited for again
             cost = cost_of(exact, scores)
             tried.append(
                 {
                     "name": candidate,
-                    "accuracy": mean_of(scores, weights),
+                    "accuracy": fmean(scores.values()) if scores else None,
                     "cost": cost if math.isfinite(cost) else None,
                     "share": round(share, 4),
                 }
@@ -240,7 +215,7 @@ class AutoCodecs:
             "reason": reason,
             "nodes_asked": len(nodes),
             "nodes_counted": len(exact),
-            "accuracy": mean_of(exact, weights),
+            "accuracy": fmean(exact.values()),
             "tried": tried,
         }
         log(INFO, "Codecs: %s", described(choice))
@@ -302,24 +277,24 @@ def described(choice: Mapping[str, Any]) -> str:
 
 
 def _scores(
-    grid: RunGrid, nodes: Sequence[int], model: ArrayRecord, server_round: int
-) -> dict[int, Score]:
-    """The scores of those nodes that evaluated a model."""
+    grid: RunGrid,
+    nodes: Sequence[int],
+    model: ArrayRecord,
+    server_round: int,
+    patience: float | None = None,
+) -> dict[int, float]:
+    """The scores of those nodes that evaluated a model, within so many seconds if given."""
     content = RecordDict({ARRAYS: model, CONFIG: ConfigRecord({SERVER_ROUND: server_round})})
     messages = [Message(content, node, MessageType.EVALUATE) for node in nodes]
     found = {}
-    for reply in grid.ask_aside(messages):
-        if reply.has_content() and (score := _score_in(reply.content)):
+    for reply in grid.ask_aside(messages, patience):
+        if reply.has_content() and (score := _score_in(reply.content)) is not None:
             found[reply.metadata.src_node_id] = score
     return found
 
 
-def _score_in(content: RecordDict) -> Score | None:
+def _score_in(content: RecordDict) -> float | None:
     """The score in a reply, which may be of any app; None without a usable one."""
-    metrics = content.metric_records.get(METRICS, MetricRecord())
-    accuracy, samples = metrics.get("eval-accuracy"), metrics.get(NUM_EXAMPLES)
-    if not isinstance(accuracy, int | float) or not isinstance(samples, int | float):
-        return None
-    if not (0 <= accuracy <= 1 and 1 <= samples < math.inf):
-        return None
-    return Score(float(accuracy), int(samples))
+    accuracy = content.metric_records.get(METRICS, MetricRecord()).get("eval-accuracy")
+    is_score = isinstance(accuracy, int | float) and 0 <= accuracy <= 1
+    return float(accuracy) if is_score else None  # type: ignore[arg-type]

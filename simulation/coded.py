@@ -71,8 +71,7 @@ class Coded:
             if name in self._sent:
                 message, codec = self._sent.pop(name)
                 reply = Message(answer, reply_to=message)
-                coded, _ = codec.encode(reply)
-                reply = codec.finish(reply, coded, message)
+                reply = codec.finish(reply, codec.encode(reply), message)
                 answer = reply.content if reply.has_content() else reply.error
             answers.append((name, answer))
         return answers

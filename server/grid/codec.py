@@ -110,8 +110,9 @@ class ModelCodec:
     """The last coded message to each node, and the version in it."""
     _got: dict[int, tuple[int, str]] = field(default_factory=dict)
     """The round in which a node last got a model that its replies show, and the version."""
-    _asked: dict[int, tuple[str, Arrays]] = field(default_factory=dict)
-    """The last message without a model to each node, and the model to which it codes its answer."""
+    _asked: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """The last message without a model to each node, if it awaits an answer, and the version to
+    which that is the difference; '' for none."""
 
     @property
     def is_used(self) -> bool:
@@ -160,27 +161,32 @@ class ModelCodec:
             node, message_id = message.metadata.dst_node_id, message.metadata.message_id
             if version is None:
                 base = self._base_of(node)
-                self._asked[node] = message_id, base.arrays if base else {}
+                self._asked[node] = message_id, base.name if base else ""
             else:
                 self._sent[node] = message_id, version.name
         self._forget_versions()
 
-    def decode(self, message: Message, reply: Message) -> None:
-        """Decode a reply with content in place; CodecError if it cannot be."""
+    def decode(self, message: Message, reply: Message, most: int) -> None:
+        """Decode a reply with content in place; it has so many bytes at most then.
+
+        Raises CodecError if it cannot be decoded.
+        """
         model = reply.content.array_records.get(ARRAYS)
         sent = message.content.array_records.get(ARRAYS)
         if sent is None:
-            message_id, base = self._asked.get(reply.metadata.src_node_id, ("", {}))
+            message_id, base = self._asked.pop(reply.metadata.src_node_id, ("", ""))
             if model is not None and message_id == reply.metadata.reply_to_message_id:
-                reply.content[ARRAYS] = decoded(model, base)
+                check_claims(model, most)
+                start = self._versions[base].arrays if base in self._versions else {}
+                reply.content[ARRAYS] = decoded(model, start)
         if sent is None or not self.is_used:
             return
         if model is not None:
-            reply.content[ARRAYS] = decoded(model, as_arrays(sent))
+            reply.content[ARRAYS] = decoded(model, as_arrays(sent), exact=False)
         for name in self.beside:
             if (record := reply.content.array_records.get(name)) is not None:
                 check_claims(record, num_bytes(sent))
-                reply.content[name] = decoded(record)
+                reply.content[name] = decoded(record, exact=False)
 
     def note(self, reply: Message, *, counts: bool) -> None:
         """Note what a node's reply shows: what the node has, and whether its reply counts."""
@@ -331,7 +337,7 @@ class ModelCodec:
 
     def _forget_versions(self) -> None:
         """Keep those versions that nodes have, and of these the latest."""
-        sent = {version for _, version in self._sent.values()}
+        sent = {version for _, version in [*self._sent.values(), *self._asked.values()]}
         needed = sent.union(*self._known.values())
         for name in [name for name in self._versions if name not in needed]:
             del self._versions[name]

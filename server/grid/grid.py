@@ -120,13 +120,13 @@ class RunGrid(Grid):
         """Pull replies without counting them; only :meth:`send_and_receive` counts."""
         return self.transport.grid.pull_messages(message_ids)
 
-    def ask_aside(self, messages: list[Message]) -> list[Message]:
-        """Ask nodes beside a round's phases: neither the journal nor its scores have the replies.
+    def ask_aside(self, messages: list[Message], timeout: float | None = None) -> list[Message]:
+        """Ask nodes beside a round's phases: the journal has failures of it, but no replies.
 
-        Models travel exactly.
+        Models travel exactly. Without a `timeout`, it is a phase's.
         """
         with self.transport.codec.exact():
-            return self._pipeline.ask_aside(messages)
+            return self._pipeline.ask_aside(messages, timeout)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

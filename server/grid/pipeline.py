@@ -122,9 +122,9 @@ class Pipeline:
         self.note_answers(phase, replies)
         return replies
 
-    def ask_aside(self, messages: list[Message]) -> list[Message]:
+    def ask_aside(self, messages: list[Message], timeout: float | None) -> list[Message]:
         """Checked replies to messages that are of no phase of the round, in the nodes' order."""
-        return self.settled(self.receive(messages, None)) if messages else []
+        return self.settled(self.receive(messages, timeout)) if messages else []
 
     def receive(
         self,

@@ -188,7 +188,7 @@ class Transport:
     def _decoded(self, message: Message, reply: Message) -> Message:
         if reply.has_content():
             try:
-                self.codec.decode(message, reply)
+                self.codec.decode(message, reply, self._most(message).num_bytes)
             except Exception as error:  # a node may send anything as its model
                 reason = f"Its model cannot be decoded: {type(error).__name__}: {error}"
                 return Message(Error(UNREADABLE, one_line(reason)), reply_to=message)

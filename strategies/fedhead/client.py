@@ -106,7 +106,8 @@ def train_sector(message: Message, context: Context) -> Message:
     local = LocalRound.of(session, content, start)
     trained = local.train(session.data.train)
     # The model that counts is the one that others get: all have the same, and its norm is theirs.
-    payload = to_payload(arrays_of(local.model), asked_codec(content), start)
+    own = check_arrays(arrays_of(local.model), start)
+    payload = to_payload(own, asked_codec(content), start)
     arrays = from_payload(payload, MAX_PARCEL, start)
     norm = update_norm(check_arrays(arrays, start), start)
     trained.metric_records[METRICS][UPDATE_NORM] = norm

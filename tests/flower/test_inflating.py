@@ -83,3 +83,23 @@ def test_flowers_own_decoding_is_bounded_within_the_block_alone():
     with arrays_within(10_000), pytest.raises(InflationError):  # both together
         decode()
     assert decode().object_id == name
+
+
+@pytest.mark.parametrize("kind", ["Array", "ArrayRecord", "RecordDict"])
+@pytest.mark.parametrize("claimed", [5, None])
+def test_long_lists_are_not_read_whatever_length_they_claim(kind, claimed):
+    """JSON of 6 MB would take 150."""
+    body = ('{"arraychunk_ids": [], "x": [' + "{}," * 2_000_000 + "{}]}").encode()
+    name, contents = encoded(RecordDict({"a": ArrayRecord([np.zeros(3)])}))
+    (victim,) = (n for n, content in contents.items() if content.startswith(f"{kind} ".encode()))
+    head = contents[victim].partition(b"\0")[0].rpartition(b" ")[0]
+    length = len(body) if claimed is None else claimed
+    contents[victim] = head + f" {length}".encode() + b"\0" + body
+    tracemalloc.start()
+    try:
+        with pytest.raises(InflationError):
+            inflated(name, contents, MOST)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2e7

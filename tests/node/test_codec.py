@@ -7,7 +7,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
 from flwr_distill.node.codec import NodeCodec
-from flwr_distill.protocol.arrays import as_arrays, as_record
+from flwr_distill.protocol.arrays import as_arrays, as_record, num_bytes
 from flwr_distill.protocol.codecs import CodecError
 from flwr_distill.protocol.coded import (
     CODEC,
@@ -40,15 +40,16 @@ def trained(codec, server_round, received):
     assert codec.receive(sent)
     change = np.random.default_rng(server_round).standard_normal((30, 40)).astype(np.float32)
     reply = Message(RecordDict({ARRAYS: as_record({"w": START["w"] + change})}), reply_to=sent)
-    model, saved = codec.encode(reply)
-    return as_arrays(decoded(codec.finish(reply, model, sent).content[ARRAYS], START))["w"], saved
+    before, records = num_bytes(reply.content[ARRAYS]), codec.encode(reply)
+    saved = before - num_bytes(records[ARRAYS])
+    return as_arrays(decoded(codec.finish(reply, records, sent).content[ARRAYS], START))["w"], saved
 
 
 def answered(codec, sent):
     """The reply that leaves when the app sends the model back."""
     codec.receive(sent)
     reply = Message(RecordDict({ARRAYS: as_record(START)}), reply_to=sent)
-    return codec.finish(reply, codec.encode(reply)[0], sent)
+    return codec.finish(reply, codec.encode(reply), sent)
 
 
 def test_of_a_reply_that_was_lost_nothing_is_left_out_later(tmp_path):
@@ -125,7 +126,7 @@ def test_a_message_without_a_codec_passes_unchanged(tmp_path):
     codec = NodeCodec(tmp_path)
     assert not codec.receive(sent)
     reply = Message(RecordDict({ARRAYS: as_record(START)}), reply_to=sent)
-    assert codec.encode(reply) == ({}, 0)
+    assert codec.encode(reply) == {}
     assert codec.finish(reply, {}, sent) is reply
     assert not list(tmp_path.rglob("models"))
 
@@ -135,7 +136,7 @@ def test_nothing_is_kept_of_a_message_that_is_refused(tmp_path):
     codec, sent = NodeCodec(tmp_path), message(as_record(START), up="topk")
     codec.receive(sent)
     refusal = Message(Error(REFUSED, "the node's policy refuses it"), reply_to=sent)
-    assert codec.encode(refusal) == ({}, 0)
+    assert codec.encode(refusal) == {}
     assert codec.finish(refusal, {}, sent) is refusal
     assert not [file for file in tmp_path.rglob("*") if file.is_file()]
 
@@ -147,7 +148,7 @@ def test_arrays_of_any_shape_that_an_app_claims_leave_as_they_are(shape, tmp_pat
     reply = Message(RecordDict({ARRAYS: as_record(START)}), reply_to=sent)
     array = reply.content[ARRAYS]["w"]
     array.shape = shape
-    model, _ = codec.encode(reply)
+    model = codec.encode(reply)
     left = codec.finish(reply, model, sent)
     assert left.content[ARRAYS]["w"].data == array.data
 
@@ -185,7 +186,7 @@ def test_what_connects_the_app_says_whether_the_link_is_loopback_not_the_app(loo
     codec = NodeCodec(tmp_path, loopback=loopback)
     codec.receive(sent)
     reply = Message(RecordDict({CONFIG: ConfigRecord({"loopback": not loopback})}), reply_to=sent)
-    assert codec.finish(reply, None, sent).content[CONFIG]["loopback"] is loopback
+    assert codec.finish(reply, {}, sent).content[CONFIG]["loopback"] is loopback
 
 
 def test_a_description_with_an_odd_record_says_that_there_are_codecs(tmp_path):
@@ -221,7 +222,7 @@ def beside(codec, server_round, received, change):
     np.testing.assert_allclose(as_arrays(sent.content[VARIATE])["w"], START["w"], rtol=2**-10)
     content = RecordDict({ARRAYS: as_record(START), VARIATE: as_record({"w": change})})
     reply = Message(content, reply_to=sent)
-    records, _ = codec.encode(reply)
+    records = codec.encode(reply)
     assert records[VARIATE]["w"].stype == f"{PREFIX}int4"
     return as_arrays(decoded(codec.finish(reply, records, sent).content[VARIATE]))["w"]
 
@@ -244,7 +245,7 @@ def alone(codec, arrays, base=""):
     assert codec.receive(sent)
     assert not sent.content
     reply = Message(RecordDict({ARRAYS: as_record(arrays)}), reply_to=sent)
-    return codec.finish(reply, codec.encode(reply)[0], sent).content[ARRAYS]
+    return codec.finish(reply, codec.encode(reply), sent).content[ARRAYS]
 
 
 def test_an_answer_to_a_message_without_a_model_is_a_difference_to_the_last_one(tmp_path):
@@ -274,3 +275,20 @@ def test_a_record_whose_name_would_be_another_file_is_refused(name, tmp_path):
     sent.content[CODEC]["beside"] = [name]
     with pytest.raises((CodecError, SettingsError)):
         NodeCodec(tmp_path).receive(sent)
+
+
+@pytest.mark.parametrize("arrays", [{"w": np.zeros(3, np.longdouble)}, {"\ud800": np.zeros(3)}])
+def test_a_model_that_no_file_holds_costs_the_reply_and_not_the_node(arrays, tmp_path):
+    codec, model = NodeCodec(tmp_path), as_record(arrays)
+    sent = message(model, version=version_of(as_arrays(model)))
+    assert codec.receive(sent)
+    reply = Message(RecordDict({ARRAYS: model}), reply_to=sent)
+    assert codec.finish(reply, codec.encode(reply), sent).has_error()
+
+
+def test_a_message_whose_task_has_ended_is_not_taken_for_the_next(tmp_path):
+    codec = NodeCodec(tmp_path)
+    codec.receive(message(as_record(START), up="int8"))
+    codec.forget()
+    reply = Message(RecordDict({ARRAYS: as_record(START)}), reply_to=message(as_record(START)))
+    assert codec.encode(reply) == {}

@@ -17,8 +17,10 @@ from typing import Any
 
 import psutil
 import pytest
+from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.common.constant import ErrorCode, SubStatus
 from flwr.supercore.constant import TaskType
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from flwr_distill.node import stock
 
@@ -333,6 +335,29 @@ def test_of_the_context_that_an_app_hands_back_its_state_alone_counts(
         second = node.ask()
     assert second["count"] == first["count"] + 1
     assert "'partition-id': 0" in second["node-config"]
+
+
+def test_of_a_coded_reply_the_bytes_that_leave_are_booked(
+    node: SuperNode, make_executor: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An array counts once under however many names: else an app could book less than nothing."""
+    executor = make_executor()
+    coded = {"arrays": ArrayRecord({f"w{i}": Array("float32", (9,), "c", b"xyz") for i in "ab"})}
+    monkeypatch.setattr(executor._codec, "encode", lambda reply: coded)
+    release, booked = executor._guarding.release, []
+
+    def booking(reply: Message, num_bytes: int) -> Message:
+        leaving = Message(RecordDict({**reply.content, **coded}), reply_to=reply)
+        objects = get_all_nested_objects(leaving)
+        parts = [objects[name].deflate() for name in objects if name != leaving.object_id]
+        booked.append(num_bytes - sum(map(len, parts)))
+        return release(reply, num_bytes)
+
+    monkeypatch.setattr(executor._guarding, "release", booking)
+    node.send()
+    serve_one(executor)
+    assert 0 < booked[0] < 200  # the message itself, which has other metadata
+    assert answer(node.reply())
 
 
 def test_an_app_that_hands_back_no_reply_loses_its_process_and_its_node_nothing(

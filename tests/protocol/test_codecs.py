@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from flwr_distill.protocol.arrays import as_arrays, as_record
 from flwr_distill.protocol.codecs import CODECS, TOP_SHARE, CodecError
-from flwr_distill.protocol.coded import PREFIX, coded, decoded, unchanged
+from flwr_distill.protocol.coded import PREFIX, coded, decoded, unchanged, version_of
 
 VALUES = arrays(
     np.float32,
@@ -186,3 +186,35 @@ def test_normally_distributed_values_take_this_share_of_their_bytes(name, share)
     values = (channels * rng.standard_normal((256, 4608))).astype(np.float32)
     packed = CODECS[name].pack(values, rng)
     assert len(packed) / values.nbytes == pytest.approx(share, rel=0.05)
+
+
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("shape", [(10**8, 0), (-1, -3), (2**70, 0), (0,), (3,)])
+def test_an_array_that_may_not_be_coded_is_not_unpacked(name, shape):
+    """Of int8 with 10^8 channels of no values, the scales alone would be 400 MB."""
+    packer = zstandard.ZstdCompressor().compressobj(size=4 * 10**8)
+    zeros = bytes(10**6)
+    packed = b"".join([*(packer.compress(zeros) for _ in range(400)), packer.flush()])
+    record = ArrayRecord({"w": Array("float32", shape, f"{PREFIX}{name}", packed)})
+    tracemalloc.start()
+    try:
+        with pytest.raises(CodecError):
+            decoded(record)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1e6
+
+
+@pytest.mark.parametrize(("name", "value"), [("float16", 7e4), ("bfloat16", 3.4e38)])
+def test_values_beyond_a_codecs_largest_are_sent_as_they_are(name, value):
+    model = as_record({"w": np.full(300, value, np.float32)})
+    record, _ = coded(model, name, np.random.default_rng(0))
+    assert record["w"] is model["w"]
+
+
+def test_models_of_other_names_shapes_or_types_have_other_hashes():
+    zeros = np.zeros((2, 6), np.float32)
+    others = [{"a": zeros}, {"b": zeros}, {"a": zeros.reshape(3, 4)}, {"a": zeros.view(np.int32)}]
+    others += [{"a": zeros[:1], "b": zeros[1:]}]
+    assert len({version_of(arrays) for arrays in others}) == len(others)

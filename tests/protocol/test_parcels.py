@@ -258,3 +258,37 @@ def test_parcels_are_plain_where_one_end_cannot_read_others():
     assert asked_codec(RecordDict()) == "float32"
     with pytest.raises(SettingsError):
         asked_codec(RecordDict({PARCEL_CODEC: ConfigRecord({"codec": "int8"})}))
+
+
+@pytest.mark.parametrize("what", ["metadata", "names"])
+def test_a_list_is_read_in_the_memory_of_a_models(what):
+    """10 MB of small JSON objects, or of arrays without values, would take hundreds."""
+    if what == "metadata":
+        text = '["float16", {"w": [' + "{}," * 3_000_000 + "{}]}]"
+        content = save({"w": np.zeros(4, np.uint8)}, {"coded": text})
+    else:
+        empty = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+        head = json.dumps({str(number): empty for number in range(150_000)}).encode()
+        content = len(head).to_bytes(8, "little") + head
+    tracemalloc.start()
+    try:
+        with pytest.raises(CodecError):
+            read_payload(content, MOST)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * len(content)
+
+
+@pytest.mark.parametrize("codec", ["float32", "float16", "delta-int4"])
+def test_a_shape_that_no_number_holds_is_refused_as_any_other(codec):
+    content = save({"w": np.zeros(4, np.uint8)}, {"coded": json.dumps([codec, {"w": [2**70, 0]}])})
+    with pytest.raises(CodecError):
+        read_payload(content, MOST)
+    assert from_payload(to_payload(START, "float32"), MOST)
+
+
+def test_a_model_beyond_float16_travels_in_full():
+    large = {**START, "w": START["w"] * np.float32(1e6)}
+    found = from_payload(to_payload(large, "float16"), MOST)
+    np.testing.assert_array_equal(found["w"], large["w"])

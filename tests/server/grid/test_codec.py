@@ -1,0 +1,78 @@
+"""The server's end of coded links: what a reply may become, and what is kept of nodes."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+
+from flwr_distill.protocol.arrays import as_record
+from flwr_distill.protocol.codecs import EXACT, CodecError
+from flwr_distill.protocol.coded import BESIDE, coded
+from flwr_distill.protocol.messages import ARRAYS
+from flwr_distill.server.grid.codec import MAX_VERSIONS, ModelCodec
+
+ASK = "train.ask"
+MOST = 10**9
+
+
+def noise(seed, size=1000):
+    return {"w": np.random.default_rng(seed).standard_normal(size).astype(np.float32)}
+
+
+def codec_for(nodes):
+    codec = ModelCodec(up="int8", beside=("variate",), answered={ASK})
+    codec.meet({node: str(node) for node in nodes}, dict.fromkeys(nodes, (BESIDE, "int8")))
+    return codec
+
+
+def push(codec, node, kind, content, number=0):
+    message = Message(RecordDict(content), node, kind)
+    message.metadata.__dict__["_message_id"] = f"{kind}-{node}-{number}"
+    with codec.coding([message]):
+        pass
+    return message
+
+
+def packed(arrays):
+    return coded(as_record(arrays), EXACT, np.random.default_rng(0))[0]
+
+
+@pytest.mark.parametrize("name", [ARRAYS, "variate"])
+def test_a_reply_to_a_model_is_not_packed_without_loss(name):
+    """What such arrays unpack to is bounded by their own bytes alone."""
+    codec = codec_for([1])
+    message = push(codec, 1, "train", {ARRAYS: as_record(noise(0)), "variate": as_record(noise(1))})
+    reply = Message(RecordDict({name: packed({"x": noise(2)["w"]})}), reply_to=message)
+    with pytest.raises(CodecError):
+        codec.decode(message, reply, MOST)
+
+
+@pytest.mark.parametrize(("most", "is_read"), [(4000, True), (3999, False)])
+def test_an_answer_to_a_message_without_a_model_unpacks_to_what_a_reply_may_have(most, is_read):
+    codec = codec_for([1])
+    message = push(codec, 1, ASK, {"config": ConfigRecord({"a": 1})})
+    reply = Message(RecordDict({ARRAYS: packed(noise(0))}), reply_to=message)
+    if is_read:
+        codec.decode(message, reply, most)
+        np.testing.assert_array_equal(reply.content[ARRAYS]["w"].numpy(), noise(0)["w"])
+    else:
+        with pytest.raises(CodecError):
+            codec.decode(message, reply, most)
+
+
+def test_models_to_which_answers_are_differences_do_not_pile_up_over_rounds():
+    """Each round another node is asked, and none answers."""
+    rounds, models = 3 * MAX_VERSIONS, []
+    codec = codec_for(range(rounds))
+    for number in range(rounds):
+        codec.round = number
+        model = as_record(noise(number))
+        message = push(codec, number, "train", {ARRAYS: model}, number)
+        codec.note(Message(RecordDict({ARRAYS: ArrayRecord()}), reply_to=message), counts=True)
+        push(codec, number, ASK, {"config": ConfigRecord({"a": 1})}, number)
+        models.append(weakref.ref([*codec._versions.values()][-1].arrays["w"]))
+    gc.collect()
+    assert len(codec._asked) == rounds
+    assert sum(kept() is not None for kept in models) <= MAX_VERSIONS + 1
