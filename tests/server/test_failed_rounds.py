@@ -134,7 +134,7 @@ def test_a_round_whose_only_group_rejects_its_model_has_failed(
     def unreadable(*parcel):
         raise ValueError("no model of this run")
 
-    monkeypatch.setattr("flwr_distill_baselines.common.passing.client.receive", unreadable)
+    monkeypatch.setattr("flwr_distill_baselines.common.passing.client.received_model", unreadable)
     with pytest.raises(NothingLearntError, match="2 failed rounds"):
         play({**QUICK, **little_distillation}, nodes=2, strategy="fedseq-zaccone")
     why = "the strategy could use nothing that nodes sent: the log says why"
