@@ -58,7 +58,8 @@ class Codec:
     def pack(self, values: Values, rng: np.random.Generator) -> bytes:
         """Encode and pack finite values."""
         raw = b"".join(_planes(part) for part in self.encode(values, rng))
-        return zstandard.compress(raw, LEVEL)
+        # A copy: what zstandard returns keeps the memory that it took for the worst case.
+        return bytes(memoryview(zstandard.compress(raw, LEVEL)))
 
     def unpack(self, packed: bytes, shape: tuple[int, ...]) -> Values:
         """Decode the bytes of an array of this shape.

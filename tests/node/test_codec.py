@@ -1,13 +1,14 @@
 """The node's end of a coded link: what it keeps, and messages that it does not decode."""
 
 import shutil
+import tracemalloc
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
 from flwr_distill.node.codec import NodeCodec
-from flwr_distill.protocol.arrays import as_arrays, as_record, num_bytes
+from flwr_distill.protocol.arrays import DecodedArray, as_arrays, as_record, num_bytes
 from flwr_distill.protocol.codecs import CodecError
 from flwr_distill.protocol.coded import (
     CODEC,
@@ -292,3 +293,24 @@ def test_a_message_whose_task_has_ended_is_not_taken_for_the_next(tmp_path):
     codec.forget()
     reply = Message(RecordDict({ARRAYS: as_record(START)}), reply_to=message(as_record(START)))
     assert codec.encode(reply) == {}
+
+
+def test_one_array_under_many_names_is_coded_in_the_memory_of_one(tmp_path):
+    names, zeros = [f"w{number}" for number in range(50)], np.zeros(10**6, np.float32)
+    start = dict.fromkeys(names, zeros)
+    codec = NodeCodec(tmp_path)
+    record = ArrayRecord()
+    for name in names:
+        record[name] = DecodedArray(zeros)
+    codec.receive(message(record, up="float16", version=version_of(start)))
+    shared = Array(zeros)
+    reply = Message(RecordDict({ARRAYS: ArrayRecord()}), reply_to=message(record))
+    for name in names:
+        reply.content[ARRAYS][name] = shared
+    tracemalloc.start()
+    try:
+        assert codec.encode(reply)[ARRAYS].keys() == set(names)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 * zeros.nbytes
