@@ -86,7 +86,7 @@ class Exchange:
         return routes
 
     def settle_coding(self, nodes: Sequence[int]) -> None:
-        """Note how these nodes of a sector code what they train, whoever leads it then."""
+        """Note how these nodes code what they train: a later leader gets it so, too."""
         coding = coding_record(self.codec_of_changes, self.membership.codecs(nodes))
         self.codings |= dict.fromkeys(nodes, coding)
 

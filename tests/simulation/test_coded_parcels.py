@@ -119,7 +119,7 @@ def test_nodes_whose_policy_judges_models_let_coded_ones_leave(config, tmp_path,
 
 
 def test_a_new_leader_gets_the_bytes_that_the_first_one_got(run, monkeypatch):
-    """Members send again what they reported the norm of: rounding anew would make liars of them."""
+    """Members send again what they reported the norm of: other bytes would make liars of them."""
     sent, failed = [], []
     send = fedhead_client.send
 
