@@ -14,7 +14,8 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from flwr_distill.flower.lines import module_of_line
-from flwr_distill.node.kernel import die_with
+from flwr_distill.node.compiler import put_off_compiler
+from flwr_distill.node.kernel import die_with, keep_freed
 from flwr_distill.node.nursery import SERVER_APP, fork
 
 NAME = "flwr-serverapp"
@@ -36,6 +37,8 @@ def program(folder: Path) -> Path:
 
 def main() -> None:
     """Run Flower's program; the nursery calls this."""
+    keep_freed()
+    put_off_compiler()
     for name in list(sys.modules):  # the run's code is that of its app bundle
         if name.partition(".")[0] == "flwr_distill":
             del sys.modules[name]

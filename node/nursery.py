@@ -3,8 +3,9 @@
 The imports of a node's four processes take over ten seconds of a core, most of it for PyTorch, and
 memory that forks share. A local federation starts three nurseries: for workers, for the rest of a
 node (without PyTorch: sooner ready), and for ServerApps; a node by itself one for its parts,
-without PyTorch. `node.processes.start_bound` sends them requests over sockets. A nursery has one
-thread, and forks before anything opens a channel, a thread pool or a GPU.
+without PyTorch; a simulation one for its workers. `node.processes.start_bound` sends them requests
+over sockets. A nursery has one thread, and forks before anything opens a channel, a thread pool or
+a GPU.
 """
 
 from __future__ import annotations
@@ -36,12 +37,15 @@ SUPERNODE, EXECUTOR = "flwr_distill.flower.supernode", "flwr_distill.flower.exec
 WORKER = "flwr_distill.flower.worker"
 MAILBOX = "flwr_distill.node.mailbox"
 SERVER_APP = "flwr_distill.fleet.serverapp"
+VIRTUAL_WORKER = "flwr_distill.simulation.worker"
 NODES, WORKERS, PARTS, SERVER_APPS = "nodes", "workers", "parts", "serverapps"
+SIMULATION = "simulation"
 NURSERIES = {
     NODES: (NODE, SUPERNODE, EXECUTOR),
     WORKERS: (WORKER,),
     PARTS: (SUPERNODE, EXECUTOR, WORKER),
     SERVER_APPS: (SERVER_APP,),
+    SIMULATION: (VIRTUAL_WORKER,),
 }
 """Names of sockets, and the modules that are run there, by their function `main`."""
 _FOR_ALL_PARTS = (

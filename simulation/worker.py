@@ -1,7 +1,7 @@
 """A worker of a simulation: answers messages to virtual nodes with the ClientApp, one by one.
 
-``python -m flwr_distill.simulation.worker FD FOLDER``, started by `simulation.workers`; FD is a
-socket, FOLDER is in memory.
+``python -m flwr_distill.simulation.worker FD FOLDER``, started by `simulation.workers` or forked by
+a nursery; FD is a socket, FOLDER is in memory.
 """
 
 import gc
@@ -17,6 +17,8 @@ from typing import Any
 from flwr.app import Context, Message
 
 from flwr_distill.flower.task_identity import identify
+from flwr_distill.node.compiler import put_off_compiler
+from flwr_distill.node.kernel import keep_freed
 from flwr_distill.protocol.arrays import DecodedArray
 from flwr_distill.simulation.frames import Frame, SharedArrays, decode_content, encode_content
 from flwr_distill.task.plugin import import_object
@@ -94,6 +96,8 @@ def main() -> None:
         logging.getLogger("flwr").setLevel(start["log_level"])
         gc.disable()  # collections would take a fifth of the imports' time, and free nothing
         worker = Worker(start, folder)
+        put_off_compiler()
+        keep_freed()
         gc.freeze()
         gc.enable()
         Frame({"ready": True}).send(connection, folder)

@@ -10,18 +10,21 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from logging import WARNING
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 from flwr.app import ArrayRecord, Error, Message, RecordDict
 from flwr.common import log
 
+from flwr_distill.node.nursery import NURSERY, SIMULATION, VIRTUAL_WORKER, can_fork
+from flwr_distill.node.processes import Process, kill_group, start_bound, start_nursery, stop
 from flwr_distill.protocol.replies import UNKNOWN
 from flwr_distill.simulation.frames import Frame, SharedArrays, decode_content, encode_content
 from flwr_distill.task.errors import ReportedError
@@ -55,8 +58,8 @@ class _Task:
 
 
 @dataclass(eq=False)
-class _Process:
-    popen: subprocess.Popen[bytes]
+class _Worker:
+    process: Process
     connection: socket.socket
     tasks: deque[_Task] = field(default_factory=deque)
     is_ready: bool = False
@@ -66,7 +69,8 @@ class Workers:
     """Answers messages to virtual nodes in worker processes.
 
     Messages that have taken longest so far go first. A node's messages go to the worker that has
-    loaded its data, unless another worker would be idle.
+    loaded its data, unless another worker would be idle. Where forks are safe, workers are forked
+    for the first message from a process that has imported the app meanwhile.
 
     Parameters
     ----------
@@ -95,8 +99,8 @@ class Workers:
     ) -> None:
         self._on_answer = on_answer
         self._places = {node: place for place, node in enumerate(nodes)}
-        self._memory = tempfile.TemporaryDirectory(prefix="flwr-distill-", dir=_shared_memory())
-        self._folder = Path(self._memory.name)
+        self._resources = ExitStack()
+        self._folder = self._temporary(_shared_memory())
         self._shared = SharedArrays(self._folder, "server")
         self._start = {
             "app": app,
@@ -110,11 +114,18 @@ class Workers:
         self._uses: dict[str, int] = {}
         self._states: dict[int, RecordDict] = {}
         self._seconds: dict[tuple[int, str], float] = {}
-        self._homes: dict[int, _Process] = {}
+        self._homes: dict[int, _Worker] = {}
         self._deaths = 0
         self._replies: list[tuple[str, RecordDict | Error]] = []
         self._selector = selectors.DefaultSelector()
-        self._processes = [self._spawn(number) for number in range(count)]
+        path = {"PYTHONPATH": os.pathsep.join(sys.path)}  # plug-ins are found as by the server
+        self._environment = {**os.environ, **ONE_THREAD, **path}
+        self._count = count
+        self._workers: list[_Worker] = []
+        if can_fork():
+            self._start_nursery(app)
+        else:
+            self._start_workers()
 
     def __enter__(self) -> Self:
         return self
@@ -124,6 +135,7 @@ class Workers:
 
     def submit(self, messages: Sequence[Message]) -> None:
         """Queue messages; their ids are in their metadata."""
+        self._start_workers()
         for message in messages:
             self._pending.append(self._task(message))
         self._written.clear()
@@ -134,54 +146,66 @@ class Workers:
     def wait(self, seconds: float) -> list[tuple[str, RecordDict | Error]]:
         """Wait for replies; return them by message id, as soon as there is one."""
         for key, _ in self._selector.select(0 if self._replies else max(seconds, 0)):
-            process: _Process = key.data
+            worker: _Worker = key.data
             try:
-                frame = Frame.receive(process.connection, self._folder)
+                frame = Frame.receive(worker.connection, self._folder)
             except (EOFError, OSError):
-                self._replace(process)
+                self._replace(worker)
                 continue
             if "ready" in frame.header:
-                process.is_ready = True
+                worker.is_ready = True
                 continue
             self._deaths = 0
-            self._replies.append(self._reply(process, frame))
-        for process in self._processes:
-            if process.tasks and process.tasks[0].due < time.monotonic():
-                process.popen.kill()
-                self._replace(process)
+            self._replies.append(self._reply(worker, frame))
+        for worker in self._workers:
+            if worker.tasks and worker.tasks[0].due < time.monotonic():
+                kill_group(worker.process)
+                self._replace(worker)
         self._assign()
         replies, self._replies = self._replies, []
         return replies
 
     def close(self) -> None:
         """End the workers."""
-        for process in self._processes:
-            process.connection.close()
-        for process in self._processes:
+        for worker in self._workers:
+            worker.connection.close()
+        for worker in self._workers:
             try:
-                process.popen.wait(timeout=5)
+                worker.process.wait(timeout=5)
             except subprocess.TimeoutExpired:
-                process.popen.kill()
-                process.popen.wait()
+                kill_group(worker.process)
         self._selector.close()
-        self._memory.cleanup()
+        self._resources.close()
 
-    def _spawn(self, number: int) -> _Process:
+    def _temporary(self, parent: Path | None = None) -> Path:
+        folder = TemporaryDirectory(prefix="flwr-distill-", dir=parent)
+        return Path(self._resources.enter_context(folder))
+
+    def _start_nursery(self, app: str) -> None:
+        folder = self._temporary()
+        module = app.partition(":")[0]
+        nursery = start_nursery(folder, SIMULATION, [module], env=self._environment)
+        self._resources.callback(stop, [nursery])
+        self._environment[NURSERY] = str(folder)
+
+    def _start_workers(self) -> None:
+        while len(self._workers) < self._count:
+            self._workers.append(self._spawn(len(self._workers)))
+
+    def _spawn(self, number: int) -> _Worker:
         ours, theirs = socket.socketpair()
         with theirs:
-            popen = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "flwr_distill.simulation.worker"),
-                    *(str(theirs.fileno()), str(self._folder)),
-                ],
+            command = [sys.executable, "-P", "-m", VIRTUAL_WORKER]
+            process = start_bound(
+                [*command, str(theirs.fileno()), str(self._folder)],
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, **ONE_THREAD},
+                env=self._environment,
             )
-        process = _Process(popen, ours)
-        name = f"worker-{number}-{popen.pid}"
+        worker = _Worker(process, ours)
+        name = f"worker-{number}-{process.pid}"
         Frame({**self._start, "name": name}).send(ours, self._folder)
-        self._selector.register(ours, selectors.EVENT_READ, process)
-        return process
+        self._selector.register(ours, selectors.EVENT_READ, worker)
+        return worker
 
     def _task(self, message: Message) -> _Task:
         blobs, files = bytearray(), []
@@ -217,14 +241,14 @@ class Workers:
     def _assign(self) -> None:
         """Give pending messages to workers that have room, the freest first."""
         while self._pending:
-            process = min(self._processes, key=lambda process: len(process.tasks))
-            if len(process.tasks) >= AHEAD:
+            worker = min(self._workers, key=lambda worker: len(worker.tasks))
+            if len(worker.tasks) >= AHEAD:
                 return
             place = next(
                 (
                     place
                     for place, task in enumerate(self._pending)
-                    if self._homes.get(task.place, process) is process
+                    if self._homes.get(task.place, worker) is worker
                 ),
                 0,
             )
@@ -232,17 +256,17 @@ class Workers:
             if task.due < time.monotonic() + GRACE:
                 self._refuse(task, "its message has expired before a worker was free")
                 continue
-            self._homes[task.place] = process
+            self._homes[task.place] = worker
             try:
-                task.frame.send(process.connection, self._folder)
+                task.frame.send(worker.connection, self._folder)
             except OSError:
                 self._pending.insert(0, task)
-                self._replace(process)
+                self._replace(worker)
             else:
-                process.tasks.append(task)
+                worker.tasks.append(task)
 
-    def _reply(self, process: _Process, frame: Frame) -> tuple[str, RecordDict | Error]:
-        task, header = process.tasks.popleft(), frame.header
+    def _reply(self, worker: _Worker, frame: Frame) -> tuple[str, RecordDict | Error]:
+        task, header = worker.tasks.popleft(), frame.header
         metadata = task.message.metadata
         self._release(task)
         self._seconds[task.place, metadata.message_type] = header["seconds"]
@@ -267,7 +291,7 @@ class Workers:
                 del self._uses[file]
                 self._shared.delete(file)
 
-    def _replace(self, process: _Process) -> None:
+    def _replace(self, worker: _Worker) -> None:
         """Start a worker in place of a dead one, whose current message gets an error.
 
         Raises
@@ -275,25 +299,25 @@ class Workers:
         WorkerError
             If workers keep dying.
         """
-        self._selector.unregister(process.connection)
-        process.connection.close()
+        self._selector.unregister(worker.connection)
+        worker.connection.close()
         try:
-            code = process.popen.wait(timeout=5)
+            code = worker.process.wait(timeout=5)
         except subprocess.TimeoutExpired:
-            process.popen.kill()
-            code = process.popen.wait()
+            kill_group(worker.process)
+            code = worker.process.wait()
         reason = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         self._deaths += 1
-        if not process.is_ready or self._deaths > MAX_DEATHS:
+        if not worker.is_ready or self._deaths > MAX_DEATHS:
             remedy = "free some memory, or take fewer --workers" if code < 0 else "see above why"
             raise WorkerError(f"a worker of the simulation has died ({reason})", remedy=remedy)
         log(WARNING, "A worker of the simulation has died (%s); another starts", reason)
-        number = self._processes.index(process)
-        self._processes[number] = self._spawn(number)
-        self._homes = {place: p for place, p in self._homes.items() if p is not process}
-        if process.tasks:
-            self._refuse(process.tasks.popleft(), f"its worker has died ({reason})")
-        self._pending[:0] = process.tasks  # not yet started
+        number = self._workers.index(worker)
+        self._workers[number] = self._spawn(number)
+        self._homes = {place: w for place, w in self._homes.items() if w is not worker}
+        if worker.tasks:
+            self._refuse(worker.tasks.popleft(), f"its worker has died ({reason})")
+        self._pending[:0] = worker.tasks  # not yet started
 
     def _refuse(self, task: _Task, reason: str) -> None:
         self._release(task)

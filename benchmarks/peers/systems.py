@@ -89,9 +89,12 @@ def _text(settings: Mapping[str, bool | int | float | str]) -> str:
 
 PLAIN = System("plain loop", _module("plain", OMP_NUM_THREADS="1"))
 """What ratios are to. One thread, as each process of the others has."""
+APART = System("plain loops apart", _module("plain_apart", OMP_NUM_THREADS="1"))
+"""One a core, without a common model: what no system on these cores can exceed."""
 WORKERS = System("ours, workers", _simulate)
 SYSTEMS = [
     PLAIN,
+    APART,
     System("plain loop, all cores", _module("plain")),
     System("pfl-research", _torchrun, PFL),
     # Its threads are one a core; with more threads in each, it is slower.

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.peers.environments import NotInstalledError, Project, prepare
 from benchmarks.peers.harness import SetUp, as_json, measure, show, timed
-from benchmarks.peers.systems import PLAIN, WORKERS, System
+from benchmarks.peers.systems import APART, PLAIN, WORKERS, System
 
 SET_UP = SetUp(clients=4, a_round=2, rounds=3)
 STEPS = 10
@@ -41,12 +41,14 @@ def measured(systems, folder, repeats=1):
 
 
 @pytest.mark.matrix
-def test_the_plain_loop_and_ours_train_all_clients_of_all_rounds(tmp_path):
-    rows = measured([PLAIN, WORKERS], tmp_path)
-    plain, ours = as_json(rows)["rows"]
-    assert [plain["system"], ours["system"]] == ["plain loop", "ours, workers"]
-    assert (plain["error"], ours["error"], plain["ratio"]) == (None, None, 1)
-    for row in (plain, ours):
+def test_plain_loops_and_ours_train_all_clients_of_all_rounds(tmp_path):
+    rows = measured([PLAIN, APART, WORKERS], tmp_path)
+    plain, apart, ours = as_json(rows)["rows"]
+    systems = ["plain loop", "plain loops apart", "ours, workers"]
+    assert [row["system"] for row in (plain, apart, ours)] == systems
+    assert [row["error"] for row in (plain, apart, ours)] == [None] * 3
+    assert plain["ratio"] == 1
+    for row in (plain, apart, ours):
         assert row["set-up"] == "2 of 4"
         for name in ("clients_per_second", "startup_seconds", "megabytes", "ratio"):
             assert row[name] > 0, name

@@ -1,5 +1,6 @@
 """The ServerApps of a federation on this machine are Flower's, forked where a nursery runs."""
 
+import ctypes
 import os
 import socket
 import subprocess
@@ -58,3 +59,38 @@ def test_without_a_nursery_it_is_the_same_program(tmp_path: Path) -> None:
     refused = called(tmp_path, "--nonsense")
     assert refused.returncode == 2
     assert refused.stderr.startswith(f"usage: {NAME}")
+
+
+EVALUATES = """
+import resource, sys
+import torch
+from flwr_distill.fleet import serverapp
+
+class Program:
+    def load(self):
+        return evaluate
+
+def evaluate():
+    for _ in range(2):  # the first time, memory is new in any case
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(10):
+            torch.ones(10_000_000)  # 40 MB
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    weight = torch.nn.Parameter(torch.ones(1))
+    torch.optim.SGD([weight], lr=0.1).step()
+    print("torch._dynamo.eval_frame" in sys.modules)
+
+serverapp._flowers = Program
+serverapp.main()
+"""
+
+
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is not glibc: nothing to keep"
+)
+def test_it_uses_freed_memory_again_and_trains_without_the_compiler() -> None:
+    faults, compiler = subprocess.check_output(
+        [sys.executable, "-c", EVALUATES], text=True, timeout=60
+    ).split()
+    assert int(faults) < 1_000  # of 97,660 pages
+    assert compiler == "False"

@@ -1,7 +1,9 @@
 """An app that does as ordered."""
 
 import os
+import resource
 import signal
+import sys
 import time
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -21,5 +23,21 @@ def echo(message, context):
     if orders.get("raise"):
         raise ValueError("as ordered")
     time.sleep(float(orders.get("sleep", 0)))
-    said = {"asked": asked, "pid": os.getpid(), "place": context.node_config["place"]}
+    said = {
+        "asked": asked,
+        "pid": os.getpid(),
+        "parent": os.getppid(),
+        "place": context.node_config["place"],
+        "path": sys.path,
+        "faults": faults_of_freed_memory() if orders.get("allocate") else 0,
+    }
     return Message(RecordDict({"reply": ConfigRecord(said)}), reply_to=message)
+
+
+def faults_of_freed_memory():
+    """Page faults while blocks of 40 MB are allocated and freed, after the first time."""
+    for _ in range(2):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(10):
+            bytearray(40_000_000)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before

@@ -1,12 +1,17 @@
 """Worker processes answer every message, whatever the app does, and if some die."""
 
+import ctypes
 import os
+import signal
+import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
+from flwr_distill.node.nursery import can_fork
 from flwr_distill.simulation import workers as module
 from flwr_distill.simulation.workers import WorkerError, Workers
 
@@ -20,9 +25,9 @@ def pool(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(root))
     opened = []
 
-    def open_pool(nodes=2, count=1):
+    def open_pool(nodes=2, count=1, app="echo"):
         configs = {FIRST + place: {"place": place} for place in range(nodes)}
-        opened.append(Workers(configs, 1, {}, count, "tests.simulation.echo:app"))
+        opened.append(Workers(configs, 1, {}, count, f"tests.simulation.{app}:app"))
         return opened[-1]
 
     yield open_pool
@@ -119,11 +124,54 @@ def test_a_node_stays_with_the_worker_that_has_its_data(pool):
     assert again == first
 
 
+@pytest.mark.skipif(not can_fork(), reason="forks are not safe here: each worker imports the app")
+def test_workers_are_forks_of_one_process_that_has_imported_the_app(pool):
+    workers = pool(count=2)
+    parents = {a["parent"] for a in replies(workers, [orders(0), orders(1)]).values()}
+    assert len(parents) == 1
+    assert parents != {os.getpid()}
+    (nursery,) = map(psutil.Process, parents)
+    assert nursery.ppid() == os.getpid()
+    workers.close()
+    assert not nursery.is_running()
+
+
+@pytest.mark.skipif(not can_fork(), reason="forks are not safe here: each worker imports the app")
+def test_workers_whose_common_parent_was_killed_are_replaced(pool):
+    workers = pool()
+    parent = replies(workers, [orders(0)])["to-0"]["parent"]
+    psutil.Process(parent).send_signal(signal.SIGKILL)
+    end = time.monotonic() + 30
+    while psutil.pid_exists(workers._workers[0].process.pid) and time.monotonic() < end:
+        time.sleep(0.05)
+    answers = replies(workers, [orders(0), orders(1)])
+    assert answers["to-1"]["place"] == 1
+
+
+@pytest.mark.parametrize("fork", [True, False])
+def test_workers_find_modules_where_the_server_does(pool, monkeypatch, tmp_path, fork):
+    monkeypatch.setattr(module, "can_fork", lambda: fork and can_fork())
+    monkeypatch.syspath_prepend(tmp_path)
+    path = replies(pool(), [orders(0)])["to-0"]["path"]
+    assert [*dict.fromkeys(path)] == [*dict.fromkeys(sys.path)]
+
+
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is not glibc: nothing to keep"
+)
+def test_workers_use_freed_memory_again(pool):
+    assert replies(pool(), [orders(0, allocate=True)])["to-0"]["faults"] < 1_000  # of 97,660 pages
+
+
+def test_workers_train_without_the_compiler(pool):
+    assert replies(pool(app="one_step"), [orders(0)])["to-0"]["compiler"] is False
+
+
 def test_nothing_stays_in_shared_memory(pool):
     workers = pool()
     replies(workers, [orders(0)])
-    folder = Path(workers._memory.name)
+    folder = workers._folder
     assert not list(folder.iterdir())
     workers.close()
     assert not folder.exists()
-    assert all(not os.path.exists(f"/proc/{p.popen.pid}") for p in workers._processes)
+    assert all(not os.path.exists(f"/proc/{w.process.pid}") for w in workers._workers)
