@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -146,6 +147,30 @@ def test_workers_whose_common_parent_was_killed_are_replaced(pool):
         time.sleep(0.05)
     answers = replies(workers, [orders(0), orders(1)])
     assert answers["to-1"]["place"] == 1
+
+
+SERVER = """
+import sys, time
+from tests.simulation.test_workers import FIRST, orders, replies
+from flwr_distill.simulation.workers import Workers
+
+workers = Workers({FIRST: {"place": 0}}, 1, {}, 1, "tests.simulation.echo:app")
+print(replies(workers, [orders(0)])["to-0"]["pid"], flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties processes to their parent")
+@pytest.mark.usefixtures("pool")
+def test_workers_end_with_a_server_that_is_killed():
+    with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE) as server:
+        worker = int(server.stdout.readline())
+        assert psutil.pid_exists(worker)
+        server.kill()
+    end = time.monotonic() + 30
+    while psutil.pid_exists(worker):
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("fork", [True, False])
