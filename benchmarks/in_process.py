@@ -12,7 +12,6 @@ from flwr.app import Context, RecordDict
 
 from flwr_distill.client.app import app as client_app
 from flwr_distill.flower.task_identity import identify
-from flwr_distill.node.compiler import put_off_compiler
 from flwr_distill.node.kernel import keep_freed
 from flwr_distill.server.app import main as server_app
 from flwr_distill.simulation.coded import Coded
@@ -87,7 +86,6 @@ def run_in_process(
         Nodes that must be able to take part; None for all.
     """
     identify(0, 1, 1)
-    put_off_compiler()
     keep_freed()  # as each node's worker does
     with only_errors(), tempfile.TemporaryDirectory() as temporary:
         folder = runs_dir or Path(temporary)

@@ -47,8 +47,11 @@ from benchmarks.cuda_rules import (
     takes_from_cpu,
     waits,
 )
+from flwr_distill.node import compiler
 
 ROOT = str(Path(__file__).resolve().parents[1])
+IN_BETWEEN = {__file__, compiler.__file__}
+"""Files that stand between a line of the project and PyTorch."""
 CPU, META = torch.device("cpu"), torch.device("meta")
 MEMORY = 80 * 2**30
 Kind = Literal["launch", "wait", "copy"]
@@ -567,7 +570,7 @@ def _line() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.startswith(ROOT) and "site-packages" not in file and file != __file__:
+        if file.startswith(ROOT) and "site-packages" not in file and file not in IN_BETWEEN:
             return f"{file[len(ROOT) + 1 :]}:{frame.f_lineno}"
         frame = frame.f_back
     return "?"

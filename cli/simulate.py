@@ -100,10 +100,14 @@ def simulate(
 
     # Threads of the server that wait in a loop would take cores from the workers.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from flwr_distill.node.compiler import put_off_compiler
+    from flwr_distill.node.kernel import keep_freed
     from flwr_distill.simulation.run import on_devices  # here: imports torch
     from flwr_distill.simulation.run import simulate as run
     from flwr_distill.simulation.workers import Config
 
+    put_off_compiler()
+    keep_freed()
     count = len(own) or nodes or DEFAULT_NODES
     configs: list[Config] = [
         {

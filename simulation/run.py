@@ -12,8 +12,6 @@ import torch
 from flwr.app import Context, RecordDict
 
 from flwr_distill.flower.task_identity import identify
-from flwr_distill.node.compiler import put_off_compiler
-from flwr_distill.node.kernel import keep_freed
 from flwr_distill.protocol.messages import SIMULATED
 from flwr_distill.simulation.coded import Coded
 from flwr_distill.simulation.grid import Pool, SimulationGrid
@@ -90,8 +88,6 @@ def simulate(
     with Workers(by_id, run_id, config, count, on_answer=on_answer) as started:
         from flwr_distill.server.app import main  # here: meanwhile the workers import theirs
 
-        put_off_compiler()
-        keep_freed()
         identify(0, run_id, 1)
         pool: Pool = started
         if policy is not None:

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.virtual_device import VirtualDevice
+from flwr_distill.node.compiler import PutOff
 
 INPUTS = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([0, 1, 2, 0, 1])
@@ -166,6 +167,16 @@ def test_launches_are_counted_with_the_line_that_asked_and_views_are_free(gpus):
     assert used.launches == 3
     assert sorted(dict(used.operations("launch"))) == ["aten.add", "aten.exp", "aten.sum"]
     assert [count for _, count in used.lines("launch")] == [2, 1]
+
+
+def test_a_launch_is_of_the_line_that_asked_where_the_compiler_is_put_off_too(gpus):
+    x = INPUTS.to("cuda")
+    kept_out = PutOff().disable(torch.exp, wrapping=False)  # as optimisers ask for their steps
+    with gpus.measured() as used:
+        kept_out(x)
+    ((line, count),) = used.lines("launch")
+    assert line.startswith("tests/gpu/test_virtual_device.py:")
+    assert count == 1
 
 
 def test_an_optimiser_steps_all_parameters_in_few_kernels(gpus):
