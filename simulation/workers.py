@@ -305,7 +305,7 @@ class Workers:
             code = worker.process.wait(timeout=5)
         except subprocess.TimeoutExpired:
             kill_group(worker.process)
-            code = worker.process.wait()
+            code = -signal.SIGKILL
         reason = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         self._deaths += 1
         if not worker.is_ready or self._deaths > MAX_DEATHS:

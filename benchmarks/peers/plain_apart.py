@@ -1,4 +1,4 @@
-"""Plain loops side by side, one a core, that exchange nothing: an upper bound for these cores."""
+"""Plain loops side by side, one a core, that exchange nothing: no cost of a federation."""
 
 import json
 import os

@@ -90,7 +90,7 @@ def _text(settings: Mapping[str, bool | int | float | str]) -> str:
 PLAIN = System("plain loop", _module("plain", OMP_NUM_THREADS="1"))
 """What ratios are to. One thread, as each process of the others has."""
 APART = System("plain loops apart", _module("plain_apart", OMP_NUM_THREADS="1"))
-"""One a core, without a common model: what no system on these cores can exceed."""
+"""One a core, without a common model: all cores without the cost of a federation."""
 WORKERS = System("ours, workers", _simulate)
 SYSTEMS = [
     PLAIN,

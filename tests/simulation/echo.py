@@ -10,6 +10,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 app = ClientApp()
+IMPORTED_BY = os.getpid()
 
 
 @app.query()
@@ -27,6 +28,7 @@ def echo(message, context):
         "asked": asked,
         "pid": os.getpid(),
         "parent": os.getppid(),
+        "imported-by": IMPORTED_BY,
         "place": context.node_config["place"],
         "path": sys.path,
         "faults": faults_of_freed_memory() if orders.get("allocate") else 0,

@@ -128,8 +128,10 @@ def test_a_node_stays_with_the_worker_that_has_its_data(pool):
 @pytest.mark.skipif(not can_fork(), reason="forks are not safe here: each worker imports the app")
 def test_workers_are_forks_of_one_process_that_has_imported_the_app(pool):
     workers = pool(count=2)
-    parents = {a["parent"] for a in replies(workers, [orders(0), orders(1)]).values()}
+    answers = replies(workers, [orders(0), orders(1)]).values()
+    parents = {answer["parent"] for answer in answers}
     assert len(parents) == 1
+    assert {answer["imported-by"] for answer in answers} == parents
     assert parents != {os.getpid()}
     (nursery,) = map(psutil.Process, parents)
     assert nursery.ppid() == os.getpid()
