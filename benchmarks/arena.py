@@ -18,7 +18,8 @@ those of this evaluation.
 
 ``--out`` keeps a line for each finished run in ``runs.jsonl``; what is there is not run again, so
 an interrupted arena continues. It also gets the tables (``arena.html``, ``arena.md``) and the heat
-map (``arena.png``). ``--quick`` is seed 0, ten rounds, five skews and seven strategies.
+map (``arena.png``). Where nothing else is given, ``--quick`` is seed 0, ten rounds, five skews and
+seven strategies.
 """
 
 import argparse
@@ -279,10 +280,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", choices=DATA, default="digits")
     parser.add_argument("--data-root", default="", help="folder of MNIST or CIFAR-10")
-    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
-    parser.add_argument("--skews", nargs="+", choices=SKEWS, default=list(SKEWS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES)
+    parser.add_argument("--skews", nargs="+", choices=SKEWS)
+    parser.add_argument("--seeds", type=int, nargs="+")
+    parser.add_argument("--rounds", type=int)
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="keep runs, tables and heat map there"
@@ -293,17 +294,19 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help=quick)
     arguments = parser.parse_args()
-    if arguments.quick:
-        arguments.seeds, arguments.rounds = [0], QUICK_ROUNDS
-        arguments.strategies, arguments.skews = QUICK_STRATEGIES, QUICK_SKEWS
+    strategies, skews, seeds, rounds = (
+        (QUICK_STRATEGIES, QUICK_SKEWS, [0], QUICK_ROUNDS)
+        if arguments.quick
+        else (STRATEGIES, SKEWS, [0, 1, 2], ROUNDS)
+    )
     if arguments.out is not None:
         arguments.out.mkdir(parents=True, exist_ok=True)
 
     runs = [
-        Run(strategy, skew, seed, arguments.rounds, arguments.data)
-        for seed in arguments.seeds
-        for skew in arguments.skews
-        for strategy in arguments.strategies
+        Run(strategy, skew, seed, arguments.rounds or rounds, arguments.data)
+        for seed in arguments.seeds or seeds
+        for skew in arguments.skews or skews
+        for strategy in arguments.strategies or strategies
         if arguments.data == "digits" or skew != "domains"
     ]
     kept = arguments.out and arguments.out / "runs.jsonl"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
@@ -27,6 +26,7 @@ from flwr_distill.node.nursery import NURSERY, SIMULATION, VIRTUAL_WORKER, can_f
 from flwr_distill.node.processes import Process, kill_group, start_bound, start_nursery, stop
 from flwr_distill.protocol.replies import UNKNOWN
 from flwr_distill.simulation.frames import Frame, SharedArrays, decode_content, encode_content
+from flwr_distill.simulation.memory import memory_folder
 from flwr_distill.task.errors import ReportedError
 
 GRACE = 30.0
@@ -38,8 +38,6 @@ MAX_DEATHS = 3
 Config = Mapping[str, bool | int | float | str]
 OnAnswer = Callable[[Message, float], None]
 CLIENT_APP = "flwr_distill.client.app:app"
-SHARED_MEMORY, MIN_ROOM = Path("/dev/shm"), 2**30
-"""Where models lie if it has so many bytes free (a container's often has 64 MB), else on disk."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """So that results do not depend on the number of workers, which share the cores."""
 
@@ -100,7 +98,7 @@ class Workers:
         self._on_answer = on_answer
         self._places = {node: place for place, node in enumerate(nodes)}
         self._resources = ExitStack()
-        self._folder = self._temporary(_shared_memory())
+        self._folder = self._resources.enter_context(memory_folder())
         self._shared = SharedArrays(self._folder, "server")
         self._start = {
             "app": app,
@@ -177,12 +175,8 @@ class Workers:
         self._selector.close()
         self._resources.close()
 
-    def _temporary(self, parent: Path | None = None) -> Path:
-        folder = TemporaryDirectory(prefix="flwr-distill-", dir=parent)
-        return Path(self._resources.enter_context(folder))
-
     def _start_nursery(self, app: str) -> None:
-        folder = self._temporary()
+        folder = Path(self._resources.enter_context(TemporaryDirectory(prefix="flwr-distill-")))
         module = app.partition(":")[0]
         nursery = start_nursery(folder, SIMULATION, [module], env=self._environment)
         self._resources.callback(stop, [nursery])
@@ -322,9 +316,3 @@ class Workers:
     def _refuse(self, task: _Task, reason: str) -> None:
         self._release(task)
         self._replies.append((task.message.metadata.message_id, Error(UNKNOWN, reason)))
-
-
-def _shared_memory() -> Path | None:
-    if not os.access(SHARED_MEMORY, os.W_OK):
-        return None
-    return SHARED_MEMORY if shutil.disk_usage(SHARED_MEMORY).free >= MIN_ROOM else None

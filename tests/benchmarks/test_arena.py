@@ -138,6 +138,17 @@ def test_quick_has_five_skews_and_seven_strategies(monkeypatch, tmp_path):
     assert {"arena.html", "arena.md", "arena.png"} <= {path.name for path in tmp_path.iterdir()}
 
 
+def test_quick_leaves_what_is_given(monkeypatch):
+    ran = []
+    monkeypatch.setattr(arena, "play_all", lambda runs, *rest: ran.extend(runs) or {})
+    given = ["--strategies", "fednova", "--seeds", "4", "5"]
+    monkeypatch.setattr(sys, "argv", ["arena", "--quick", *given])
+    arena.main()
+    assert {(run.strategy, run.seed) for run in ran} == {("fednova", 4), ("fednova", 5)}
+    assert {run.skew for run in ran} == set(arena.QUICK_SKEWS)
+    assert {run.rounds for run in ran} == {arena.QUICK_ROUNDS}
+
+
 def test_nodes_of_three_domains_share_no_sample_and_no_domain():
     dealt = arena._indices_of_domains()
     samples = np.concatenate([dealt[str(node)] for node in range(arena.NODES)])

@@ -14,6 +14,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from flwr_distill.node.nursery import can_fork
 from flwr_distill.simulation import workers as module
+from flwr_distill.simulation.memory import SHARED_MEMORY
 from flwr_distill.simulation.workers import WorkerError, Workers
 
 FIRST = 2**64 - 9
@@ -157,7 +158,7 @@ from tests.simulation.test_workers import FIRST, orders, replies
 from flwr_distill.simulation.workers import Workers
 
 workers = Workers({FIRST: {"place": 0}}, 1, {}, 1, "tests.simulation.echo:app")
-print(replies(workers, [orders(0)])["to-0"]["pid"], flush=True)
+print(replies(workers, [orders(0)])["to-0"]["pid"], workers._folder, flush=True)
 time.sleep(600)
 """
 
@@ -166,7 +167,7 @@ time.sleep(600)
 @pytest.mark.usefixtures("pool")
 def test_workers_end_with_a_server_that_is_killed():
     with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE) as server:
-        worker = int(server.stdout.readline())
+        worker = int(server.stdout.readline().split()[0])
         assert psutil.pid_exists(worker)
         server.kill()
     end = time.monotonic() + 30
@@ -202,3 +203,15 @@ def test_nothing_stays_in_shared_memory(pool):
     workers.close()
     assert not folder.exists()
     assert all(not os.path.exists(f"/proc/{w.process.pid}") for w in workers._workers)
+
+
+@pytest.mark.skipif(not os.access(SHARED_MEMORY, os.W_OK), reason="models lie on disk here")
+def test_memory_of_a_server_that_was_killed_is_freed_by_the_next(pool):
+    running = pool()
+    with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE) as server:
+        left = Path(server.stdout.readline().split()[1].decode())
+        server.kill()
+    assert left.exists()
+    pool()
+    assert not left.exists()
+    assert running._folder.exists()
