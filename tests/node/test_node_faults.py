@@ -135,6 +135,7 @@ def test_a_killed_part_restarts_and_the_run_goes_on_meanwhile(tiny: Any, part: s
 
 
 def test_a_node_killed_whole_leaves_no_process_and_comes_back(tiny: Any) -> None:
+    tiny.run({"phases": 1, "nodes": 2})  # a worker starts with the first message
     before = tiny.status(1)
     tiny.federation.nodes[1].kill()
     parts = [before[name] for name in ("supernode", "executor", "worker")]
