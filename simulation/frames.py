@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from flwr_distill.protocol.arrays import DecodedArray, as_arrays
+from flwr_distill.protocol.arrays import Arrays, DecodedArray, as_arrays
 
 _LENGTHS = struct.Struct("<III")
 MAX_INLINE = 32_768
@@ -95,13 +95,18 @@ class SharedArrays:
 
     def write(self, record: ArrayRecord) -> dict[str, Any]:
         """Write a record's arrays into a file; return its name, and where they are in it."""
-        name, end, places, parts = next(self._names), 0, [], []
-        for key, array in as_arrays(record).items():
-            start = end + -end % _ALIGNMENT
-            parts += [bytes(start - end), array.tobytes()]
-            end = start + array.nbytes
-            places.append([key, array.dtype.str, array.shape, start])
-        (self._folder / name).write_bytes(b"".join(parts))
+        return self.write_arrays(as_arrays(record))
+
+    def write_arrays(self, arrays: Arrays) -> dict[str, Any]:
+        """Write arrays into a file; see `write`."""
+        name, end, places = next(self._names), 0, []
+        with (self._folder / name).open("wb") as file:
+            for key, array in arrays.items():
+                start = end + -end % _ALIGNMENT
+                file.write(bytes(start - end))
+                file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+                end = start + array.nbytes
+                places.append([key, array.dtype.str, array.shape, start])
         return {"file": name, "arrays": places}
 
     def read(self, written: Mapping[str, Any]) -> dict[str, DecodedArray]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,9 @@ from flwr_distill.simulation.coded import Coded
 from flwr_distill.simulation.grid import Pool, SimulationGrid
 from flwr_distill.simulation.workers import Config, OnAnswer, Workers
 from flwr_distill.storage.store import DURABLE
+from flwr_distill.task.errors import ReportedError
+from flwr_distill.task.settings import TaskSettings
+from flwr_distill.task.source import read_dataset, take_dataset
 
 if TYPE_CHECKING:
     from flwr_distill.node.policy import Policy
@@ -89,6 +93,7 @@ def simulate(
         from flwr_distill.server.app import main  # here: meanwhile the workers import theirs
 
         identify(0, run_id, 1)
+        _share_dataset(started, config, nodes)
         pool: Pool = started
         if policy is not None:
             pool = guarded.Guarded(started, by_id, policy, run_id, config)
@@ -97,6 +102,15 @@ def simulate(
             Context(run_id, 1, {}, RecordDict(), config),
         )
     return runs_dir / str(run_id)
+
+
+def _share_dataset(workers: Workers, run_config: Config, nodes: Sequence[Config]) -> None:
+    """Have server and workers map one copy of the run's data set, where all read the same."""
+    roots = {str(node.get("data-root", "")) for node in nodes}
+    with suppress(ReportedError):  # of the settings or data: the server reports it
+        settings = TaskSettings.from_run_config(run_config)
+        if len(roots) == 1 and (read := read_dataset(settings, *roots)):
+            take_dataset(workers.share(read))
 
 
 def on_devices(nodes: Sequence[Config], device: str) -> list[Config]:

@@ -78,6 +78,14 @@ class Worker:
         reply["seconds"] = time.perf_counter() - started
         return Frame(reply, blobs)
 
+    def take_dataset(self, written: dict[str, Any]) -> None:
+        """Use the data set that the server has read."""
+        # here: the app is imported first
+        from flwr_distill.simulation.dataset import map_dataset
+        from flwr_distill.task.source import take_dataset
+
+        take_dataset(map_dataset(written, self._shared))
+
     def _read(self, written: dict[str, Any]) -> dict[str, DecodedArray]:
         name = written["file"]
         if name not in self._mapped:
@@ -106,7 +114,10 @@ def main() -> None:
                 frame = Frame.receive(connection, folder)
             except (EOFError, ConnectionError):
                 return
-            worker.answer(frame).send(connection, folder)
+            if "dataset" in frame.header:
+                worker.take_dataset(frame.header["dataset"])
+            else:
+                worker.answer(frame).send(connection, folder)
 
 
 if __name__ == "__main__":

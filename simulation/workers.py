@@ -25,9 +25,11 @@ from flwr.common import log
 from flwr_distill.node.nursery import NURSERY, SIMULATION, VIRTUAL_WORKER, can_fork
 from flwr_distill.node.processes import Process, kill_group, start_bound, start_nursery, stop
 from flwr_distill.protocol.replies import UNKNOWN
+from flwr_distill.simulation.dataset import map_dataset, write_dataset
 from flwr_distill.simulation.frames import Frame, SharedArrays, decode_content, encode_content
 from flwr_distill.simulation.memory import memory_folder
 from flwr_distill.task.errors import ReportedError
+from flwr_distill.task.source import ReadDataset
 
 GRACE = 30.0
 """Seconds beyond a message's time-to-live after which a worker that has not answered is killed."""
@@ -120,6 +122,7 @@ class Workers:
         self._environment = {**os.environ, **ONE_THREAD, **path}
         self._count = count
         self._workers: list[_Worker] = []
+        self._dataset: Frame | None = None
         if can_fork():
             self._start_nursery(app)
         else:
@@ -130,6 +133,19 @@ class Workers:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def share(self, read: ReadDataset) -> ReadDataset:
+        """Have all workers map a data set that this process has read; return it, mapped.
+
+        It is returned as it is if there is no room for it, and workers then read it.
+        """
+        written = write_dataset(read, self._shared, self._folder)
+        if written is None:
+            return read
+        self._dataset = Frame({"dataset": written})
+        for worker in self._workers:
+            self._dataset.send(worker.connection, self._folder)
+        return map_dataset(written, self._shared)
 
     def submit(self, messages: Sequence[Message]) -> None:
         """Queue messages; their ids are in their metadata."""
@@ -198,6 +214,8 @@ class Workers:
         worker = _Worker(process, ours)
         name = f"worker-{number}-{process.pid}"
         Frame({**self._start, "name": name}).send(ours, self._folder)
+        if self._dataset:
+            self._dataset.send(ours, self._folder)
         self._selector.register(ours, selectors.EVENT_READ, worker)
         return worker
 

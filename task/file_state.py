@@ -87,6 +87,18 @@ class ReadOnce(Generic[_P, _T]):
             remedy="wait until nothing writes there",
         )
 
+    def state(self, *args: _P.args, **kwargs: _P.kwargs) -> bytes | None:
+        """State of the files of a result that is cached; None if it is not."""
+        result = self._results.get((args, *sorted(kwargs.items())))
+        return result[0] if result else None
+
+    def take(self, result: _T, state: bytes, *args: _P.args, **kwargs: _P.kwargs) -> None:
+        """Cache what another process read, with its `state`, in place of what this one did."""
+        key = (args, *sorted(kwargs.items()))
+        if key in self._results:
+            self._total -= self._size(self._results.pop(key)[1])
+        self._keep(key, state, result)
+
     def cache_clear(self) -> None:
         """Drop all results."""
         self._results.clear()

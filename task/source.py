@@ -1,5 +1,6 @@
 """Data of a run: its spec, the parts of the nodes, the server's test samples."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,18 @@ from flwr_distill.task.file_state import read_once
 from flwr_distill.task.labels import LabelMap
 from flwr_distill.task.partition import check_partition, draw_samples, partition_indices
 from flwr_distill.task.settings import TaskSettings
+
+Split = tuple[float, int, int]
+"""Share of the test samples, most samples and seed of `split_again`."""
+
+
+@dataclass(frozen=True)
+class ReadDataset:
+    """A named data set as a process has read it: by its key, with the state of its files."""
+
+    key: tuple[str, str, bool, Split | None]
+    state: bytes
+    dataset: Dataset
 
 
 def open_columns(settings: TaskSettings) -> tuple[str, ...]:
@@ -85,6 +98,23 @@ def server_data(settings: TaskSettings) -> Dataset | None:
     if settings.dataset == PRIVATE:
         return None
     return _dataset_of(settings)
+
+
+def read_dataset(settings: TaskSettings, data_root: str = "") -> ReadDataset | None:
+    """The named data set, for `take_dataset` in another process.
+
+    None if nodes have their own, or its folder has too many files to see whether it changes.
+    """
+    if settings.dataset == PRIVATE:
+        return None
+    key = _dataset_key(settings, data_root)
+    dataset, state = _dataset(*key), _dataset.state(*key)
+    return None if state is None else ReadDataset(key, state, dataset)
+
+
+def take_dataset(read: ReadDataset) -> None:
+    """Have this process use what another one read, until the files change."""
+    _dataset.take(read.dataset, read.state, *read.key)
 
 
 def partition_samples(
@@ -166,21 +196,21 @@ def source_files(settings: TaskSettings, data_root: str = "") -> list[Path]:
 
 def _dataset_of(settings: TaskSettings, data_root: str = "") -> Dataset:
     """The named data set, from this machine's `data_root` if there is one, split by the run."""
+    return _dataset(*_dataset_key(settings, data_root))
+
+
+def _dataset_key(settings: TaskSettings, data_root: str) -> tuple[str, str, bool, Split | None]:
     own = settings.partition
     split = (own.test_share, own.max_samples, settings.seed) if own.test_share else None
-    return _dataset(settings.dataset, data_root or settings.data_root, settings.download, split)
+    return settings.dataset, data_root or settings.data_root, settings.download, split
 
 
-def _dataset_files(
-    name: str, data_root: str, download: bool, split: tuple[float, int, int] | None
-) -> list[Path]:
+def _dataset_files(name: str, data_root: str, download: bool, split: Split | None) -> list[Path]:
     return dataset_files(name, data_root or None)
 
 
 @read_once(_dataset_files, maxsize=2)
-def _dataset(
-    name: str, data_root: str, download: bool, split: tuple[float, int, int] | None
-) -> Dataset:
+def _dataset(name: str, data_root: str, download: bool, split: Split | None) -> Dataset:
     dataset = load_dataset(name, data_root or None, download=download)
     return split_again(dataset, *split) if split else dataset
 

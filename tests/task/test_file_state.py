@@ -82,6 +82,18 @@ def test_what_is_unchanged_is_read_once_and_what_has_changed_again(reader):
     assert state_of([file, file.with_name("missing")]) != before
 
 
+def test_what_another_process_read_is_used_until_the_file_changes(reader):
+    file, read, calls = reader
+    assert read.state(file.name) is None
+    read.take("theirs", state_of([file]), file.name)
+    assert read.state(file.name) == state_of([file])
+    assert (read(file.name), calls) == ("theirs", [])
+    file.write_text("new")
+    assert (read(file.name), calls) == ("new", [file.name])
+    read.take("late", b"another state", file.name)
+    assert read(file.name) == "new"
+
+
 def test_a_bounded_number_of_results_is_kept(reader):
     file, read, calls = reader
     names = [file.name, "b", "c", file.name]
