@@ -12,7 +12,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from logging import WARNING
 from pathlib import Path
@@ -144,7 +144,8 @@ class Workers:
             return read
         self._dataset = Frame({"dataset": written})
         for worker in self._workers:
-            self._dataset.send(worker.connection, self._folder)
+            with suppress(OSError):  # one that has died is replaced when it is to work
+                self._dataset.send(worker.connection, self._folder)
         return map_dataset(written, self._shared)
 
     def submit(self, messages: Sequence[Message]) -> None:

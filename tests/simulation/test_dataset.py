@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from flwr_distill.node.nursery import can_fork
+from flwr_distill.simulation import workers
 from flwr_distill.simulation.dataset import map_dataset, write_dataset
 from flwr_distill.simulation.frames import SharedArrays
 from flwr_distill.simulation.run import on_devices, simulate
@@ -66,7 +68,9 @@ def test_data_that_nodes_have_of_their_own_are_not_read():
 
 
 @pytest.mark.slow
-def test_only_the_server_reads_the_data_set(tmp_path, monkeypatch):
+@pytest.mark.parametrize("fork", [True, False])
+def test_only_the_server_reads_the_data_set(tmp_path, monkeypatch, fork):
+    monkeypatch.setattr(workers, "can_fork", lambda: fork and can_fork())
     readers = tmp_path / "readers"
     monkeypatch.setenv("FLWR_DISTILL_TEST_READERS", str(readers))
     monkeypatch.setattr(f"{__name__}.READERS", readers)

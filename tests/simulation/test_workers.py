@@ -13,9 +13,12 @@ import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from flwr_distill.node.nursery import can_fork
+from flwr_distill.node.processes import kill_group
 from flwr_distill.simulation import workers as module
 from flwr_distill.simulation.memory import SHARED_MEMORY
 from flwr_distill.simulation.workers import WorkerError, Workers
+from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.source import ReadDataset
 
 FIRST = 2**64 - 9
 
@@ -215,3 +218,12 @@ def test_memory_of_a_server_that_was_killed_is_freed_by_the_next(pool):
     pool()
     assert not left.exists()
     assert running._folder.exists()
+
+
+def test_a_worker_that_dies_before_it_gets_the_data_set_is_reported(pool, monkeypatch):
+    monkeypatch.setattr(module, "can_fork", lambda: False)
+    workers = pool()
+    kill_group(workers._workers[0].process)
+    workers.share(ReadDataset(("digits", "", True, None), b"state", load_dataset("digits")))
+    with pytest.raises(WorkerError, match="SIGKILL"):
+        replies(workers, [orders(0)])
