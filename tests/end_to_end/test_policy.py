@@ -93,6 +93,7 @@ def _answer_with_more(self, message, context):
     reply = _answer(self, message, context)
     if reply.has_content() and message.metadata.message_type == "train":
         pixels = Session.of(context).data.train.inputs.flatten().tolist()[:64]
+        metrics = reply.content["metrics"]
         reply.content[{where}] = {what}
     return reply
 
@@ -164,7 +165,9 @@ def test_a_hospitals_node_keeps_every_rule_against_real_runs_and_changed_apps(
         (run,) = with_policy(ample | {"bundles": ["0" * 64]}, (ROOT, alone))
         (known,) = re.findall("the app bundle ([0-9a-f]{64})", refused(run, "bundles"))
         changed = [
-            changed_app(tmp_path / "metric", '"metrics"', 'MetricRecord({"pixels": pixels})'),
+            changed_app(
+                tmp_path / "metric", '"metrics"', 'MetricRecord({**metrics, "pixels": pixels})'
+            ),
             changed_app(tmp_path / "array", '"more"', "ArrayRecord([np.array(pixels)])"),
         ]
         honest, *others = with_policy(
