@@ -13,6 +13,7 @@ import torch
 from flwr.app import Context, RecordDict
 
 from flwr_distill.flower.task_identity import identify
+from flwr_distill.node.kernel import trim_heap
 from flwr_distill.protocol.messages import SIMULATED
 from flwr_distill.simulation.coded import Coded
 from flwr_distill.simulation.grid import Pool, SimulationGrid
@@ -111,6 +112,8 @@ def _share_dataset(workers: Workers, run_config: Config, nodes: Sequence[Config]
         settings = TaskSettings.from_run_config(run_config)
         if len(roots) == 1 and (read := read_dataset(settings, *roots)):
             take_dataset(workers.share(read))
+            del read
+            trim_heap()  # of the copy that was read
 
 
 def on_devices(nodes: Sequence[Config], device: str) -> list[Config]:
