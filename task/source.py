@@ -34,7 +34,17 @@ Split = tuple[float, int, int]
 
 @dataclass(frozen=True)
 class ReadDataset:
-    """A named data set as a process has read it: by its key, with the state of its files."""
+    """A named data set as a process has read it.
+
+    Parameters
+    ----------
+    key : tuple
+        Its name, folder, whether it may be downloaded, and how the run splits it.
+    state : bytes
+        Of its files, when they were read; see `task.file_state.state_of`.
+    dataset : Dataset
+        What was read.
+    """
 
     key: tuple[str, str, bool, Split | None]
     state: bytes
