@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
-from pydantic_core import PydanticSerializationError
 
 from flwr_distill.simulation.frames import SharedArrays
 from flwr_distill.task.datasets import Dataset, DataSpec, RawSamples
@@ -28,7 +27,7 @@ def write_dataset(read: ReadDataset, shared: SharedArrays, folder: Path) -> dict
         return None
     try:
         spec = _SPEC.dump_python(read.dataset.spec, mode="json", warnings="error")
-    except PydanticSerializationError:
+    except ValueError:  # pydantic's, for what JSON cannot carry
         return None
     restored = _SPEC.validate_python(spec)
     if (restored, repr(restored)) != (read.dataset.spec, repr(read.dataset.spec)):
