@@ -31,7 +31,7 @@ FAST := -m "not slow and not faults and not docker and not matrix and not wheel"
 # All but what has a target of its own. Three workers, as tests of processes mostly wait; a file is one
 # worker's, which shares its federations, and files of slow tests come first (tests/conftest.py).
 CHECKS := -m "not all_faults and not docker and not matrix and not wheel" \
-	-n 3 --dist loadfile --no-loadscope-reorder
+	-n 3 --dist loadfile --no-loadscope-reorder --durations 30 --durations-min 5
 
 OUT ?= gpu-results
 PARTS ?=
