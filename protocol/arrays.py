@@ -250,5 +250,5 @@ def digest(content: str, arrays: Arrays) -> str:
     """SHA-256 of a text and of arrays by name."""
     found = hashlib.sha256(content.encode())
     for name in sorted(arrays):
-        found.update(arrays[name].reshape(-1).view(np.uint8).data)
+        found.update(_in_c_order(arrays[name]).reshape(-1).view(np.uint8).data)
     return found.hexdigest()
