@@ -37,8 +37,8 @@ from flwr_distill.links.streams import (
 )
 from flwr_distill.storage.store import NodeStore
 
-EXPIRY = 3600.0
-"""Seconds after which an unopened parcel is removed."""
+EXPIRY = 86_400.0
+"""Seconds after which an unopened parcel is removed: as long as an app has for any message."""
 
 _OPTIONS = [
     ("grpc.so_reuseport", 0),

@@ -190,14 +190,10 @@ def _keep(received: _Received) -> None:
     if (coding := received.coding) is None or not coding.version:
         return
     models = LinkFolder(received.store).models
-    names = set(models.names())
-    for name in names - {coding.version, *coding.keep}:
+    for name in set(models.names()) - {coding.version, *coding.keep}:
         models.remove(name)
-    if coding.version not in names:
-        whole = {
-            name: np.require(array, requirements="C") for name, array in received.model.items()
-        }
-        models.write(coding.version, save(whole))
+    if coding.version != coding.base:  # else it was read from there, and is whole
+        models.write(coding.version, save(dict(received.model)))
     for name, left_out in received.left_out.items():
         if left_out:
             received.store.at(coding.round).write(received.blob(name), save(dict(left_out)))

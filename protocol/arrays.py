@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from functools import cache
 from io import BytesIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message
@@ -179,7 +179,12 @@ def _values(name: str, array: Array) -> NDArray[np.generic]:
         raise ValueError(f"{name} cannot be read ({type(error).__name__})") from error
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiub":
         raise ValueError(f"{name} is not an array of numbers")
-    return values
+    return _in_c_order(values)
+
+
+def _in_c_order(values: NDArray[Any]) -> NDArray[Any]:
+    """The same values, as files of safetensors need them: bytes are written as they lie."""
+    return np.require(values, requirements="C")
 
 
 def _check_names(arrays: Mapping[str, object], like: Arrays) -> None:
@@ -228,7 +233,8 @@ def record_of(model: nn.Module) -> ArrayRecord:
 
 def arrays_of(model: nn.Module) -> dict[str, NDArray[np.generic]]:
     """A model's state as arrays on the CPU."""
-    return {name: value.detach().cpu().numpy() for name, value in model.state_dict().items()}
+    state = model.state_dict()
+    return {name: _in_c_order(value.detach().cpu().numpy()) for name, value in state.items()}
 
 
 def trained_names(model: nn.Module) -> list[str]:
@@ -244,5 +250,5 @@ def digest(content: str, arrays: Arrays) -> str:
     """SHA-256 of a text and of arrays by name."""
     found = hashlib.sha256(content.encode())
     for name in sorted(arrays):
-        found.update(arrays[name].reshape(-1).view(np.uint8).data)
+        found.update(_in_c_order(arrays[name]).reshape(-1).view(np.uint8).data)
     return found.hexdigest()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -161,12 +161,12 @@ def coded(
     return result, left
 
 
-def check_claims(record: ArrayRecord, most: int) -> None:
-    """Check that the arrays of a record, once decoded, have no more than so many bytes.
+def check_claims(arrays: Iterable[Array], most: int) -> None:
+    """Check that coded ones among arrays, once decoded, have no more than so many bytes.
 
     Raises CodecError if they have.
     """
-    size = sum(4 * abs(math.prod(a.shape)) for a in record.values() if a.stype.startswith(PREFIX))
+    size = sum(4 * abs(math.prod(a.shape)) for a in arrays if a.stype.startswith(PREFIX))
     if size > most:
         raise CodecError(f"coded arrays of more than the {most:,} bytes allowed")
 
@@ -206,7 +206,7 @@ def decoded(
         if codec == EXACT:
             if not exact:
                 raise CodecError(f"{name} is packed without loss, and no message asks for that")
-            check_claims(ArrayRecord({name: array}), MAX_RATIO * len(array.data))
+            check_claims([array], MAX_RATIO * len(array.data))
             own = None
         elif start is not None and (
             own is None or (own.shape, str(own.dtype)) != (shape, array.dtype)

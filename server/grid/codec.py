@@ -21,7 +21,7 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.common import log
 
 from flwr_distill.base.text import listed
-from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record, num_bytes
+from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record
 from flwr_distill.protocol.coded import (
     BESIDE,
     CODEC,
@@ -176,17 +176,18 @@ class ModelCodec:
         if sent is None:
             message_id, base = self._asked.pop(reply.metadata.src_node_id, ("", ""))
             if model is not None and message_id == reply.metadata.reply_to_message_id:
-                check_claims(model, most)
+                check_claims(model.values(), most)
                 start = self._versions[base].arrays if base in self._versions else {}
                 reply.content[ARRAYS] = decoded(model, start)
         if sent is None or not self.is_used:
             return
         if model is not None:
             reply.content[ARRAYS] = decoded(model, as_arrays(sent), exact=False)
-        for name in self.beside:
-            if (record := reply.content.array_records.get(name)) is not None:
-                check_claims(record, num_bytes(sent))
-                reply.content[name] = decoded(record, exact=False)
+        records = reply.content.array_records
+        beside = {name: records[name] for name in self.beside if name in records}
+        check_claims((array for each in beside.values() for array in each.values()), most)
+        for name, record in beside.items():
+            reply.content[name] = decoded(record, exact=False)
 
     def note(self, reply: Message, *, counts: bool) -> None:
         """Note what a node's reply shows: what the node has, and whether its reply counts."""
@@ -281,7 +282,7 @@ class ModelCodec:
             if version.source == source:
                 return version
         codec, is_delta = codec_of(self.down)
-        base = self._most_known(nodes) if is_delta else None
+        base = self._most_known(nodes, arrays) if is_delta else None
         if is_delta and base is None:
             codec = WHOLE
         if codec == "float32":
@@ -295,10 +296,17 @@ class ModelCodec:
         self._versions[version.name] = version
         return version
 
-    def _most_known(self, nodes: Sequence[int]) -> _Version | None:
-        """The version that most of these nodes have; of several, the latest."""
+    def _most_known(self, nodes: Sequence[int], arrays: Arrays) -> _Version | None:
+        """The version of such arrays that most of these nodes have; of several, the latest.
+
+        Nodes read a model only if it is about as large as what is built on it.
+        """
         counts = Counter(name for node in nodes for name in self._known.get(node, []))
-        known = [version for name, version in self._versions.items() if counts[name]]
+        known = [
+            version
+            for name, version in self._versions.items()
+            if counts[name] and _shapes(version.arrays) == _shapes(arrays)
+        ]
         return max(reversed(known), key=lambda version: counts[version.name], default=None)
 
     def _coded(
@@ -363,6 +371,10 @@ def codec_of_run(settings: RunSettings, method: Method | None = None) -> ModelCo
             remedy="set it to float32 (down-codec may stay), or secure-sums to false",
         )
     return codec
+
+
+def _shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:
+    return {name: array.shape for name, array in arrays.items()}
 
 
 def _seed(*parts: object) -> int:

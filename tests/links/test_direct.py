@@ -14,7 +14,7 @@ from flwr_distill.links.credentials import Credentials
 from flwr_distill.links.folder import LinkFolder, remove_expired
 from flwr_distill.links.links_pb2 import Header, Part
 from flwr_distill.links.links_pb2_grpc import MailboxStub
-from flwr_distill.links.mailbox import Mailbox, start_server
+from flwr_distill.links.mailbox import EXPIRY, Mailbox, start_server
 from flwr_distill.links.records import Route, Waybill
 from tests.errors import at
 
@@ -162,6 +162,16 @@ def test_what_nobody_took_expires_and_the_rest_stays(receiver, links_of):
     remove_expired(receiver.state_dir, expiry=50)
     assert receiver.mailbox == [fresh.token]
     assert (folder / "key").exists()
+
+
+def test_a_parcel_waits_as_long_as_the_message_that_takes_it_may(receiver, links_of):
+    """Of a slow node's sector, or of a node in quiet hours, that is hours."""
+    route = route_to(links_of(receiver))
+    direct.deliver(SEALED, route, RUN, None, 10)
+    sent = time.time() - 0.99 * 86_400  # the longest that a node's app has for a message
+    os.utime(receiver.store.folder / "links" / "mailbox" / route.token, (sent, sent))
+    remove_expired(receiver.state_dir, EXPIRY)
+    assert receiver.mailbox == [route.token]
 
 
 def test_a_port_that_is_taken_is_an_error_with_the_settings_name(receiver, party):

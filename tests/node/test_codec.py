@@ -95,6 +95,16 @@ def test_a_model_that_is_no_longer_there_is_named_and_nothing_is_built_on_it(dam
         codec.receive(message(record, base=version_of(START)))
 
 
+def test_a_damaged_model_is_replaced_by_the_next_whole_one(tmp_path):
+    """Else each model that builds on it fails, whole ones in between or not."""
+    codec, same = NodeCodec(tmp_path), message(unchanged(START), base=version_of(START))
+    answered(codec, message(as_record(START)))
+    (file,) = tmp_path.rglob("links/models/*")
+    file.write_bytes(file.read_bytes()[:-1])
+    answered(codec, message(as_record(START)))
+    assert answered(codec, same).has_content()
+
+
 def test_a_message_that_does_not_give_the_servers_model_is_not_trained(tmp_path):
     other = {"w": START["w"] + 1}
     with pytest.raises(CodecError, match="not the one that the server coded"):

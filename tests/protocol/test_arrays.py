@@ -2,12 +2,16 @@
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from hypothesis import given
 from hypothesis.extra.numpy import array_shapes, arrays
+from safetensors.numpy import load, save
+from torch import nn
 
 from benchmarks.in_process import InProcessGrid
 from flwr_distill.protocol.arrays import (
+    arrays_of,
     as_arrays,
     as_record,
     check_arrays,
@@ -177,3 +181,14 @@ def test_a_decoded_array_passes_between_rays_processes():
     decode(record)
     (array,) = cloudpickle.loads(cloudpickle.dumps(list(record.values())))
     assert array.numpy().tolist() == [0, 1, 2]
+
+
+def test_files_of_received_arrays_have_their_values_in_whatever_order_these_lay():
+    """safetensors writes bytes as they lie in memory, and names no order."""
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    record = ArrayRecord({"w": Array(np.asfortranarray(values))})
+    np.testing.assert_array_equal(load(save(as_arrays(record)))["w"], values)
+    np.testing.assert_array_equal(load(save(dict(finite_arrays(record))))["w"], values)
+    layer = nn.Linear(3, 2, bias=False)
+    layer.weight = nn.Parameter(torch.from_numpy(values).T.contiguous().T)
+    np.testing.assert_array_equal(load(save(arrays_of(layer)))["weight"], values)

@@ -218,3 +218,10 @@ def test_models_of_other_names_shapes_or_types_have_other_hashes():
     others = [{"a": zeros}, {"b": zeros}, {"a": zeros.reshape(3, 4)}, {"a": zeros.view(np.int32)}]
     others += [{"a": zeros[:1], "b": zeros[1:]}]
     assert len({version_of(arrays) for arrays in others}) == len(others)
+
+
+def test_a_models_hash_is_of_its_values_however_these_lie_in_memory():
+    values = np.arange(12, dtype=np.float32)
+    for own in (values[::2], values[::-1], values.reshape(3, 4).T, values[:0], values[3]):
+        array = np.asarray(own)
+        assert version_of({"a": array}) == version_of({"a": array.copy("C")})

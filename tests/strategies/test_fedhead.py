@@ -72,6 +72,19 @@ def test_without_distillation_a_round_is_fedavg(client_grid, by_hand, sectors):
     assert_equal(found, (expected))
 
 
+def test_a_model_of_transposed_weights_is_averaged_as_any_other(client_grid):
+    """Flower sends such arrays as they lie in memory, and nodes keep the model in files."""
+    usual, transposed = start(), ArrayRecord()
+    for name, array in usual.items():
+        transposed[name] = Array(np.asfortranarray(array.numpy()))
+    settings = {"sectors": 1, "up_codec": "float16"}
+    found, expected = (
+        play(strategy_of(**settings), client_grid(3, RUN_CONFIG), 1, arrays)
+        for arrays in (transposed, usual)
+    )
+    assert_equal(found, expected, atol=0)
+
+
 def test_a_leader_with_few_of_its_sectors_classes_is_not_asked_to_distil(client_grid, caplog):
     """Of nodes 0 to 3 with three classes each, whoever leads holds a third of nine."""
     caplog.set_level(logging.INFO, logger="flwr")

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
-from flwr_distill.protocol.arrays import as_record
+from flwr_distill.node.codec import NodeCodec
+from flwr_distill.protocol.arrays import as_arrays, as_record
 from flwr_distill.protocol.codecs import EXACT, CodecError
 from flwr_distill.protocol.coded import BESIDE, coded
 from flwr_distill.protocol.messages import ARRAYS
@@ -76,3 +77,38 @@ def test_models_to_which_answers_are_differences_do_not_pile_up_over_rounds():
     gc.collect()
     assert len(codec._asked) == rounds
     assert sum(kept() is not None for kept in models) <= MAX_VERSIONS + 1
+
+
+def test_what_is_beside_a_model_may_be_larger_than_it():
+    """As two moments of each weight are; what any reply may have bounds it."""
+    codec = codec_for([1])
+    message = push(codec, 1, "train", {ARRAYS: as_record(noise(0)), "variate": as_record(noise(1))})
+    moments = coded(as_record(noise(2, size=3000)), "int8", np.random.default_rng(0))[0]
+    for most, is_read in ((12_000, True), (11_999, False)):
+        reply = Message(RecordDict({"variate": moments}), reply_to=message)
+        if is_read:
+            codec.decode(message, reply, most)
+            assert reply.content["variate"]["w"].numpy().shape == (3000,)
+        else:
+            with pytest.raises(CodecError):
+                codec.decode(message, reply, most)
+
+
+def test_models_of_several_sizes_in_turn_reach_a_node(tmp_path):
+    """As a whole model and its head alone do; none is built on one that is unlike it."""
+    server, node = ModelCodec(down="delta-int8", up="int8"), NodeCodec(tmp_path)
+    server.meet({1: "1"}, {1: ("int8",)})
+    large = noise(0, size=600_000)
+    for number, model in enumerate([large, noise(1), large, noise(2), noise(3)]):
+        message = Message(RecordDict({ARRAYS: as_record(model)}), 1, "train")
+        message.metadata.__dict__.update(_message_id=str(number), _run_id=5)
+        with server.coding([message]):
+            sent = Message(RecordDict(dict(message.content)), 1, "train")
+        sent.metadata.__dict__.update(vars(message.metadata))
+        assert node.receive(sent)
+        trained = {"w": as_arrays(sent.content[ARRAYS])["w"] + np.float32(1)}
+        reply = Message(RecordDict({ARRAYS: as_record(trained)}), reply_to=sent)
+        reply = node.finish(reply, node.encode(reply), sent)
+        server.decode(message, reply, MOST)
+        server.note(reply, counts=reply.has_content())
+        np.testing.assert_allclose(reply.content[ARRAYS]["w"].numpy(), model["w"] + 1, atol=0.02)
