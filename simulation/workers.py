@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from itertools import count as counter
 from logging import WARNING
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 from flwr.app import ArrayRecord, Error, Message, RecordDict
@@ -150,7 +149,7 @@ class Workers:
             return read
         self._dataset = Frame({"dataset": written})
         for worker in self._workers:
-            with suppress(OSError):  # one that has died is replaced when it is to work
+            with suppress(ConnectionError):  # one that has died is replaced when it is to work
                 self._dataset.send(worker.connection, worker.folder)
         return map_dataset(written, self._shared)
 
@@ -199,11 +198,10 @@ class Workers:
         self._resources.close()
 
     def _start_nursery(self, app: str) -> None:
-        folder = Path(self._resources.enter_context(TemporaryDirectory(prefix="flwr-distill-")))
         module = app.partition(":")[0]
-        nursery = start_nursery(folder, SIMULATION, [module], env=self._environment)
+        nursery = start_nursery(self._folder, SIMULATION, [module], env=self._environment)
         self._resources.callback(stop, [nursery])
-        self._environment[NURSERY] = str(folder)
+        self._environment[NURSERY] = str(self._folder)
 
     def _start_workers(self) -> None:
         while len(self._workers) < self._count:

@@ -92,7 +92,7 @@ def test_an_error_that_an_app_replies_is_the_nodes_and_its_state_counts(pool):
     assert replies(workers, [orders(0)])["to-0"]["asked"] == 2
 
 
-def test_a_fork_that_answers_in_its_workers_place_costs_no_other_node_its_answer(pool):
+def test_a_fork_that_answers_in_its_workers_place_is_not_taken_for_another_node(pool):
     workers = pool(nodes=3)
     answers = replies(workers, [orders(0, fork="and answer"), orders(1), orders(2)])
     answers |= replies(workers, [orders(1), orders(2)])
