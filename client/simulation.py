@@ -99,7 +99,7 @@ def trained_together(context: Context, content: RecordDict) -> RecordDict | None
     """Model and metrics for a train message, made for several virtual nodes at once.
 
     None if the node has to train alone. Results stay in the run's folder until they are used or
-    another round begins, under the round and the server's name for the batch.
+    a later round begins, under the round and the server's name for the batch.
     """
     if TOGETHER not in content.config_records:
         return None
@@ -118,7 +118,7 @@ def trained_together(context: Context, content: RecordDict) -> RecordDict | None
     folder = run / f"{round_name}{int(batch[BATCH])}"  # type: ignore[arg-type]
     with locked(run / f".{_RESULTS}{name}"):
         if not (folder / f"done-{name}").exists():
-            _drop_other_rounds(run, round_name)
+            _drop_earlier_rounds(run, round_name)
             folder.mkdir(exist_ok=True, mode=0o700)
             for partition, payload in _train(context, content, partitions[group::num_groups]):
                 (folder / str(partition)).write_bytes(payload)  # needs to outlast nothing
@@ -178,9 +178,10 @@ def _reply(payload: bytes, num_examples: int, names: ArrayRecord) -> RecordDict:
     return RecordDict({METRICS: metrics, ARRAYS: ArrayRecord(arrays)})
 
 
-def _drop_other_rounds(run: Path, round_name: str) -> None:
+def _drop_earlier_rounds(run: Path, round_name: str) -> None:
+    """Not later ones, to which other processes write: this message may be a late one."""
     for folder in run.glob(f"{_RESULTS}*"):
-        if not folder.name.startswith(round_name):
+        if folder.name < round_name:
             shutil.rmtree(folder, ignore_errors=True)
 
 

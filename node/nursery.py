@@ -224,6 +224,8 @@ class Nursery:
             module, *arguments = request["command"]
             sys.argv = [module, *arguments]
             name_process(module.partition(".")[2])
+            if numpy_random := sys.modules.get("numpy.random"):
+                numpy_random.seed()  # Python's own generator does so: forks would draw the same
             importlib.invalidate_caches()
             site.addsitepackages(None)  # packages installed since the nursery started
             importlib.import_module(module).main()

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from flwr_distill.simulation.frames import SharedArrays
+from flwr_distill.simulation.frames import SharedArrays, SharedMemoryError
 from flwr_distill.task.datasets import Dataset, DataSpec, RawSamples
 from flwr_distill.task.source import ReadDataset
 
@@ -17,22 +17,25 @@ _SPEC = TypeAdapter(DataSpec)
 def write_dataset(read: ReadDataset, shared: SharedArrays, folder: Path) -> dict[str, Any] | None:
     """Write a data set into the folder of shared arrays; return what `map_dataset` takes, as JSON.
 
-    None if there is not room for it twice, or a plug-in gave it a spec that JSON cannot carry.
+    None if there is not room for it twice, or a plug-in gave it a spec that JSON cannot carry, or
+    samples of a class of its own.
     """
     parts = {"train": read.dataset.train, "test": read.dataset.test}
     arrays: dict[str, Any] = {}
     for part, samples in parts.items():
         arrays |= {f"{part}.images": samples.images, f"{part}.labels": samples.labels}
+    if {type(read.dataset), *map(type, parts.values())} != {Dataset, RawSamples}:
+        return None
     if shutil.disk_usage(folder).free < 2 * sum(array.nbytes for array in arrays.values()):
         return None
     try:
         spec = _SPEC.dump_python(read.dataset.spec, mode="json", warnings="error")
-    except ValueError:  # pydantic's, for what JSON cannot carry
+        restored = _SPEC.validate_python(spec)
+        if (restored, repr(restored)) != (read.dataset.spec, repr(read.dataset.spec)):
+            return None  # fingerprints have its text
+        written = shared.write_arrays(arrays)
+    except (ValueError, SharedMemoryError):  # of pydantic; others have taken the room
         return None
-    restored = _SPEC.validate_python(spec)
-    if (restored, repr(restored)) != (read.dataset.spec, repr(read.dataset.spec)):
-        return None  # fingerprints have its text
-    written = shared.write_arrays(arrays)
     return {"key": read.key, "state": read.state.hex(), "spec": spec, "arrays": written}
 
 

@@ -11,16 +11,18 @@ import os
 import secrets
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flwr_distill.protocol.arrays import Arrays, DecodedArray, as_arrays
+from flwr_distill.task.errors import ReportedError
 
 _LENGTHS = struct.Struct("<III")
 MAX_INLINE = 32_768
@@ -30,6 +32,10 @@ _KINDS: dict[str, type[MetricRecord] | type[ConfigRecord]] = {
     "metrics": MetricRecord,
     "config": ConfigRecord,
 }
+
+
+class SharedMemoryError(ReportedError):
+    """The folder for arrays and large frames is full."""
 
 
 @dataclass
@@ -45,7 +51,8 @@ class Frame:
         content, name = header + self.blobs, b""
         if len(content) > MAX_INLINE:
             name = f"frame-{secrets.token_hex(8)}".encode()
-            (folder / name.decode()).write_bytes(content)
+            with _written(folder / name.decode()) as file:
+                file.write(content)
         lengths = _LENGTHS.pack(len(header), len(self.blobs), len(name))
         connection.sendall(lengths + (name or content))
 
@@ -100,7 +107,7 @@ class SharedArrays:
     def write_arrays(self, arrays: Arrays) -> dict[str, Any]:
         """Write arrays into a file; see `write`."""
         name, end, places = next(self._names), 0, []
-        with (self._folder / name).open("wb") as file:
+        with _written(self._folder / name) as file:
             for key, array in arrays.items():
                 start = end + -end % _ALIGNMENT
                 file.write(bytes(start - end))
@@ -124,6 +131,19 @@ class SharedArrays:
     def delete(self, name: str) -> None:
         """Delete a file; who has mapped it keeps its arrays."""
         (self._folder / name).unlink(missing_ok=True)
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[BinaryIO]:
+    """Write a file; what there is no room for is deleted."""
+    try:
+        with path.open("wb") as file:
+            yield file
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise SharedMemoryError(
+            f"not writable: {error.strerror}", where=path.parent, remedy="free space there"
+        ) from error
 
 
 def encode_values(record: MetricRecord | ConfigRecord, blobs: bytearray) -> dict[str, Any]:

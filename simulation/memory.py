@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 
 SHARED_MEMORY, MIN_ROOM = Path("/dev/shm"), 2**30
 """Where models lie if it has so many bytes free (a container's often has 64 MB), else on disk."""
@@ -18,7 +18,7 @@ def memory_folder() -> Iterator[Path]:
     """Make a folder, in memory if there is room, and delete it after the block.
 
     Folders of servers that were killed are deleted first: they would take memory until the machine
-    restarts. A server that runs has its folder locked.
+    restarts, or disk. A server that runs has its folder locked.
     """
     parent = _shared_memory()
     while True:
@@ -29,13 +29,14 @@ def memory_folder() -> Iterator[Path]:
 
 
 def _shared_memory() -> Path | None:
-    if not os.access(SHARED_MEMORY, os.W_OK):
-        return None
-    for left in SHARED_MEMORY.glob(f"{PREFIX}*"):
-        with suppress(OSError), _locked(left, fcntl.LOCK_NB) as is_there:
-            if is_there:
-                shutil.rmtree(left)
-    return SHARED_MEMORY if shutil.disk_usage(SHARED_MEMORY).free >= MIN_ROOM else None
+    for parent in (SHARED_MEMORY, Path(gettempdir())):
+        for left in parent.glob(f"{PREFIX}*"):
+            with suppress(OSError), _locked(left, fcntl.LOCK_NB) as is_there:
+                if is_there:
+                    shutil.rmtree(left)
+    is_writable = os.access(SHARED_MEMORY, os.W_OK)
+    has_room = is_writable and shutil.disk_usage(SHARED_MEMORY).free >= MIN_ROOM
+    return SHARED_MEMORY if has_room else None
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """A worker of a simulation: answers messages to virtual nodes with the ClientApp, one by one.
 
 ``python -m flwr_distill.simulation.worker FD FOLDER``, started by `simulation.workers` or forked by
-a nursery; FD is a socket, FOLDER is in memory.
+a nursery; FD is a socket, FOLDER is the worker's, in memory.
 """
 
 import gc
@@ -14,12 +14,13 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Message
+from flwr.app import ArrayRecord, Context, Message
 
 from flwr_distill.flower.task_identity import identify
 from flwr_distill.node.compiler import put_off_compiler
 from flwr_distill.node.kernel import keep_freed
 from flwr_distill.protocol.arrays import DecodedArray
+from flwr_distill.protocol.replies import UNKNOWN
 from flwr_distill.simulation.frames import Frame, SharedArrays, decode_content, encode_content
 from flwr_distill.task.plugin import import_object
 
@@ -33,13 +34,15 @@ class Worker:
     Parameters
     ----------
     start : dict
-        ``app``, the ClientApp as ``module:name``; ``name`` of the worker, ``run_id``,
-        ``run_config``, and the config of each node in ``nodes``, by its place.
+        ``app``, the ClientApp as ``module:name``; ``run_id``, ``run_config``, and the config of
+        each node in ``nodes``, by its place.
+    folder : Path
+        For what it writes; the one above is shared by server and workers.
     """
 
     def __init__(self, start: dict[str, Any], folder: Path) -> None:
         self._app: Any = import_object(start["app"])
-        self._shared = SharedArrays(folder, start["name"])
+        self._shared = SharedArrays(folder.parent, f"{folder.name}/reply")
         self._run_id, self._run_config = start["run_id"], start["run_config"]
         self._nodes: list[dict[str, Any]] = start["nodes"]
         identify(0, self._run_id, 1)  # as the server, whose messages these are
@@ -49,6 +52,12 @@ class Worker:
         """The frame of a reply; an exception's text in its place if the app raises one."""
         request, blobs, started = frame.header, bytearray(), time.perf_counter()
         reply: dict[str, Any] = {"id": request["id"]}
+        written: list[dict[str, Any]] = []
+
+        def write(record: ArrayRecord) -> dict[str, Any]:
+            written.append(self._shared.write(record))
+            return written[-1]
+
         try:
             state = decode_content(request["state"], self._read, frame.blobs)
             context = Context(
@@ -69,12 +78,18 @@ class Worker:
                 _message_id=request["id"], _run_id=self._run_id, _created_at=request["created"]
             )
             answer = self._app(message, context)
-            reply["content"] = encode_content(answer.content, self._shared.write, blobs)
-            reply["state"] = encode_content(context.state, self._shared.write, blobs)
+            if answer.has_error():
+                reply["error"] = answer.error.code, answer.error.reason
+            else:
+                reply["content"] = encode_content(answer.content, write, blobs)
+            reply["state"] = encode_content(context.state, write, blobs)
         except Exception as error:  # whatever the app raises is its answer
             logging.getLogger("flwr").debug("node %d", request["place"], exc_info=True)
-            reply = {"id": request["id"], "error": f"{type(error).__name__}: {error}"}
+            reason = f"{type(error).__name__}: {error}"
+            reply = {"id": request["id"], "error": (UNKNOWN, reason)}
             blobs.clear()
+            for record in written:
+                self._shared.delete(record["file"])
         reply["seconds"] = time.perf_counter() - started
         return Frame(reply, blobs)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,9 +15,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from itertools import count as counter
 from logging import WARNING
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 from flwr.app import ArrayRecord, Error, Message, RecordDict
@@ -36,7 +37,7 @@ GRACE = 30.0
 AHEAD = 2
 """Messages that a worker has at a time: the one it answers and the next."""
 MAX_DEATHS = 3
-"""Deaths of workers in a row, without an answer between them, after which the run fails."""
+"""Deaths for each worker, without an answer between them, after which the run fails."""
 Config = Mapping[str, bool | int | float | str]
 OnAnswer = Callable[[Message, float], None]
 CLIENT_APP = "flwr_distill.client.app:app"
@@ -61,6 +62,8 @@ class _Task:
 class _Worker:
     process: Process
     connection: socket.socket
+    folder: Path
+    """For what it writes, and for what is only for it."""
     tasks: deque[_Task] = field(default_factory=deque)
     is_ready: bool = False
 
@@ -69,8 +72,9 @@ class Workers:
     """Answers messages to virtual nodes in worker processes.
 
     Messages that have taken longest so far go first. A node's messages go to the worker that has
-    loaded its data, unless another worker would be idle. Where forks are safe, workers are forked
-    for the first message from a process that has imported the app meanwhile.
+    loaded its data, unless another worker would be idle; it has one message at a time. Where forks
+    are safe, workers are forked for the first message from a process that has imported the app
+    meanwhile.
 
     Parameters
     ----------
@@ -121,6 +125,7 @@ class Workers:
         path = {"PYTHONPATH": os.pathsep.join(sys.path)}  # plug-ins are found as by the server
         self._environment = {**os.environ, **ONE_THREAD, **path}
         self._count = count
+        self._numbers = counter()
         self._workers: list[_Worker] = []
         self._dataset: Frame | None = None
         if can_fork():
@@ -144,8 +149,8 @@ class Workers:
             return read
         self._dataset = Frame({"dataset": written})
         for worker in self._workers:
-            with suppress(OSError):  # one that has died is replaced when it is to work
-                self._dataset.send(worker.connection, self._folder)
+            with suppress(ConnectionError):  # one that has died is replaced when it is to work
+                self._dataset.send(worker.connection, worker.folder)
         return map_dataset(written, self._shared)
 
     def submit(self, messages: Sequence[Message]) -> None:
@@ -160,22 +165,26 @@ class Workers:
 
     def wait(self, seconds: float) -> list[tuple[str, RecordDict | Error]]:
         """Wait for replies; return them by message id, as soon as there is one."""
-        for key, _ in self._selector.select(0 if self._replies else max(seconds, 0)):
+        readable = self._selector.select(0 if self._replies else max(seconds, 0))
+        for key, _ in readable:
             worker: _Worker = key.data
             try:
-                frame = Frame.receive(worker.connection, self._folder)
+                frame = Frame.receive(worker.connection, worker.folder)
             except (EOFError, OSError):
                 self._replace(worker)
                 continue
             if "ready" in frame.header:
                 worker.is_ready = True
-                continue
-            self._deaths = 0
-            self._replies.append(self._reply(worker, frame))
-        for worker in self._workers:
+            elif not worker.tasks or frame.header["id"] != worker.tasks[0].frame.header["id"]:
+                self._replace(worker, "a fork of it has answered")
+            else:
+                self._deaths = 0
+                self._replies.append(self._reply(worker, frame))
+        for worker in list(self._workers):
             if worker.tasks and worker.tasks[0].due < time.monotonic():
-                kill_group(worker.process)
-                self._replace(worker)
+                self._replace(worker, "no answer in time")
+            elif not readable and worker.process.poll() is not None:
+                self._replace(worker)  # a fork of it has the socket, too
         self._assign()
         replies, self._replies = self._replies, []
         return replies
@@ -184,39 +193,35 @@ class Workers:
         """End the workers."""
         for worker in self._workers:
             worker.connection.close()
-        for worker in self._workers:
-            try:
-                worker.process.wait(timeout=5)
-            except subprocess.TimeoutExpired:
-                kill_group(worker.process)
+        stop([worker.process for worker in self._workers])
         self._selector.close()
         self._resources.close()
 
     def _start_nursery(self, app: str) -> None:
-        folder = Path(self._resources.enter_context(TemporaryDirectory(prefix="flwr-distill-")))
         module = app.partition(":")[0]
-        nursery = start_nursery(folder, SIMULATION, [module], env=self._environment)
+        nursery = start_nursery(self._folder, SIMULATION, [module], env=self._environment)
         self._resources.callback(stop, [nursery])
-        self._environment[NURSERY] = str(folder)
+        self._environment[NURSERY] = str(self._folder)
 
     def _start_workers(self) -> None:
         while len(self._workers) < self._count:
-            self._workers.append(self._spawn(len(self._workers)))
+            self._workers.append(self._spawn())
 
-    def _spawn(self, number: int) -> _Worker:
+    def _spawn(self) -> _Worker:
+        folder = self._folder / f"worker-{next(self._numbers)}"
+        folder.mkdir()
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-P", "-m", VIRTUAL_WORKER]
             process = start_bound(
-                [*command, str(theirs.fileno()), str(self._folder)],
+                [*command, str(theirs.fileno()), str(folder)],
                 pass_fds=[theirs.fileno()],
                 env=self._environment,
             )
-        worker = _Worker(process, ours)
-        name = f"worker-{number}-{process.pid}"
-        Frame({**self._start, "name": name}).send(ours, self._folder)
+        worker = _Worker(process, ours, folder)
+        Frame(self._start).send(ours, folder)
         if self._dataset:
-            self._dataset.send(ours, self._folder)
+            self._dataset.send(ours, folder)
         self._selector.register(ours, selectors.EVENT_READ, worker)
         return worker
 
@@ -241,7 +246,6 @@ class Workers:
             "group": metadata.group_id,
             "created": metadata.created_at,
             "content": encode_content(message.content, write, blobs),
-            "state": encode_content(self._states.get(node, RecordDict()), write, blobs),
         }
         for file in files:
             self._uses[file] = self._uses.get(file, 0) + 1
@@ -255,28 +259,42 @@ class Workers:
         """Give pending messages to workers that have room, the freest first."""
         while self._pending:
             worker = min(self._workers, key=lambda worker: len(worker.tasks))
-            if len(worker.tasks) >= AHEAD:
+            if len(worker.tasks) >= AHEAD or (task := self._next_for(worker)) is None:
                 return
-            place = next(
-                (
-                    place
-                    for place, task in enumerate(self._pending)
-                    if self._homes.get(task.place, worker) is worker
-                ),
-                0,
-            )
-            task = self._pending.pop(place)
+            self._pending.remove(task)
             if task.due < time.monotonic() + GRACE:
                 self._refuse(task, "its message has expired before a worker was free")
                 continue
             self._homes[task.place] = worker
+            self._add_state(task)
             try:
-                task.frame.send(worker.connection, self._folder)
-            except OSError:
+                task.frame.send(worker.connection, worker.folder)
+            except ConnectionError:
                 self._pending.insert(0, task)
                 self._replace(worker)
             else:
                 worker.tasks.append(task)
+
+    def _next_for(self, worker: _Worker) -> _Task | None:
+        """The next message for a worker, to a node that has no other: of its own nodes if any."""
+        busy = {task.place for each in self._workers for task in each.tasks}
+        first = None
+        for task in self._pending:
+            if task.place not in busy:
+                if self._homes.get(task.place, worker) is worker:
+                    return task
+                first = first or task
+        return first
+
+    def _add_state(self, task: _Task) -> None:
+        """Put the node's state into its message, as the message before has left it."""
+        state = self._states.get(task.message.metadata.dst_node_id, RecordDict())
+        encoded = encode_content(state, self._shared.write, task.frame.blobs)
+        task.frame.header["state"] = encoded
+        for _, record in encoded:
+            if "file" in record:
+                task.files.append(record["file"])
+                self._uses[record["file"]] = 1
 
     def _reply(self, worker: _Worker, frame: Frame) -> tuple[str, RecordDict | Error]:
         task, header = worker.tasks.popleft(), frame.header
@@ -284,13 +302,12 @@ class Workers:
         self._release(task)
         self._seconds[task.place, metadata.message_type] = header["seconds"]
         self._on_answer(task.message, header["seconds"])
-        if "error" in header:
-            return metadata.message_id, Error(UNKNOWN, header["error"])
-        content = decode_content(header["content"], self._take, frame.blobs)
-        if header["state"]:
+        if "state" in header:
             state = decode_content(header["state"], self._take, frame.blobs)
             self._states[metadata.dst_node_id] = state
-        return metadata.message_id, content
+        if "error" in header:
+            return metadata.message_id, Error(*header["error"])
+        return metadata.message_id, decode_content(header["content"], self._take, frame.blobs)
 
     def _take(self, written: dict[str, Any]) -> Any:
         arrays = self._shared.read(written)
@@ -304,8 +321,10 @@ class Workers:
                 del self._uses[file]
                 self._shared.delete(file)
 
-    def _replace(self, worker: _Worker) -> None:
+    def _replace(self, worker: _Worker, fault: str = "") -> None:
         """Start a worker in place of a dead one, whose current message gets an error.
+
+        One with a fault is killed.
 
         Raises
         ------
@@ -314,19 +333,19 @@ class Workers:
         """
         self._selector.unregister(worker.connection)
         worker.connection.close()
-        try:
-            code = worker.process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            kill_group(worker.process)
-            code = -signal.SIGKILL
-        reason = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        self._deaths += 1
-        if not worker.is_ready or self._deaths > MAX_DEATHS:
+        if not fault:
+            with suppress(subprocess.TimeoutExpired):
+                worker.process.wait(timeout=5)
+            self._deaths += 1
+        kill_group(worker.process)  # what it has started, too
+        shutil.rmtree(worker.folder, ignore_errors=True)
+        code = worker.process.returncode or 0
+        reason = fault or (signal.Signals(-code).name if code < 0 else f"exit code {code}")
+        if not worker.is_ready or self._deaths > MAX_DEATHS * self._count:
             remedy = "free some memory, or take fewer --workers" if code < 0 else "see above why"
             raise WorkerError(f"a worker of the simulation has died ({reason})", remedy=remedy)
         log(WARNING, "A worker of the simulation has died (%s); another starts", reason)
-        number = self._workers.index(worker)
-        self._workers[number] = self._spawn(number)
+        self._workers[self._workers.index(worker)] = self._spawn()
         self._homes = {place: w for place, w in self._homes.items() if w is not worker}
         if worker.tasks:
             self._refuse(worker.tasks.popleft(), f"its worker has died ({reason})")

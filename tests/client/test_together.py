@@ -243,7 +243,7 @@ def test_a_result_is_only_taken_for_the_message_that_it_was_made_for(virtual, st
     assert calls == [NUM_NODES] * 4 + [2]
 
 
-def test_results_are_dropped_when_used_or_when_another_round_begins(virtual, start, tmp_path):
+def test_results_are_dropped_when_used_or_when_a_later_round_begins(virtual, start, tmp_path):
     def kept():
         files = (tmp_path / "together").glob("runs/1/together-*/*")
         return sorted(file.name for file in files if file.name[0].isdigit())
@@ -254,6 +254,8 @@ def test_results_are_dropped_when_used_or_when_another_round_begins(virtual, sta
     assert kept() == ["1", "2", "4", "5"]
     asked(virtual(3), start, server_round=2, partitions=[3, 4])
     assert kept() == ["4"]
+    asked(virtual(0), start, partitions=[0, 1], batch=2)  # a late message of the round before
+    assert kept() == ["1", "4"]
 
 
 def test_a_node_that_is_asked_again_trains_alone(context_of, virtual, start, calls):

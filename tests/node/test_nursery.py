@@ -22,9 +22,13 @@ from flwr_distill.node.supervisor import Node
 from tests.node.supernodes import wait_until_gone
 
 CHILD = """
-import os, sys, time
+import os, random, sys, time
+
+import numpy as np
 
 from flwr_distill.node import nursery
+
+np.random.random()  # it is imported at its first use
 
 nursery.NURSERIES = {"forklings": ("forkling",)}
 
@@ -33,6 +37,8 @@ def main():
     print(what, os.getpid(), os.environ["MARK"], flush=True)
     if what == "write":
         os.write(int(rest[0]), b"through the pipe")
+    if what == "draw":
+        print("drawn", np.random.random(), random.random(), flush=True)
     if what == "fail":
         sys.exit("there is a reason")
     if what == "raise":
@@ -108,6 +114,16 @@ def test_a_process_that_fails_says_why_and_ends_with_1(
     process = start(tmp_path, what)
     assert process.wait(timeout=10) == 1
     assert text in (tmp_path / "log").read_text()
+
+
+def test_processes_draw_other_random_numbers_as_those_that_are_started_do(
+    server: Process, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        assert start(tmp_path, "draw").wait(timeout=10) == 0
+    first, second = [line.split()[1:] for line in lines(tmp_path, 4) if line.startswith("drawn")]
+    assert first[0] != second[0]  # NumPy's
+    assert first[1] != second[1]
 
 
 def test_a_process_is_stopped_and_killed_like_any_other(server: Process, tmp_path: Path) -> None:

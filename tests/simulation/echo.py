@@ -6,7 +6,8 @@ import signal
 import sys
 import time
 
-from flwr.app import ConfigRecord, Message, RecordDict
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 app = ClientApp()
@@ -23,6 +24,20 @@ def echo(message, context):
         os.kill(os.getpid(), signal.SIGKILL)
     if orders.get("raise"):
         raise ValueError("as ordered")
+    if orders.get("refuse"):
+        return Message(Error(77, "as ordered"), reply_to=message)
+    if orders.get("fork") and os.fork() == 0:
+        if orders["fork"] == "and answer":
+            raise ValueError("a fork's answer")
+        time.sleep(600)
+    if orders.get("fork") == "and die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how := orders.get("fail-while-writing"):
+        model = ArrayRecord({"weight": Array(np.zeros(1000))})
+        content = {"model": model, "last": Unwritable(how)}
+        return Message(RecordDict(content), reply_to=message)
+    if orders.get("forget"):
+        context.state.clear()
     time.sleep(float(orders.get("sleep", 0)))
     said = {
         "asked": asked,
@@ -34,6 +49,20 @@ def echo(message, context):
         "faults": faults_of_freed_memory() if orders.get("allocate") else 0,
     }
     return Message(RecordDict({"reply": ConfigRecord(said)}), reply_to=message)
+
+
+class Unwritable(ArrayRecord):
+    """Arrays on which a worker that writes them fails."""
+
+    def __init__(self, how):
+        super().__init__()
+        self._how = how
+
+    def items(self):
+        """Die, or raise."""
+        if self._how == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ValueError("as ordered")
 
 
 def faults_of_freed_memory():

@@ -55,6 +55,22 @@ def test_a_spec_that_would_not_be_the_same_is_not_shared(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+class Mirrored(RawSamples):
+    """Samples that a plug-in gives out otherwise than they are stored."""
+
+    def subset(self, indices):
+        """Those at these places, mirrored."""
+        plain = super().subset(indices)
+        return RawSamples(plain.images[..., ::-1], plain.labels)
+
+
+def test_samples_of_a_class_of_a_plug_in_are_not_shared(tmp_path):
+    digits = load_dataset("digits")
+    train = Mirrored(digits.train.images, digits.train.labels)
+    own = read(Dataset(digits.spec, train, digits.test))
+    assert write_dataset(own, SharedArrays(tmp_path, "a"), tmp_path) is None
+
+
 def test_a_data_set_for_which_there_is_no_room_is_not_shared(tmp_path):
     images = np.broadcast_to(np.uint8(0), (10**12, 1, 8, 8))
     parts = RawSamples(images, np.broadcast_to(np.int64(0), 10**12)), load_dataset("digits").test

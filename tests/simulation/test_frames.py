@@ -1,5 +1,6 @@
 """Frames carry a message's content from process to process, bit by bit."""
 
+import resource
 import socket
 
 import numpy as np
@@ -10,7 +11,16 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from flwr_distill.protocol.arrays import as_arrays
-from flwr_distill.simulation.frames import Frame, SharedArrays, decode_content, encode_content
+from flwr_distill.simulation.dataset import write_dataset
+from flwr_distill.simulation.frames import (
+    Frame,
+    SharedArrays,
+    SharedMemoryError,
+    decode_content,
+    encode_content,
+)
+from flwr_distill.task.datasets import load_dataset
+from flwr_distill.task.source import ReadDataset
 
 KEYS = st.text(min_size=1, max_size=8)
 TYPES = st.sampled_from(["float32", "float64", "float16", "int64", "uint8", "bool"])
@@ -66,6 +76,32 @@ def test_a_file_that_was_deleted_keeps_its_arrays_for_who_has_mapped_it(tmp_path
     shared.delete(written["file"])
     assert not list(tmp_path.iterdir())
     assert arrays["x"].values.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.fixture
+def full():
+    """Files have room for 10 kB."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.usefixtures("full")
+def test_nothing_stays_of_what_there_is_no_room_for(tmp_path):
+    with pytest.raises(SharedMemoryError, match=str(tmp_path)):
+        SharedArrays(tmp_path, "a").write(ArrayRecord({"x": Array(np.zeros(2_000))}))
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(SharedMemoryError, match=str(tmp_path)):
+        Frame({}, bytearray(40_000)).send(ours, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("full")
+def test_a_data_set_for_which_the_room_was_taken_meanwhile_is_not_shared(tmp_path):
+    own = ReadDataset(("digits", "", True, None), b"state", load_dataset("digits"))
+    assert write_dataset(own, SharedArrays(tmp_path, "a"), tmp_path) is None
+    assert not list(tmp_path.iterdir())
 
 
 def test_nobody_writes_into_a_model_that_others_see(tmp_path):

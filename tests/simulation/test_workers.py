@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from flwr_distill.node.nursery import can_fork
 from flwr_distill.node.processes import kill_group
+from flwr_distill.simulation import memory
 from flwr_distill.simulation import workers as module
 from flwr_distill.simulation.memory import SHARED_MEMORY
 from flwr_distill.simulation.workers import WorkerError, Workers
@@ -68,6 +70,49 @@ def test_every_node_answers_with_its_own_config_and_state(pool):
         }
 
 
+def test_an_app_that_empties_its_state_finds_it_empty(pool):
+    workers = pool()
+    asked = [
+        replies(workers, [orders(0, forget=forget)])["to-0"]["asked"] for forget in (0, 0, 1, 0)
+    ]
+    assert asked == [1, 2, 3, 1]
+
+
+def test_a_node_has_one_message_at_a_time_and_its_state_is_of_the_one_before(pool):
+    workers = pool(count=2)
+    messages = [orders(0, f"m{number}", sleep=0.3) for number in range(3)]
+    answers = replies(workers, messages)
+    assert sorted(answer["asked"] for answer in answers.values()) == [1, 2, 3]
+
+
+def test_an_error_that_an_app_replies_is_the_nodes_and_its_state_counts(pool):
+    workers = pool()
+    error = replies(workers, [orders(0, refuse=True)])["to-0"]
+    assert (error.code, error.reason) == (77, "as ordered")
+    assert replies(workers, [orders(0)])["to-0"]["asked"] == 2
+
+
+def test_a_fork_that_answers_in_its_workers_place_is_not_taken_for_another_node(pool):
+    workers = pool(nodes=3)
+    answers = replies(workers, [orders(0, fork="and answer"), orders(1), orders(2)])
+    answers |= replies(workers, [orders(1), orders(2)])
+    assert {answers["to-1"]["place"], answers["to-2"]["place"]} == {1, 2}
+
+
+def test_a_worker_that_dies_beside_a_fork_of_it_is_replaced_at_once(pool):
+    workers = pool()
+    replies(workers, [orders(0)])
+    pid = workers._workers[0].process.pid
+    answers = replies(workers, [orders(0, ttl=3600.0, fork="and die"), orders(1)])
+    assert "SIGKILL" in answers["to-0"].reason
+    assert answers["to-1"]["place"] == 1
+    assert not [
+        process  # its fork, which was of its group
+        for process in psutil.process_iter(["status"])
+        if os.getpgid(process.pid) == pid and process.info["status"] != psutil.STATUS_ZOMBIE
+    ]
+
+
 def test_what_an_app_raises_is_the_nodes_error(pool):
     answers = replies(pool(), [orders(0, **{"raise": True}), orders(1)])
     assert "as ordered" in answers["to-0"].reason
@@ -94,6 +139,16 @@ def test_an_app_that_hangs_is_killed_once_its_message_is_too_old(pool, monkeypat
     assert time.monotonic() - start < 30
 
 
+def test_nodes_that_do_not_answer_in_time_do_not_end_the_run(pool, monkeypatch):
+    monkeypatch.setattr(module, "GRACE", 0.2)
+    workers = pool()
+    replies(workers, [orders(0)])
+    for _ in range(module.MAX_DEATHS + 2):
+        answers = replies(workers, [orders(0, ttl=0.3, sleep=500)])
+        assert "in time" in answers["to-0"].reason
+    assert replies(workers, [orders(1)])["to-1"]["place"] == 1
+
+
 def test_a_message_that_expires_in_the_queue_does_not_reach_the_app(pool):
     workers = pool(nodes=3)
     replies(workers, [orders(0)])
@@ -108,6 +163,13 @@ def test_workers_that_die_one_after_the_other_end_the_run(pool):
     replies(workers, [orders(0)])
     with pytest.raises(WorkerError):
         replies(workers, [orders(0, f"m{n}", die=True) for n in range(9)])
+
+
+def test_nodes_that_kill_their_workers_at_once_do_not_end_the_run_of_others(pool):
+    workers = pool(nodes=7, count=3)
+    dying = [orders(place, die=True) for place in range(5)]
+    answers = replies(workers, [*dying, orders(5), orders(6)])
+    assert {answers["to-5"]["place"], answers["to-6"]["place"]} == {5, 6}
 
 
 def test_the_messages_that_took_longest_go_first(pool):
@@ -153,6 +215,10 @@ def test_workers_whose_common_parent_was_killed_are_replaced(pool):
         time.sleep(0.05)
     answers = replies(workers, [orders(0), orders(1)])
     assert answers["to-1"]["place"] == 1
+
+
+def files_in(folder):
+    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 SERVER = """
@@ -202,10 +268,27 @@ def test_nothing_stays_in_shared_memory(pool):
     workers = pool()
     replies(workers, [orders(0)])
     folder = workers._folder
-    assert not list(folder.iterdir())
+    assert not files_in(folder)
     workers.close()
     assert not folder.exists()
     assert all(not os.path.exists(f"/proc/{w.process.pid}") for w in workers._workers)
+
+
+@pytest.mark.parametrize(("how", "why"), [("die", "SIGKILL"), ("raise", "as ordered")])
+def test_what_was_written_of_a_reply_that_failed_is_deleted(pool, how, why):
+    workers = pool()
+    answers = replies(workers, [orders(0, **{"fail-while-writing": how}), orders(1)])
+    assert why in answers["to-0"].reason
+    assert not files_in(workers._folder)
+
+
+def test_workers_that_work_end_together(pool):
+    workers = pool(nodes=3, count=3)
+    replies(workers, [orders(place) for place in range(3)])
+    workers.submit([orders(place, sleep=500) for place in range(3)])
+    start = time.monotonic()
+    workers.close()
+    assert time.monotonic() - start < 9  # and not 5 seconds for each
 
 
 def test_memory_of_a_server_that_was_killed_is_freed_by_the_next(pool):
@@ -220,6 +303,20 @@ def test_memory_of_a_server_that_was_killed_is_freed_by_the_next(pool):
     pool()
     assert not left.exists()
     assert running._folder.exists()
+
+
+def test_a_folder_of_a_killed_server_is_deleted_on_disk_as_in_memory(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(memory, "MIN_ROOM", 2**80)
+    left = tmp_path / f"{memory.PREFIX}left"
+    left.mkdir()
+    (left / "model").write_bytes(b"of a server that was killed")
+    with memory.memory_folder() as folder:
+        assert folder.parent == tmp_path
+        assert not left.exists()
+        with memory.memory_folder():
+            assert folder.exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_worker_that_dies_before_it_gets_the_data_set_is_reported(pool, monkeypatch):
