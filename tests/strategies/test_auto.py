@@ -243,6 +243,15 @@ def test_of_very_many_nodes_a_hundred_are_asked(auto, monkeypatch):
     assert len(set(messaged)) == strategy.MAX_ASKED
 
 
+def test_nodes_that_are_away_for_a_moment_before_the_first_round_are_waited_for(
+    auto, client_grid, monkeypatch
+):
+    grid = client_grid(2, CONFIG)
+    nodes, grid.nodes = grid.nodes, {}
+    monkeypatch.setattr("time.sleep", lambda seconds: setattr(grid, "nodes", nodes))
+    assert len(configured(auto.strategy, grid)) == 2
+
+
 def test_a_federation_of_one_node_is_not_skewed(auto, client_grid):
     configured(auto.strategy, client_grid(1, CONFIG))
     assert auto.strategy.candidates == candidates(None, 1.0)
