@@ -214,19 +214,22 @@ class Frozen(nn.Module):
         self.train(self.training)
 
     def load_network(self, file: Path) -> None:
-        """Load the network's weights from a safetensors file; a head in the file is not used."""
+        """Load the network's weights from a safetensors file; a head in the file is not used.
+
+        Counts of batches may be missing, as in torchvision's ResNets: PyTorch takes them for 0.
+        """
         try:
-            state = load_file(file)
-            own = {name: state[name] for name in self.network.state_dict()}
-            self.network.load_state_dict(own)
+            own, state = self.network.state_dict().keys(), load_file(file)
+            known = {name: value for name, value in state.items() if name in own}
+            missing = self.network.load_state_dict(known, strict=False).missing_keys
         except (OSError, SafetensorError) as error:
             problem, remedy = f"cannot be read ({error})", "use a safetensors file on this machine"
-        except KeyError as error:
-            problem, remedy = f"is missing {error}", "use the file that belongs to the network"
         except RuntimeError as error:
             problem, remedy = f"does not fit the network: {' '.join(str(error).split())}", ""
         else:
-            return
+            if not missing:
+                return
+            problem, remedy = f"is missing {missing[0]!r}", "use the file that belongs to the network"
         raise ModelError(problem, where="backbone.weights", value=str(file), remedy=remedy)
 
 
@@ -253,7 +256,7 @@ def fingerprint(model: nn.Module) -> str:
     if isinstance(model, Frozen):
         trained = {f"head.{name}" for name in model.head.state_dict()}
         state |= model.shown
-    if trained == {name for name, _ in model.named_parameters()}:
+    elif trained == {name for name, _ in model.named_parameters()}:
         return ""
     digest = hashlib.sha256()
     for name, value in state.items():

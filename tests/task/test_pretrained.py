@@ -88,6 +88,22 @@ def test_a_network_of_torchvisions_takes_its_published_weights_from_a_file(tmp_p
     assert fingerprint(model) == fingerprint(again) != fingerprint(built(**named))
 
 
+def test_files_without_counts_of_batches_fit_as_those_of_torchvisions_resnets(tmp_path):
+    """The ResNets that it publishes are older than this count, which nothing reads here."""
+    source, file = get_model("resnet18", weights=None), tmp_path / "network.safetensors"
+    with torch.no_grad():
+        source.bn1.running_mean.fill_(0.5)
+    own = source.state_dict()
+    published = {n: v for n, v in own.items() if not n.endswith("num_batches_tracked")}
+    assert len(published) == 102 < len(own)
+    save_file(published, file)
+    found = built(network="torchvision:resnet18", weights=str(file)).network.state_dict()
+    assert all(torch.equal(found[n], v) for n, v in published.items() if n in found)
+    save_file({n: v for n, v in published.items() if n != "bn1.running_mean"}, file)
+    with pytest.raises(ModelError, match=r"is missing 'bn1\.running_mean'"):
+        built(network="torchvision:resnet18", weights=str(file))
+
+
 def test_a_network_of_torchvisions_sees_what_its_weights_were_trained_on_and_has_no_old_head():
     model = built(network="torchvision:mobilenet_v3_small")
     assert model.head.in_features == 1024
