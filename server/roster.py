@@ -133,7 +133,9 @@ class Roster:
         unknown = [node for node in grid.get_node_ids() if node not in self.nodes]
         answers = self.directory.look_up(grid, unknown, timeout)
         self._settle_class_names(answers)
-        missing = {node: about.missing or self._odd_classes(about) for node, about in answers.items()}
+        missing = {
+            node: about.missing or self._odd_classes(about) for node, about in answers.items()
+        }
         for node in unknown:
             self.excluded.pop(node, None)
             if missing[node]:

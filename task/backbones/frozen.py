@@ -25,6 +25,8 @@ REACH = math.sqrt(0.5)
 """Of random Fourier features of features with norm 1, of which most are about 1 apart."""
 MIN_SIDE = 128
 """Side of small images after enlargement."""
+NEARLY_ALL = 0.9
+"""Share of a network's weights with which a part is more than a block."""
 
 
 class RandomFourier(nn.Module):
@@ -74,7 +76,7 @@ class Frozen(nn.Module):
         By channel, of the pixels in [0, 1] that the network was trained on; None for the run's.
     tail : str (default: "")
         Name of the module in `network` that begins its last block; empty for the last part with
-        parameters.
+        dense or convolutional layers.
     interpolation : str (default: "bilinear")
         By which images are scaled: ``bilinear``, ``bicubic`` or ``nearest``. The first two average
         where images shrink.
@@ -229,7 +231,10 @@ class Frozen(nn.Module):
         else:
             if not missing:
                 return
-            problem, remedy = f"is missing {missing[0]!r}", "use the file that belongs to the network"
+            problem, remedy = (
+                f"is missing {missing[0]!r}",
+                "use the file that belongs to the network",
+            )
         raise ModelError(problem, where="backbone.weights", value=str(file), remedy=remedy)
 
 
@@ -315,15 +320,22 @@ def side_for(spec: DataSpec, largest: int) -> int:
 
 
 def _last_part(network: nn.Module) -> str:
-    """Name of the last child with parameters, within an only child; empty if there is none."""
-    path, parts = "", [n for n, m in network.named_children() if list(m.parameters())]
-    while parts:
-        path = f"{path}.{parts[-1]}".removeprefix(".")
-        if len(parts) > 1:
+    """Name of the last part with matrices, within those with nearly all; empty if there is none.
+
+    Normalisation after it has none. Nearly all are in the list of a transformer's blocks.
+    """
+    path, part, whole = "", network, _matrices(network)
+    while parts := [(name, inner) for name, inner in part.named_children() if _matrices(inner)]:
+        name, part = parts[-1]
+        path = f"{path}.{name}".removeprefix(".")
+        if _matrices(part) < NEARLY_ALL * whole:
             break
-        inner = network.get_submodule(path).named_children()
-        parts = [n for n, m in inner if list(m.parameters())]
     return path
+
+
+def _matrices(module: nn.Module) -> int:
+    """Numbers in the weights of a module's dense and convolutional layers."""
+    return sum(weight.numel() for weight in module.parameters() if weight.ndim > 1)
 
 
 def _by_channel(values: tuple[float, ...]) -> Tensor:

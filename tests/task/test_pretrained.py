@@ -127,6 +127,27 @@ def test_settings_come_before_metadata():
     torch.testing.assert_close(shown(model, pixels), expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("network", "blocks"),
+    [
+        ("timm:vit_tiny_patch16_224", "blocks.11"),  # a normalisation follows
+        ("timm:test_convnext", "stages.3"),
+        ("timm:test_efficientnet", "conv_head"),
+        ("torchvision:densenet121", "features.denseblock4"),
+        ("torchvision:resnet18", "layer4"),
+    ],
+)
+def test_the_last_block_is_no_normalisation_alone_and_not_nearly_all_of_the_network(
+    network, blocks
+):
+    model = built(network=network, trains="last-block")
+    trained = [n for n, w in model.network.named_parameters() if w.requires_grad]
+    matrices = [n for n in trained if model.network.get_parameter(n).ndim > 1]
+    assert matrices
+    assert all(name.startswith(f"{blocks}.") for name in matrices)
+    assert list(model.network.state_dict())[-1].rpartition(".")[0] == trained[-1].rpartition(".")[0]
+
+
 def test_a_network_of_ones_own_sees_the_runs_images_unless_settings_say_otherwise():
     network = f"{__name__}:Means"
     plain = built(GREY, network=network)
