@@ -331,6 +331,17 @@ def test_who_is_far_behind_in_a_contest_but_the_first_leaves_and_costs_no_more_r
     assert names.count("b") == 4
 
 
+@pytest.mark.parametrize("unknown", ["a", "b", "ab"])
+def test_a_contest_in_which_a_model_is_not_evaluated_changes_nothing(unknown):
+    race = Race.of("ab", 2, 10)
+    raced(race, 2, {"a": 0.1, "b": 0.9}.get)
+    assert race.left == ["b", "a"]
+    known = {"a": 0.1, "b": 0.9}
+    raced(race, 6, lambda name: None if name in unknown else known[name])
+    assert len(race.contests) == 2
+    assert race.left == ["b", "a"]
+
+
 def test_one_that_cannot_train_leaves_the_race_and_the_others_continue():
     race = Race.of("abc", 4, 20)
     race.record("a", 0.4, 1000)
