@@ -147,11 +147,15 @@ class Frozen(nn.Module):
 
     def features(self, inputs: Tensor) -> Tensor:
         """Features (n, width) of images as the run normalises them."""
-        images = inputs.expand(-1, self._channels, -1, -1) * self.scale + self.shift
-        if self._size is not None:
-            images = _scaled(images, self._size, self._interpolation)
-        features = functional.normalize(self.network(images).flatten(1))
+        features = functional.normalize(self.network(self._as_shown(inputs)).flatten(1))
         return features if self.fourier is None else functional.normalize(self.fourier(features))
+
+    def _as_shown(self, inputs: Tensor) -> Tensor:
+        """Images as the network sees them."""
+        images = inputs.expand(-1, self._channels, -1, -1) * self.scale + self.shift
+        if self._size is None:
+            return images
+        return _scaled(images, self._size, self._interpolation)
 
     @property
     def shown(self) -> dict[str, Tensor]:
@@ -212,7 +216,7 @@ class Frozen(nn.Module):
 
         They are drawn from torch's global generator, and leave the network's outputs as they are.
         """
-        add_low_rank(self.network, rank)
+        add_low_rank(self.network, rank, self._as_shown(torch.zeros(2, *self._shape)))
         self.train(self.training)
 
     def load_network(self, file: Path) -> None:
