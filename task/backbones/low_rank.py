@@ -75,6 +75,16 @@ def add_low_rank(network: nn.Module, rank: int, images: Tensor) -> None:
         )
     for name in chosen:
         network.set_submodule(name, LowRank(layers[name], rank))
+    try:
+        with torch.no_grad():
+            network(images)
+    except Exception as error:  # of any package's code
+        raise ModelError(
+            f"its layers take no low-rank updates: {' '.join(str(error).split())}",
+            where="backbone.trains",
+            value="lora",
+            remedy='take "last-block" or "all"',
+        ) from error
 
 
 def _is_wider(layer: nn.Module, rank: int) -> bool:

@@ -134,6 +134,19 @@ def test_a_network_without_a_wider_layer_is_an_error():
         Frozen(Network(), 5, SPEC).adapt(9)
 
 
+class Standardised(nn.Conv2d):
+    """Standardises its weights by output, as timm's networks of BiT do."""
+
+    def forward(self, images):
+        weight = nn.functional.layer_norm(self.weight.view(self.out_channels, -1), (49,))
+        return nn.functional.conv2d(images, weight.view_as(self.weight)).mean((2, 3))
+
+
+def test_a_network_whose_layers_take_no_updates_is_an_error():
+    with pytest.raises(ModelError, check=at("backbone.trains", value="lora")):
+        Frozen(nn.Sequential(Standardised(1, 6, 7)), 6, SPEC).adapt(2)
+
+
 def test_updates_train_with_differential_privacy(adapted):
     _, model = adapted
     assert not why_not_private(model)
