@@ -99,7 +99,7 @@ class Counts:
     @property
     def samples(self) -> int:
         """How many there are."""
-        return round(self.confusion.sum())
+        return round(float(self.confusion.sum()))
 
     def check(self) -> None:
         """Check that these can be counts of some samples.
@@ -254,7 +254,8 @@ def _resampled(counts: NDArray[Any], generator: np.random.Generator, resamples: 
 
 
 def _whole(numbers: NDArray[Any]) -> Integers:
-    return np.rint(numbers).astype(np.int64)
+    whole: Integers = np.rint(numbers).astype(np.int64)
+    return whole
 
 
 def _ratio(part: NDArray[Any], whole: NDArray[Any]) -> Numbers:
