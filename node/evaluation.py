@@ -87,7 +87,7 @@ def _blur_counts(policy: Policy, reply: RecordDict) -> None:
     record = reply.config_records.get(COUNTS, no_counts("policy"))
     if policy.counts_epsilon is None or WITHHELD in record:
         return
-    counts = read_counts(record, reply.metric_records[METRICS][NUM_EXAMPLES])
+    counts = read_counts(record)
     noisy = Counts.of_confusion(noisy_confusion(counts.confusion, policy.counts_epsilon))
     reply[COUNTS] = counts_record(noisy, confusion_alone=True)
 
@@ -130,8 +130,10 @@ def _usable(policy: Policy, record: ConfigRecord, samples: object) -> ConfigReco
     if exact and (reason := why_withheld(record)):
         return no_counts(reason)
     try:
-        counts = read_counts(record, samples)
+        counts = read_counts(record)
     except ValueError:
+        return no_counts("malformed")
+    if counts.samples != samples:
         return no_counts("malformed")
     sizes = counts.confusion.sum(1)
     if exact and min(sizes[sizes > 0]) < policy.fewest_held_out_of_a_class:

@@ -69,9 +69,10 @@ class Phase:
         failed in any case.
     averaged : str (default: "")
         By which numbers of samples replies are averaged; empty if they are not. ``own``: at most
-        what a node said at the first meeting. ``pool``: what it claims, as nodes train on more than
-        their own samples; the strategy limits these. Averaged replies are compared: one is rejected
-        if it is missing what most have, or a norm is absurdly large beside the others.
+        what a node said at the first meeting; with `rates` as many as others' claims allow.
+        ``pool``: what it claims, as nodes train on more than their own samples; the strategy limits
+        these. Averaged replies are compared: one is rejected if it is missing what most have, or a
+        norm is absurdly large beside the others.
     summed : callable, optional (default: None)
         Given a message's content and the model in it, returns the array records of answers, by
         name, as arrays of the same shapes: secure sums (`Method.summed`, and all phases of the

@@ -39,7 +39,7 @@ class RoundRow:
     confusion: list[list[int]] | None = None  # by true and predicted class; None for many classes
     node_scores: dict[str, Any] | None = None
     """The same of all nodes together that sent counts of held-out samples, and how many ``nodes``
-    and ``samples`` these are; None without any."""
+    and ``samples`` these are, as far as others' claims let them count; None without any."""
     set_aside: int = 0  # replies, plus parcels and models that heads and leaders rejected
 
 

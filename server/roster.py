@@ -133,7 +133,9 @@ class Roster:
         unknown = [node for node in grid.get_node_ids() if node not in self.nodes]
         answers = self.directory.look_up(grid, unknown, timeout)
         self._settle_class_names(answers)
-        missing = {node: about.missing or self._odd_names(about) for node, about in answers.items()}
+        missing = {
+            node: about.missing or self._odd_classes(about) for node, about in answers.items()
+        }
         for node in unknown:
             self.excluded.pop(node, None)
             if missing[node]:
@@ -183,8 +185,12 @@ class Roster:
                 self.directory.class_names = names
                 log(INFO, "Classes, as most nodes name them: %s", listed(names))
 
-    def _odd_names(self, about: Description) -> tuple[str, ...]:
-        """Why the names of a node's classes do not fit this run; empty if they do."""
+    def _odd_classes(self, about: Description) -> tuple[str, ...]:
+        """Why a node's classes, or their names, do not fit this run; empty if they do."""
+        last = max(about.classes or (), default=0)
+        if self.num_classes is not None and last >= self.num_classes:
+            # Where classes count alike, made-up ones would make its word that of all.
+            return (f"it has a class {last}, and the run's end at {self.num_classes - 1}",)
         run = self.directory.class_names
         if about.class_names in ((), run):
             return ()

@@ -47,12 +47,14 @@ class Counts:
         Samples of each class, and of all others, by the bin of the class's predicted probability.
     calibration : array (3, CALIBRATION_BINS)
         By confidence: samples, the sum of their confidences in thousandths, and correct ones.
+
+    They are whole numbers, but for those of `at_most`.
     """
 
-    confusion: Integers
-    own: Integers
-    others: Integers
-    calibration: Integers
+    confusion: NDArray[Any]
+    own: NDArray[Any]
+    others: NDArray[Any]
+    calibration: NDArray[Any]
 
     @classmethod
     def from_vector(cls, vector: Integers, classes: int) -> Self:
@@ -81,14 +83,23 @@ class Counts:
         """Counts of both sets of samples."""
         return Counts(*(a + b for a, b in zip(self.parts(), other.parts(), strict=True)))
 
-    def parts(self) -> Iterator[Integers]:
+    def at_most(self, samples: int) -> "Counts":
+        """Shares of these counts, so that they weigh as so many samples; these, if they are fewer.
+
+        Shares are not rounded: most cells of histograms have few samples.
+        """
+        if self.samples <= samples:
+            return self
+        return Counts(*(part * (samples / self.samples) for part in self.parts()))
+
+    def parts(self) -> Iterator[NDArray[Any]]:
         """The four arrays."""
         yield from (self.confusion, self.own, self.others, self.calibration)
 
     @property
     def samples(self) -> int:
         """How many there are."""
-        return int(self.confusion.sum())
+        return round(float(self.confusion.sum()))
 
     def check(self) -> None:
         """Check that these can be counts of some samples.
@@ -219,7 +230,7 @@ def summary(counts: Counts, generator: np.random.Generator) -> dict[str, Any]:
     bounds = intervals(counts, generator) if classes <= MAX_CLASSES else {}
     return values | {
         "intervals": {n: list(pair) for n, pair in bounds.items() if np.isfinite(pair).all()},
-        "confusion": counts.confusion.tolist() if classes <= MAX_SHOWN else None,
+        "confusion": _whole(counts.confusion).tolist() if classes <= MAX_SHOWN else None,
     }
 
 
@@ -235,11 +246,16 @@ def _scores(
     }
 
 
-def _resampled(counts: Integers, generator: np.random.Generator, resamples: int) -> Integers:
+def _resampled(counts: NDArray[Any], generator: np.random.Generator, resamples: int) -> Integers:
     """Draw counts (..., bins) again, each row with its sum: (resamples, ..., bins)."""
     totals = counts.sum(-1)
     shares = np.nan_to_num(_ratio(counts, totals[..., None]))
-    return generator.multinomial(totals, shares, size=(resamples, *totals.shape))
+    return generator.multinomial(_whole(totals), shares, size=(resamples, *totals.shape))
+
+
+def _whole(numbers: NDArray[Any]) -> Integers:
+    whole: Integers = np.rint(numbers).astype(np.int64)
+    return whole
 
 
 def _ratio(part: NDArray[Any], whole: NDArray[Any]) -> Numbers:

@@ -148,7 +148,7 @@ def _others(run: RunFiles) -> list[str]:
     """Metrics besides accuracy, with 95 % intervals, and the confusion matrix."""
     last, lines = run.rows[-1], []
     nodes = last.get("node_scores") or {}
-    of_nodes = f"{nodes.get('samples')} samples that {nodes.get('nodes')} nodes held out"
+    of_nodes = f"samples that {nodes.get('nodes')} nodes held out ({nodes.get('samples')} count)"
     for row, what in ((last, "the server's test samples"), (nodes, of_nodes)):
         if row.get("balanced_accuracy") is None:
             continue

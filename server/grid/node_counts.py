@@ -24,6 +24,8 @@ OTHER_MESSAGE = "the strategy evaluates by messages of its own, whose replies ha
 class NodeCounts:
     """Counts of the nodes that evaluate in a round; only their sum and their scores are kept.
 
+    In the sum a node's counts weigh as many samples as screening has left of its claim.
+
     Parameters
     ----------
     classes : int
@@ -69,7 +71,8 @@ class NodeCounts:
                 missing[one_line(error)].append(node)
                 continue
             self._nodes.add(node)
-            self._total = counts if self._total is None else self._total + counts
+            weighed = counts.at_most(_samples(reply))
+            self._total = weighed if self._total is None else self._total + weighed
             found[node] = self._scores_of(counts)
         self._log(missing)
         return found
@@ -89,11 +92,15 @@ class NodeCounts:
             raise ValueError(NOT_SENT)
         if reason := why_withheld(record):
             raise ValueError(REASONS[reason])
-        samples = reply.content.metric_records.get(METRICS, MetricRecord()).get(NUM_EXAMPLES)
         try:
-            return read_counts(record, samples, self._classes)
+            counts = read_counts(record, self._classes)
+            if counts.samples < (samples := _samples(reply)):
+                raise ValueError(
+                    f"they are of {counts.samples} samples, and the reply of {samples}"
+                )
         except ValueError as error:
             raise ValueError(f"rejected: {error}") from None
+        return counts
 
     def _scores_of(self, counts: Counts) -> dict[str, float]:
         """Scores of a node, by the names of its metrics in the journal."""
@@ -112,3 +119,9 @@ class NodeCounts:
             if new:
                 names = listed([str(node) for node in new])
                 log(WARNING, "No counts of %s (%s): %s", counted(len(new), "node"), names, reason)
+
+
+def _samples(reply: Message) -> int:
+    """Samples of a reply that count; 0 if it says none."""
+    samples = reply.content.metric_records.get(METRICS, MetricRecord()).get(NUM_EXAMPLES)
+    return samples if isinstance(samples, int) else 0

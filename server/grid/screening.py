@@ -105,7 +105,8 @@ class Screening:
         reasons = _without_usual_parts(trained)
         trained = {node: content for node, content in trained.items() if node not in reasons}
         own = phase.averaged == "own"
-        known = {*connected(), *messages} if own else ()
+        # Of held-out samples a node has said nothing before: claims are limited by each other.
+        known = {*connected(), *messages} if own and not phase.rates else ()
         samples = self._samples(known, trained, own=own)
         reasons |= self._outliers(phase, messages, trained, samples, checked)
         for node, count in samples.items():
@@ -115,7 +116,10 @@ class Screening:
     def _samples(
         self, known: Collection[int], trained: Mapping[int, RecordDict], *, own: bool
     ) -> dict[int, int]:
-        """Samples that count, by node: no more than it has, if it trained on its `own`."""
+        """Samples that count, by node: of its `own` no more than others' claims allow.
+
+        Of `known` nodes it is the claims at the first meeting that count.
+        """
         claims = {
             node: int(content.metric_records[METRICS][NUM_EXAMPLES])  # type: ignore[arg-type]
             for node, content in trained.items()
@@ -125,7 +129,8 @@ class Screening:
         limits = capped(claims, self.directory.most_samples) | self.directory.samples(known)
         for node, claim in claims.items():
             first = self.directory.num_examples.get(node, limits[node])
-            if claim > first and node not in self._corrected:  # the roster warns of large ones
+            # The roster warns of large ones.
+            if claim > max(first, limits[node]) and node not in self._corrected:
                 self._corrected.add(node)
                 text = "Sample count of node %d capped at %d (it claimed %d)"
                 log(WARNING, text, node, limits[node], claim)

@@ -6,6 +6,7 @@ from typing import Any
 from flwr_distill.base.text import counted
 from flwr_distill.server.page.drawings import Series, confusion_map
 from flwr_distill.server.page.layout import chart
+from flwr_distill.server.page.numbers import score_of
 from flwr_distill.server.page.run_files import RunFiles
 from flwr_distill.server.page.words import METRIC_WORDS, shown
 from flwr_distill.strategies.common.sections import Figure, Section, Table
@@ -60,14 +61,14 @@ def _counted(run: RunFiles) -> list[str]:
     if not nodes:
         return []
     number = counted(nodes["nodes"], "node")
-    return [f"In the last round {number} sent counts of {nodes['samples']:,} held-out samples."]
+    weight = counted(nodes["samples"], "held-out sample")
+    return [f"In the last round {number} sent counts, which weigh as {weight}."]
 
 
 def _curves(run: RunFiles) -> Figure | None:
     curves = []
     for metric, style in zip(BY_NODE, LABELS, strict=False):
-        key = metric.replace("-", "_")
-        values = [(row["round"], row.get(key, _of_nodes(row).get(key))) for row in run.rows]
+        values = [(row["round"], score_of(row, metric)) for row in run.rows]
         if points := [(number, 100 * value) for number, value in values if value is not None]:
             curves.append(Series(METRIC_WORDS[metric], points, style))
     if not curves or run.evaluated:

@@ -89,17 +89,18 @@ class Race:
     def _end_contest(self) -> None:
         """Rank those that are left once all have trained.
 
-        Who was not evaluated counts as the best, which neither takes the lead nor leaves.
+        Where one was not evaluated nobody knows who is better, and none takes the lead or leaves.
         """
         if not self.results or self.results.keys() != set(self.left):
             return
-        best = max((value for value in self.results.values() if value is not None), default=0.0)
-        accuracies = {name: best if v is None else v for name, v in self.results.items()}
-        error = _standard_error(best, self.samples)
-        lead = {next(iter(self.rounds)): LEAD * error}
-        self.left.sort(key=lambda name: -accuracies[name] - lead.get(name, 0.0))
+        accuracies = {name: value for name, value in self.results.items() if value is not None}
+        is_known, before = len(accuracies) == len(self.left), len(self.contests)
+        if is_known:
+            error = _standard_error(max(accuracies.values()), self.samples)
+            lead = {next(iter(self.rounds)): LEAD * error}
+            self.left.sort(key=lambda name: -accuracies[name] - lead.get(name, 0.0))
         self.contests.append({name: self.results[name] for name in self.left})
-        if len(self.contests) > 1:
+        if is_known and before:
             least = accuracies[self.leader] - FAR * error
             self.left = [name for name in self.left if accuracies[name] >= least]
         self.kept += 1

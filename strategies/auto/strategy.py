@@ -31,6 +31,7 @@ from flwr_distill.strategies.common.checked import check_tag, tag
 from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.strategies.common.run import Run
 from flwr_distill.strategies.common.topology import Topology
+from flwr_distill.strategies.common.waiting import connected_nodes
 from flwr_distill.strategies.hfldd import HFLDD
 from flwr_distill.task.backbones import Frozen
 from flwr_distill.task.errors import SettingsError
@@ -274,6 +275,7 @@ class Auto(Strategy):
         if isinstance(self._model, Frozen) and not self._model.trained:
             self._start(ON_FROZEN)
             return
+        connected_nodes(grid, 1, self._timeout)
         nodes = self._some_nodes(grid)
         held = self._held(nodes, grid)
         if held_suffices(held):

@@ -25,6 +25,8 @@ REACH = math.sqrt(0.5)
 """Of random Fourier features of features with norm 1, of which most are about 1 apart."""
 MIN_SIDE = 128
 """Side of small images after enlargement."""
+NEARLY_ALL = 0.9
+"""Share of a network's weights with which a part is more than a block."""
 
 
 class RandomFourier(nn.Module):
@@ -74,7 +76,7 @@ class Frozen(nn.Module):
         By channel, of the pixels in [0, 1] that the network was trained on; None for the run's.
     tail : str (default: "")
         Name of the module in `network` that begins its last block; empty for the last part with
-        parameters.
+        dense or convolutional layers.
     interpolation : str (default: "bilinear")
         By which images are scaled: ``bilinear``, ``bicubic`` or ``nearest``. The first two average
         where images shrink.
@@ -145,11 +147,15 @@ class Frozen(nn.Module):
 
     def features(self, inputs: Tensor) -> Tensor:
         """Features (n, width) of images as the run normalises them."""
-        images = inputs.expand(-1, self._channels, -1, -1) * self.scale + self.shift
-        if self._size is not None:
-            images = _scaled(images, self._size, self._interpolation)
-        features = functional.normalize(self.network(images).flatten(1))
+        features = functional.normalize(self.network(self._as_shown(inputs)).flatten(1))
         return features if self.fourier is None else functional.normalize(self.fourier(features))
+
+    def _as_shown(self, inputs: Tensor) -> Tensor:
+        """Images as the network sees them."""
+        images = inputs.expand(-1, self._channels, -1, -1) * self.scale + self.shift
+        if self._size is None:
+            return images
+        return _scaled(images, self._size, self._interpolation)
 
     @property
     def shown(self) -> dict[str, Tensor]:
@@ -210,23 +216,29 @@ class Frozen(nn.Module):
 
         They are drawn from torch's global generator, and leave the network's outputs as they are.
         """
-        add_low_rank(self.network, rank)
+        add_low_rank(self.network, rank, self._as_shown(torch.zeros(2, *self._shape)))
         self.train(self.training)
 
     def load_network(self, file: Path) -> None:
-        """Load the network's weights from a safetensors file; a head in the file is not used."""
+        """Load the network's weights from a safetensors file; a head in the file is not used.
+
+        Counts of batches may be missing, as in torchvision's ResNets: PyTorch takes them for 0.
+        """
         try:
-            state = load_file(file)
-            own = {name: state[name] for name in self.network.state_dict()}
-            self.network.load_state_dict(own)
+            own, state = self.network.state_dict().keys(), load_file(file)
+            known = {name: value for name, value in state.items() if name in own}
+            missing = self.network.load_state_dict(known, strict=False).missing_keys
         except (OSError, SafetensorError) as error:
             problem, remedy = f"cannot be read ({error})", "use a safetensors file on this machine"
-        except KeyError as error:
-            problem, remedy = f"is missing {error}", "use the file that belongs to the network"
         except RuntimeError as error:
             problem, remedy = f"does not fit the network: {' '.join(str(error).split())}", ""
         else:
-            return
+            if not missing:
+                return
+            problem, remedy = (
+                f"is missing {missing[0]!r}",
+                "use the file that belongs to the network",
+            )
         raise ModelError(problem, where="backbone.weights", value=str(file), remedy=remedy)
 
 
@@ -253,7 +265,7 @@ def fingerprint(model: nn.Module) -> str:
     if isinstance(model, Frozen):
         trained = {f"head.{name}" for name in model.head.state_dict()}
         state |= model.shown
-    if trained == {name for name, _ in model.named_parameters()}:
+    elif trained == {name for name, _ in model.named_parameters()}:
         return ""
     digest = hashlib.sha256()
     for name, value in state.items():
@@ -312,15 +324,22 @@ def side_for(spec: DataSpec, largest: int) -> int:
 
 
 def _last_part(network: nn.Module) -> str:
-    """Name of the last child with parameters, within an only child; empty if there is none."""
-    path, parts = "", [n for n, m in network.named_children() if list(m.parameters())]
-    while parts:
-        path = f"{path}.{parts[-1]}".removeprefix(".")
-        if len(parts) > 1:
+    """Name of the last part with matrices, within those with nearly all; empty if there is none.
+
+    Normalisation after it has none. Nearly all are in the list of a transformer's blocks.
+    """
+    path, part, whole = "", network, _matrices(network)
+    while parts := [(name, inner) for name, inner in part.named_children() if _matrices(inner)]:
+        name, part = parts[-1]
+        path = f"{path}.{name}".removeprefix(".")
+        if _matrices(part) < NEARLY_ALL * whole:
             break
-        inner = network.get_submodule(path).named_children()
-        parts = [n for n, m in inner if list(m.parameters())]
     return path
+
+
+def _matrices(module: nn.Module) -> int:
+    """Numbers in the weights of a module's dense and convolutional layers."""
+    return sum(weight.numel() for weight in module.parameters() if weight.ndim > 1)
 
 
 def _by_channel(values: tuple[float, ...]) -> Tensor:

@@ -49,18 +49,23 @@ class LowRank(nn.Module):
         return outputs
 
 
-def add_low_rank(network: nn.Module, rank: int) -> None:
+def add_low_rank(network: nn.Module, rank: int, images: Tensor) -> None:
     """Put a `LowRank` in place of each dense and convolutional layer that is wider than `rank`.
 
-    Layers with groups stay as they are, and those of nn.MultiheadAttention, which reads weights.
+    Layers with groups stay as they are, and those that a pass of `images` does not call: others
+    read their weights, as nn.MultiheadAttention does, and torchvision's Swin.
     """
     layers = {name: layer for name, layer in network.named_modules() if _is_wider(layer, rank)}
-    within = [
-        f"{name}."
-        for name, module in network.named_modules()
-        if isinstance(module, nn.MultiheadAttention)
+    called: set[nn.Module] = set()
+    hooks = [
+        layer.register_forward_pre_hook(lambda layer, _: called.add(layer))
+        for layer in layers.values()
     ]
-    chosen = [name for name in layers if name and not name.startswith(tuple(within))]
+    with torch.no_grad():
+        network(images)
+    for hook in hooks:
+        hook.remove()
+    chosen = [name for name, layer in layers.items() if name and layer in called]
     if not chosen:
         raise ModelError(
             "the network has no dense or convolutional layer that is wider",
@@ -70,6 +75,16 @@ def add_low_rank(network: nn.Module, rank: int) -> None:
         )
     for name in chosen:
         network.set_submodule(name, LowRank(layers[name], rank))
+    try:
+        with torch.no_grad():
+            network(images)
+    except Exception as error:  # of any package's code
+        raise ModelError(
+            f"its layers take no low-rank updates: {' '.join(str(error).split())}",
+            where="backbone.trains",
+            value="lora",
+            remedy='take "last-block" or "all"',
+        ) from error
 
 
 def _is_wider(layer: nn.Module, rank: int) -> bool:

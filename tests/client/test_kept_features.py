@@ -106,3 +106,41 @@ def test_features_that_are_no_numbers_are_refused_and_not_kept(session_of, tmp_p
     with pytest.raises(SettingsError, match="its features are beyond 65,504"):
         features_of(session_of(model=f"{__name__}:endless"))
     assert not files(tmp_path)
+
+
+class Pixels(nn.Module):
+    """A network without weights, as filters are; `turned` stands for a change of its code."""
+
+    turned = False
+
+    def forward(self, images):
+        return (images.flip(3) if self.turned else images).flatten(1)
+
+
+def pixels(spec):
+    return Frozen(Pixels(), 64, spec)
+
+
+def test_features_are_of_the_code_that_the_network_has_now(session_of, monkeypatch):
+    for turned in (False, True, False):  # of no weights: no hash of them tells these apart
+        monkeypatch.setattr(Pixels, "turned", turned)
+        session = session_of(model=f"{__name__}:pixels")
+        images = session.data.train.inputs
+        expected = nn.functional.normalize((images.flip(3) if turned else images).flatten(1))
+        np.testing.assert_allclose(features_of(session), expected.half().numpy(), atol=1e-3)
+
+
+def test_of_the_same_network_features_are_computed_once(session_of, monkeypatch):
+    first = features_of(session_of())
+    seen = []
+    monkeypatch.setattr(Frozen, "features", counting(Frozen.features, seen))
+    assert np.array_equal(features_of(session_of(2)), first)
+    assert sum(seen) < 10 < len(first)
+
+
+def counting(compute, seen):
+    def counted(model, images):
+        seen.append(len(images))
+        return compute(model, images)
+
+    return counted

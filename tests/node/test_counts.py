@@ -37,7 +37,8 @@ def asked(folder: Path, policy: Policy, **settings: Any) -> tuple[Site, Message]
 def test_exact_counts_leave_where_the_owner_allows_them(tmp_path: Path) -> None:
     site, answer = asked(tmp_path, ALLOWED)
     samples = answer.content["metrics"]["num-examples"]
-    counts = read_counts(record_of(answer), samples, 10)
+    counts = read_counts(record_of(answer), 10)
+    assert counts.samples == samples
     assert counts.confusion[:, 3].sum() == samples == 600
     assert answer.content["metrics"]["eval-accuracy"] == counts.confusion[3, 3] / samples
     line = list(entries(site.state_dir / FOLDER))[-1]
@@ -73,9 +74,9 @@ def test_a_noisy_matrix_leaves_alone_and_is_booked(tmp_path: Path) -> None:
     site, answer = asked(tmp_path, NOISY, **PRIVATE)
     samples = answer.content["metrics"]["num-examples"]
     assert set(record_of(answer)) == {"confusion"}
-    first = read_counts(record_of(answer), samples, 10).confusion
+    first = read_counts(record_of(answer), 10).confusion
     assert account(site) == pytest.approx(0.1 + 2.0)
-    second = read_counts(record_of(evaluated(site, crafted(np.eye(10)[3]))), samples).confusion
+    second = read_counts(record_of(evaluated(site, crafted(np.eye(10)[3])))).confusion
     assert account(site) == pytest.approx(2 * (0.1 + 2.0))
     assert (first != second).any(), "each time with other noise"
     assert first[:, 3].sum() > samples / 2, "and near to what was counted"

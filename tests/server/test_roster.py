@@ -257,6 +257,15 @@ def test_a_node_that_names_another_number_of_classes_than_the_run_has_does_not_c
     assert roster.directory.class_names == ("cat", "dog")
 
 
+def test_a_node_with_classes_that_the_run_does_not_have_takes_no_part(memory_grid):
+    made_up = node({"name": "ward", "classes": [2, *range(10, 900)]})
+    grid = memory_grid({1: node({"classes": [0, 9]}), 2: made_up, 3: node({"classes": [1, 2]})})
+    roster = Roster(num_classes=10)
+    meet_nodes(grid, roster, 2, 1)
+    assert list(roster.nodes) == [1, 3]
+    assert roster.excluded == {2: ("it has a class 899, and the run's end at 9",)}
+
+
 def test_nodes_that_come_later_come_after_the_others(memory_grid):
     grid = memory_grid({5: node(partition_id=1)})
     roster = met(grid, 1, 1)

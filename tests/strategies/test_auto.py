@@ -243,6 +243,15 @@ def test_of_very_many_nodes_a_hundred_are_asked(auto, monkeypatch):
     assert len(set(messaged)) == strategy.MAX_ASKED
 
 
+def test_nodes_that_are_away_for_a_moment_before_the_first_round_are_waited_for(
+    auto, client_grid, monkeypatch
+):
+    grid = client_grid(2, CONFIG)
+    nodes, grid.nodes = grid.nodes, {}
+    monkeypatch.setattr("time.sleep", lambda seconds: setattr(grid, "nodes", nodes))
+    assert len(configured(auto.strategy, grid)) == 2
+
+
 def test_a_federation_of_one_node_is_not_skewed(auto, client_grid):
     configured(auto.strategy, client_grid(1, CONFIG))
     assert auto.strategy.candidates == candidates(None, 1.0)
@@ -320,6 +329,17 @@ def test_who_is_far_behind_in_a_contest_but_the_first_leaves_and_costs_no_more_r
     assert names.count("b") == 2
     names = raced(Race.of("ab", 4, 20), 20, {"a": 0.9, "b": 0.89}.get)
     assert names.count("b") == 4
+
+
+@pytest.mark.parametrize("unknown", ["a", "b", "ab"])
+def test_a_contest_in_which_a_model_is_not_evaluated_changes_nothing(unknown):
+    race = Race.of("ab", 2, 10)
+    raced(race, 2, {"a": 0.1, "b": 0.9}.get)
+    assert race.left == ["b", "a"]
+    known = {"a": 0.1, "b": 0.9}
+    raced(race, 6, lambda name: None if name in unknown else known[name])
+    assert len(race.contests) == 2
+    assert race.left == ["b", "a"]
 
 
 def test_one_that_cannot_train_leaves_the_race_and_the_others_continue():

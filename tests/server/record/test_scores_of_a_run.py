@@ -47,7 +47,7 @@ def warnings(found):
 
 
 def test_rows_journal_report_tensorboard_and_card_have_the_metrics(client_grid, tmp_path):
-    found = run(client_grid, tmp_path)
+    found = run(client_grid, tmp_path, **{"most-samples": 0.0})  # all count as they are
     last = found.rows[-1]
     matrix = np.array(last["confusion"])
     assert last["accuracy"] == matrix.trace() / matrix.sum()
@@ -78,7 +78,8 @@ def test_rows_journal_report_tensorboard_and_card_have_the_metrics(client_grid, 
     assert all(name in page for name in found.names.values())
     card = model_card(found, "model.safetensors")
     assert f"macro F1 {100 * last['macro_f1']:.1f} %" in card
-    assert "samples that 3 nodes held out, with 95 % intervals" in card
+    count = f"samples that 3 nodes held out ({nodes['samples']} count), with 95 % intervals"
+    assert count in card
     events = EventAccumulator(str(tmp_path / "1"))
     events.Reload()
     tags = events.Tags()
@@ -122,11 +123,9 @@ def add(key, place, by):
     return change
 
 
-def claim(content):
-    """A thousand times the samples, in all counts alike."""
-    for key, values in content[COUNTS].items():
-        content[COUNTS][key] = [1000 * value for value in values]
-    content["metrics"]["num-examples"] *= 1000
+def drop_samples(content):
+    """Counts of one sample alone."""
+    content[COUNTS] = ConfigRecord({"confusion": [1] + [0] * 99})
 
 
 def withhold(content):
@@ -144,7 +143,7 @@ def drop(content):
         (add("own", 3, 10**13), "rejected: histograms do not add up", True),
         (add("calibration", 3, 1), "rejected: calibration bins do not add up", True),
         (lambda content: content[COUNTS].pop("own"), "rejected: histograms are not of 10", True),
-        (claim, "rejected: they are of", True),
+        (drop_samples, "rejected: they are of 1 samples, and the reply of", True),
         (withhold, "counts: never", True),
         (drop, "its reply has none", True),
         (add("confusion", 3, -(10**6)), "confusion", False),
