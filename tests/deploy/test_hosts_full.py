@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from flwr_distill.node.processes import start_bound, stop
+from tests.environments import flwr_distill
 from tests.hosts import hosts_at, needs_hosts
 from tests.waiting import wait_for_node
 
@@ -25,13 +26,6 @@ pytestmark = [
 def hosts():
     with hosts_at(SERVER, *NODES) as created:
         yield created
-
-
-def flwr_distill(env, *arguments):
-    done = subprocess.run(
-        ["flwr-distill", *map(str, arguments)], env=env, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def settings_of(number, address, certs, folder):
