@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import sys
 import time
 
 import httpx
@@ -13,12 +12,12 @@ from safetensors.numpy import load
 from flwr_distill.fleet.local_federation import LocalFederation, free_ports
 from flwr_distill.node.processes import start_bound, stop
 from tests.browsers import chromium, needs_browser, scrolls_sideways, set_width
+from tests.environments import PROGRAM
 from tests.waiting import wait_until
 
 from .served import served
 
 pytestmark = [pytest.mark.slow, needs_browser, pytest.mark.timeout(300)]
-COMMAND = (sys.executable, "-P", "-m", "flwr_distill.command")
 SETTINGS = 'strategy="fedavg" num-rounds={rounds} model="mlp" train.local-epochs=1'
 
 
@@ -151,7 +150,7 @@ def test_an_awaited_node_is_named_and_one_that_is_down_is_an_alarm(federation, a
 def test_runs_that_wait_are_in_the_queue_with_the_reason(federation, address, browser):
     here = ("--state-dir", str(federation.state_dir))
     log = federation.state_dir / "queue.log"
-    queue = start_bound([*COMMAND, "queue", "serve", *here], log=log, env=federation.env)
+    queue = start_bound([*PROGRAM, "queue", "serve", *here], log=log, env=federation.env)
     try:
         wait_until(lambda: "is served" in log.read_text())
         assert "Run 1 is in the queue" in submitted(browser, address, SETTINGS.format(rounds=3))
