@@ -152,7 +152,8 @@ def quick(arguments: argparse.Namespace, console: Console) -> None:
                 accuracy = train_and_score(judge, samples, test, data.spec, seed=seed)
             results.setdefault(key, []).append(accuracy)
             console.print(f"{key}, seed {seed}: {accuracy:.4f}")
-            _write({key: statistics.mean(own) for key, own in results.items()}, arguments.json)
+            means = {key: statistics.mean(own) for key, own in results.items()}
+            write_json(arguments.json, means)
 
 
 def _pool(name: str, train: Samples, num_classes: int, seed: int) -> list[VirtualData]:
@@ -205,7 +206,7 @@ def by_distiller(arguments: argparse.Namespace, console: Console) -> None:
         cells += [f"{accuracy:.3f}" for accuracy in accuracies.values()]
         table.add_row(*cells)
         console.print(", ".join(cells))
-        _write(rows, arguments.json)
+        write_json(arguments.json, rows)
     console.print(table)
 
 
@@ -213,10 +214,6 @@ def _panel(arguments: argparse.Namespace, usual: Judge, spec: DataSpec) -> list[
     """The named judges, in that order, that fit the data."""
     fitting = {judge.name: judge for judge in judges("full", spec)}
     return [fitting[name] for name in arguments.judges or [usual.name] if name in fitting]
-
-
-def _write(results: Any, file: Path | None) -> None:
-    write_json(file, results)
 
 
 def main() -> None:

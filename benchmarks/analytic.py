@@ -53,7 +53,7 @@ from rich.console import Console
 from safetensors.numpy import load_file
 from torch import nn
 
-from benchmarks.figures import write_json
+from benchmarks.figures import read_lines, write_json
 from benchmarks.in_process import FIRST_NODE, run_in_process
 from flwr_distill.client.features import kept_features
 from flwr_distill.client.session import Session
@@ -111,29 +111,15 @@ def first_of(data: Dataset, num_train: int, num_test: int) -> Dataset:
     return Dataset(data.spec, part(data.train, num_train), part(data.test, num_test))
 
 
-def quick_cifar10(root: Path, download: bool) -> Dataset:
-    """CIFAR-10 with few images."""
-    return first_of(load_dataset("cifar10", root), QUICK_TRAIN, QUICK_TEST)
+def _first(name: str, num_train: int, num_test: int, root: Path, download: bool) -> Dataset:
+    return first_of(load_dataset(name, root), num_train, num_test)
 
 
-def cifar10(root: Path, download: bool) -> Dataset:
-    """Up to 6,000 images of CIFAR-10."""
-    return first_of(load_dataset("cifar10", root), MAX_TRAIN, MAX_TEST)
-
-
-def mnist(root: Path, download: bool) -> Dataset:
-    """3,000 images of MNIST."""
-    return first_of(load_dataset("mnist", root), FEW_TRAIN, FEW_TEST)
-
-
-def mnist_m(root: Path, download: bool) -> Dataset:
-    """3,000 images of MNIST-M."""
-    return first_of(load_dataset("mnist-m", root), FEW_TRAIN, FEW_TEST)
-
-
-def usps(root: Path, download: bool) -> Dataset:
-    """3,000 images of USPS."""
-    return first_of(load_dataset("usps", root), FEW_TRAIN, FEW_TEST)
+quick_cifar10 = partial(_first, "cifar10", QUICK_TRAIN, QUICK_TEST)
+cifar10 = partial(_first, "cifar10", MAX_TRAIN, MAX_TEST)
+mnist = partial(_first, "mnist", FEW_TRAIN, FEW_TEST)
+mnist_m = partial(_first, "mnist-m", FEW_TRAIN, FEW_TEST)
+usps = partial(_first, "usps", FEW_TRAIN, FEW_TEST)
 
 
 def fashion(root: Path, download: bool) -> Dataset:
@@ -352,9 +338,8 @@ def domains(
             del config["partition.classes"], config["server-device"]
             with tempfile.TemporaryDirectory() as runs:
                 run_in_process(config | changes, nodes, Path(runs))
-                lines = (Path(runs) / "1" / "journal.jsonl").read_text().splitlines()
-            phases = [entry for line in lines if (entry := json.loads(line)).get("phase")]
-            last = [phase for phase in phases if phase["phase"] == "evaluate"][-1]["nodes"]
+                journal = read_lines(Path(runs) / "1" / "journal.jsonl")
+            last = [entry for entry in journal if entry.get("phase") == "evaluate"][-1]["nodes"]
             scores = [last[str(FIRST_NODE + place)]["eval-accuracy"] for place in range(len(names))]
             results[f"{strategy}, seed {seed}"] = scores
             console.print(f"{strategy}, seed {seed}: {statistics.mean(scores):.4f} {scores}")

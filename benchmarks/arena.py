@@ -44,7 +44,7 @@ from rich.progress import track
 
 from benchmarks import domains
 from benchmarks.arena_tables import GOAL, Cell, print_tables, write_tables
-from benchmarks.figures import write_json
+from benchmarks.figures import read_lines, write_json
 from benchmarks.in_process import Settings, run_in_process
 from flwr_distill.simulation.grid import Node
 
@@ -177,8 +177,7 @@ def play(run: Run, data_root: str) -> Result:
         }
         rows = run_in_process(config, nodes, folder, timed)
         traffic = json.loads((folder / "1" / "traffic.json").read_text())["measured"]
-        journal = (folder / "1" / "journal.jsonl").read_text().splitlines()
-    of_nodes = _accuracies_of_nodes(json.loads(line) for line in journal)
+        of_nodes = _accuracies_of_nodes(read_lines(folder / "1" / "journal.jsonl"))
     return Result(
         accuracies=[float(row["accuracy"]) for row in rows if row["accuracy"] is not None],
         server_bytes=rows[-1]["server_bytes"]
@@ -314,9 +313,7 @@ def main() -> None:
     print_tables(filled)
     if arguments.out is not None:
         write_tables(filled, arguments.out)
-    if arguments.json is not None:
-        content = {"cells": [cell.as_json() for cell in filled]}
-        write_json(arguments.json, content)
+    write_json(arguments.json, {"cells": [cell.as_json() for cell in filled]})
 
 
 if __name__ == "__main__":

@@ -251,9 +251,7 @@ def main() -> None:
         cells.append(Cell.of(*place, [results[r] for r in attacked], [results[r] for r in absent]))
         table.add_row(*cells[-1].row())
     Console().print(table)
-    if arguments.json is not None:
-        content = {"cells": [asdict(cell) for cell in cells]}
-        write_json(arguments.json, content)
+    write_json(arguments.json, {"cells": [asdict(cell) for cell in cells]})
 
 
 if __name__ == "__main__":

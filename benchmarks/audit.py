@@ -351,9 +351,7 @@ def main() -> None:
     epsilons = epsilon_table(proven)
     console.print(printed(epsilons))
     console.print(*(f"epsilon {p['epsilon']:g}: accuracy {p['accuracy']:.3f}" for p in private))
-    if options.json is not None:
-        results = {"rows": rows, "dp": private, "empirical_epsilon": proven}
-        write_json(options.json, results)
+    write_json(options.json, {"rows": rows, "dp": private, "empirical_epsilon": proven})
     if options.plot is not None:
         picture(attacks).savefig(options.plot)
     if options.page is not None:

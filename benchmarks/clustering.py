@@ -118,15 +118,14 @@ def main() -> None:
         groups.add_row(f"{clients:,}", *seconds, f"{row['peak_mb']:.0f}")
     console.print(groups)
 
-    if arguments.json is not None:
-        most = cadis_rows[max(cadis_rows)]
-        figures = {
-            "cadis_q_10k_seconds": most["seconds"],
-            "cadis_q_10k_peak_mb": most["peak_mb"],
-            "cadis": cadis_rows,
-            "hfldd": hfldd_rows,
-        }
-        write_json(arguments.json, figures)
+    most = cadis_rows[max(cadis_rows)]
+    figures = {
+        "cadis_q_10k_seconds": most["seconds"],
+        "cadis_q_10k_peak_mb": most["peak_mb"],
+        "cadis": cadis_rows,
+        "hfldd": hfldd_rows,
+    }
+    write_json(arguments.json, figures)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from typing import Any
 import psutil
 import torch
 
-from benchmarks.figures import write_json
+from benchmarks.figures import read_lines, write_json
 from benchmarks.goal import Goal
 from benchmarks.node_memory import PARTS
 from benchmarks.rounds import repeating
@@ -184,7 +184,7 @@ def run(
     if not outcome.completed:
         raise RuntimeError(f"{strategy} on {device} failed:\n" + "\n".join(outcome.lines[-40:]))
     (metrics,) = runs.glob("*/metrics.jsonl")
-    return [json.loads(line) for line in metrics.read_text().splitlines()]
+    return read_lines(metrics)
 
 
 def goals(rows: list[dict[str, Any]]) -> list[Goal]:

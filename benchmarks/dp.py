@@ -31,7 +31,7 @@ from matplotlib.figure import Figure
 from opacus.accountants.utils import get_noise_multiplier
 from torch import Generator, Tensor
 
-from benchmarks.figures import write_json
+from benchmarks.figures import read_lines, write_json
 from benchmarks.in_process import Settings, run_in_process
 from flwr_distill.base.text import counted
 from flwr_distill.cli.judge import LENET, QUICK, judges, train_and_score
@@ -114,8 +114,8 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         nodes = [{"num-partitions": NODES}] * NODES
         rows = run_in_process(settings, nodes, Path(folder))
-        journal = (Path(folder) / "1" / "journal.jsonl").read_text().splitlines()
-    numbers = [n for line in journal for n in json.loads(line).get("nodes", {}).values()]
+        journal = read_lines(Path(folder) / "1" / "journal.jsonl")
+    numbers = [n for line in journal for n in line.get("nodes", {}).values()]
     return rows[-1]["accuracy"], max((n.get("dp-epsilon", 0.0) for n in numbers), default=0.0)
 
 

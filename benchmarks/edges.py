@@ -10,7 +10,6 @@ sockets between an edge's node and its run.
 """
 
 import argparse
-import json
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -27,7 +26,7 @@ from benchmarks.edges_in_process import (
     edge_node,
     partition_nodes,
 )
-from benchmarks.figures import write_json
+from benchmarks.figures import read_lines, write_json
 from benchmarks.in_process import FIRST_NODE, InProcessGrid, Settings, only_errors
 from flwr_distill.server.app import main as server_app
 from flwr_distill.server.page.run_files import flat
@@ -52,7 +51,7 @@ def full(settings: Settings) -> dict[str, Any]:
 def accuracies(folder: Path) -> list[float]:
     """Accuracy after each round of the only run in a folder."""
     (file,) = folder.glob("*/metrics.jsonl")
-    return [json.loads(line)["accuracy"] for line in file.read_text().splitlines()]
+    return [row["accuracy"] for row in read_lines(file)]
 
 
 def alone(strategy: str, edges: int, nodes: int, settings: Settings, folder: Path) -> list[float]:

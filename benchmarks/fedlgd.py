@@ -13,7 +13,6 @@ apps.
 """
 
 import argparse
-import json
 import shutil
 import statistics
 import tempfile
@@ -22,7 +21,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.figures import write_json
+from benchmarks.figures import read_lines, write_json
 from benchmarks.in_process import FIRST_NODE, Settings, run_in_process
 
 DOMAINS = ("mnist", "usps", "mnist_m")
@@ -57,8 +56,8 @@ def domain_accuracies(run_config: Settings, folder: Path) -> list[float]:
     """Accuracy per domain over the last rounds; reuses nodes' virtual data in `folder`."""
     nodes = [{"dataset": f"benchmarks.domains:{domain}"} for domain in DOMAINS]
     run_in_process({**SETTING, **run_config}, nodes, folder)
-    lines = (folder / "1" / "journal.jsonl").read_text().splitlines()
-    phases = [entry for line in lines if (entry := json.loads(line)).get("phase") == "evaluate"]
+    journal = read_lines(folder / "1" / "journal.jsonl")
+    phases = [entry for entry in journal if entry.get("phase") == "evaluate"]
     return [
         statistics.mean(
             phase["nodes"][str(FIRST_NODE + place)]["eval-accuracy"]

@@ -1,4 +1,4 @@
-"""Figures of a benchmark, in a file and in a table."""
+"""Figures of a benchmark: what runs wrote, what it writes itself, and cells of its tables."""
 
 import json
 import statistics
@@ -11,6 +11,11 @@ def write_json(file: Path | None, figures: Any) -> None:
     """Write figures to a file, if one is named."""
     if file is not None:
         file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """Objects of a file of JSON lines."""
+    return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
 
 
 def spread(values: Sequence[float], places: int = 2) -> str:

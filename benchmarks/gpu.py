@@ -57,9 +57,7 @@ from benchmarks.virtual_device import VirtualDevice
 from flwr_distill.task.compute import cuda_graph
 from flwr_distill.task.compute.device import choose_device
 from flwr_distill.task.errors import SettingsError
-from flwr_distill.task.settings import (
-    Precision,
-)
+from flwr_distill.task.settings import Precision
 
 PEAK_FLOPS: dict[Precision, float] = {"float32": 67e12, "tf32": 494e12, "bf16": 989e12}
 """FLOP/s of an H100 SXM without sparsity, by its data sheet."""

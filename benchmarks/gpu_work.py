@@ -215,7 +215,7 @@ def federation(setting: Setting, strategy: str) -> Steps:
     def run(times: int) -> None:
         failures: list[Exception] = []
         for _ in range(times):
-            run_in_process(run_config, [node] * nodes, wrap=functools.partial(_noting, failures))
+            run_in_process(run_config, [node] * nodes, wrap=functools.partial(noting, failures))
         if failures:  # a run continues without a node that fails
             raise failures[0]
 
@@ -285,7 +285,7 @@ QUICK = (
 """What a short run on a GPU measures, in this order: first what has goals."""
 
 
-def _noting(failures: list[Exception], place: int, node: Node) -> Node:
+def noting(failures: list[Exception], place: int, node: Node) -> Node:
     """A node that also notes its failures."""
 
     def answer(message: Any) -> Any:

@@ -1,6 +1,5 @@
 """Run a whole federation in this process: the real ServerApp and ClientApp with a local grid."""
 
-import json
 import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,6 +9,7 @@ from typing import Any
 
 from flwr.app import Context, RecordDict
 
+from benchmarks.figures import read_lines
 from flwr_distill.client.app import app as client_app
 from flwr_distill.flower.task_identity import identify
 from flwr_distill.node.kernel import keep_freed
@@ -107,5 +107,4 @@ def run_in_process(
         functions = {FIRST_NODE + i: node(i, own) for i, own in enumerate(nodes)}
         grid = InProcessGrid(functions, str(folder / "nodes"))
         server_app(grid, Context(1, 1, {}, RecordDict(), config))
-        lines = (folder / "1" / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+        return read_lines(folder / "1" / "metrics.jsonl")

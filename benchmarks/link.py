@@ -13,7 +13,6 @@ through the server, both ways, in all rounds; share is of those of ``float32``.
 
 import argparse
 import asyncio
-import json
 import statistics
 import tempfile
 import threading
@@ -27,7 +26,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.figures import write_json
+from benchmarks.figures import read_lines, write_json
 from flwr_distill.fleet.local_federation import LocalFederation, free_ports
 
 CODECS = {
@@ -147,7 +146,7 @@ def measure(federation: LocalFederation, runs: Path, config: Mapping[str, Any]) 
     if not outcome.completed:
         raise SystemExit("\n".join(outcome.lines[-20:]))
     (folder,) = set(runs.glob("*")) - before
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = read_lines(folder / "metrics.jsonl")
     times = [row["seconds"] for row in rows]
     return {
         "bytes": rows[-1]["server_bytes"],

@@ -14,7 +14,6 @@ run to the last. ``--quick`` uses 50 and 4 nodes, 10 rounds, 10 and 50 models, 1
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import re
@@ -36,7 +35,7 @@ from flwr.serverapp.strategy import FedAvg
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.figures import write_json
+from benchmarks.figures import read_lines, write_json
 from benchmarks.in_process import InProcessGrid, run_in_process
 from benchmarks.rounds import APP_DIR as ECHO_APP
 from benchmarks.rounds import kind_of, peak_memory, processes, repeating
@@ -143,11 +142,11 @@ def measure_real(nodes: int, rounds: int) -> dict[str, Any]:
             outcome = federation.run(APP_DIR, settings, on_line=on_line, timeout=1800)
             if not outcome.completed:
                 raise RuntimeError("the run failed:\n" + "\n".join(outcome.lines[-40:]))
-            lines = (runs_dir / str(outcome.run_id) / "metrics.jsonl").read_text().splitlines()
+            rows = read_lines(runs_dir / str(outcome.run_id) / "metrics.jsonl")
     return {
         "nodes": nodes,
         "rounds": rounds,
-        **throughput([json.loads(line) for line in lines], nodes),
+        **throughput(rows, nodes),
         "memory": {name: summary(sizes) for name, sizes in series.items()},
         "series": dict(series),
     }

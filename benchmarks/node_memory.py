@@ -30,7 +30,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.figures import spread, write_json
+from benchmarks.figures import read_lines, spread, write_json
 from benchmarks.rounds import APP_DIR, repeating
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.node.nursery import NURSERY
@@ -141,7 +141,7 @@ def first_answer(federation: OneNode, runs: Path) -> tuple[float, Memory]:
     with repeating(look, every=0.3):
         _run(federation, APP, config)
     newest = max(runs.iterdir(), key=lambda folder: folder.stat().st_mtime)
-    rows = map(json.loads, (newest / "journal.jsonl").read_text().splitlines())
+    rows = read_lines(newest / "journal.jsonl")
     return next(row["seconds"] for row in rows if row.get("phase")), most
 
 

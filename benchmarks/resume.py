@@ -5,7 +5,6 @@
 Uses one SuperLink and real nodes. The final models must be equal to the last bit.
 """
 
-import json
 import tempfile
 import threading
 import time
@@ -21,7 +20,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.figures import write_json
+from benchmarks.figures import read_lines, write_json
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.fleet.submission import RunError
 
@@ -106,8 +105,8 @@ def _rows(runs: Path) -> int:
 def _warnings(runs: Path) -> list[str]:
     """Warnings of the run's journal."""
     (journal,) = runs.glob("*/journal.jsonl")
-    lines = map(json.loads, journal.read_text().splitlines())
-    return [f"  round {line['round']}: {line['warning']}" for line in lines if "warning" in line]
+    lines = [line for line in read_lines(journal) if "warning" in line]
+    return [f"  round {line['round']}: {line['warning']}" for line in lines]
 
 
 def _server_apps(federation: LocalFederation) -> list[psutil.Process]:

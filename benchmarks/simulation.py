@@ -39,7 +39,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from benchmarks.figures import spread, write_json
+from benchmarks.figures import read_lines, spread, write_json
 from benchmarks.goal import Goal
 from benchmarks.gpu_profile import traced
 from benchmarks.in_process import Settings, run_in_process
@@ -206,9 +206,8 @@ def timed_rounds(case: Case, way: Way, together: str, device: str, rounds: int) 
         }
         way(config, case.clients, device, folder)
         (journal,) = folder.glob("*/journal.jsonl")
-        phases = [json.loads(line) for line in journal.read_text().splitlines()]
-        metrics = journal.with_name("metrics.jsonl").read_text().splitlines()
-        ends = [json.loads(line)["seconds"] for line in metrics]
+        phases = read_lines(journal)
+        ends = [row["seconds"] for row in read_lines(journal.with_name("metrics.jsonl"))]
     trained = [phase for phase in phases if phase.get("phase") == "train"]
     if len(trained) != rounds + 1 or any(len(p["nodes"]) != case.a_round for p in trained):
         raise RuntimeError(f"{case}: not all clients trained in all rounds")

@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.arena import DATA
+from benchmarks.figures import read_lines
 from benchmarks.in_process import FIRST_NODE, Settings, only_errors
 from flwr_distill.client.app import app as client_app
 from flwr_distill.flower.task_identity import identify
@@ -95,8 +96,8 @@ def play(config: Mapping[str, Any]) -> list[tuple[float, float]]:
         clock = Clock({FIRST_NODE + i: node(i) for i in range(NODES)}, seconds)
         grid = SimulationGrid(list(seconds), clock)
         server_app(grid, Context(1, 1, {}, RecordDict(), config))
-        lines = (Path(temporary) / "1" / "metrics.jsonl").read_text().splitlines()
-    accuracies = [float(json.loads(line)["accuracy"]) for line in lines]
+        rows = read_lines(Path(temporary) / "1" / "metrics.jsonl")
+    accuracies = [float(row["accuracy"]) for row in rows]
     return list(zip([*clock.starts, clock.now], accuracies, strict=True))
 
 

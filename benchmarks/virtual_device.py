@@ -29,7 +29,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from types import FrameType, SimpleNamespace, TracebackType
+from types import FrameType, SimpleNamespace
 from typing import Any, ClassVar, Literal, Self, cast
 from unittest import mock
 
@@ -172,12 +172,7 @@ class VirtualDevice:
         patch(self._mode)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._patches.close()
 
     @contextlib.contextmanager

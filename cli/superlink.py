@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import sqlite3
 import sys
 from contextlib import closing
@@ -22,6 +21,7 @@ from flwr_distill.cli.options import DEFAULT_CERTIFICATES_DIR, CertificatesDir, 
 from flwr_distill.fleet import serverapp
 from flwr_distill.fleet.authority import CertificateError
 from flwr_distill.fleet.certificates import CertificateFolder
+from flwr_distill.fleet.servers import listen_once
 from flwr_distill.flower.control import SuperLinkError
 from flwr_distill.node.stock import environment, is_another
 
@@ -68,19 +68,15 @@ def superlink(context: typer.Context, log_format: LogFormat = None) -> None:
 def _check_addresses(arguments: list[str]) -> None:
     """Fail if another process listens at an address: gRPC's error does not name the option."""
     for option, value in pairwise(arguments):
-        host, _, port = value.rpartition(":")
+        port = value.rpartition(":")[2]
         if not (option.startswith("--") and option.endswith("-api-address") and port.isdigit()):
             continue
         try:
-            socket.create_server((host.strip("[]"), int(port)), family=_family(host)).close()
+            listen_once(value)
         except OSError as error:
             remedy = "end what listens there, or name another port"
             problem = os.strerror(error.errno) if error.errno else str(error)
             fail(problem, "superlink", where=option, value=value, remedy=remedy)
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _check_database(arguments: list[str]) -> None:

@@ -21,6 +21,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key
 
 from flwr_distill.fleet.gpu_speed import time_gpu
+from flwr_distill.fleet.servers import listen_once
 from flwr_distill.flower.clock import (
     MAX_AHEAD,
     MAX_BEHIND,
@@ -190,9 +191,8 @@ def _peer_address(settings: NodeSettings) -> Finding:
     check = "peer-address"
     if (address := settings.peer_address) is None:
         return Finding(check, "ok", "none: nothing has to reach this node, the server relays to it")
-    host, _, port = address.rpartition(":")
     try:
-        socket.create_server((host.strip("[]"), int(port))).close()
+        listen_once(address)
     except (OSError, OverflowError) as error:
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             return Finding(check, "unchecked", f"{address} is in use: by this node, if it runs")

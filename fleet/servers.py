@@ -71,15 +71,19 @@ def by_name(address: str) -> str:
     return address.replace("127.0.0.1", "localhost")
 
 
+def listen_once(address: str) -> None:
+    """Listen at an address for a moment; OSError or OverflowError if no server can."""
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    socket.create_server((host.strip("[]"), int(port)), family=family).close()
+
+
 def why_not_free(address: str) -> str:
     """Why no server can listen at an address; '' if one can."""
-    host, _, port = address.rpartition(":")
-    with socket.socket() as attempt:
-        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            attempt.bind((host, int(port)))
-        except (OSError, OverflowError) as error:
-            return f"{address} cannot be used: {error}"
+    try:
+        listen_once(address)
+    except (OSError, OverflowError) as error:
+        return f"{address} cannot be used: {error}"
     return ""
 
 

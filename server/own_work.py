@@ -12,7 +12,6 @@ import time
 import traceback
 from logging import WARNING
 from pathlib import Path
-from types import TracebackType
 
 from flwr.common import log
 
@@ -42,12 +41,7 @@ class OwnWork:
         threading.Thread(target=self._watch, daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        frames: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._over.set()
 
     def _watch(self) -> None:

@@ -1,5 +1,6 @@
-"""Virtual environments that share what is installed in the one of the tests."""
+"""Our command as a process, and virtual environments with what the one of the tests has."""
 
+import subprocess
 import sys
 import sysconfig
 import venv
@@ -7,7 +8,23 @@ from pathlib import Path
 
 PROGRAM = (sys.executable, "-P", "-m", "flwr_distill.command")
 """`flwr-distill`, also where it is on the path alone, as with another Flower."""
-BASELINES = Path(__file__).resolve().parents[1] / "baselines"
+ROOT = Path(__file__).resolve().parents[1]
+BASELINES = ROOT / "baselines"
+
+
+def flwr_distill(env, *arguments, code=0):
+    """Run a command of ours to its end, which is that exit code; what it prints."""
+    command = [*PROGRAM, *map(str, arguments)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
+
+
+def project_files():
+    """All files of the project, without those that git ignores."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return [file for name in listed.stdout.split("\0") if name and (file := ROOT / name).is_file()]
 
 
 def shared_environment(environment, *, editable):

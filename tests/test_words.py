@@ -1,10 +1,9 @@
 """Words that engineers do not search for stand nowhere; docs/glossary.md has those that do."""
 
 import re
-import subprocess
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.environments import ROOT, project_files
+
 BANNED = {
     r"mend(s|ed|ing)?": "fix",
     r"come again": "retry later",
@@ -21,21 +20,14 @@ EXCEPT = {"CHANGELOG.md", "tests/test_words.py"}
 
 
 def test_no_file_has_a_banned_word():
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    files = [name for name in listed.stdout.splitlines() if Path(name).suffix in KINDS]
+    files = [file for file in project_files() if file.suffix in KINDS]
     assert len(files) > 500
     banned = re.compile("|".join(rf"\b(?:{pattern})\b" for pattern in BANNED), re.IGNORECASE)
     findings = [
         f"{name}:{number}: {line.strip()}"
-        for name in files
-        if name not in EXCEPT and (ROOT / name).exists()
-        for number, line in enumerate((ROOT / name).read_text("utf-8").splitlines(), 1)
+        for file in files
+        if (name := str(file.relative_to(ROOT))) not in EXCEPT
+        for number, line in enumerate(file.read_text("utf-8").splitlines(), 1)
         if banned.search(line)
     ]
     assert not findings, f"banned words, for which there are {BANNED}:\n" + "\n".join(findings)

@@ -14,6 +14,7 @@ from typing import Any
 
 from flwr.app import Message, RecordDict
 
+from benchmarks.figures import read_lines
 from benchmarks.in_process import Settings, only_errors, run_in_process
 from benchmarks.papers.tables import Row
 from flwr_distill.server.record.checkpoint import checkpoints
@@ -176,7 +177,7 @@ class Result:
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return read_lines(file) if file.exists() else []
 
 
 def last(accuracies: Sequence[float]) -> float:

@@ -114,7 +114,7 @@ class Dashboard:
             Mount("/static", StaticFiles(directory=FOLDER / "static")),
         ]
         if allow_actions:
-            act = [Route("/submit", self._for(Role.SUBMITTER, self._submit_page))]
+            act = [Route("/submit", self._for(Role.SUBMITTER, self._submit_form))]
             act.append(Route("/submit", self._for(Role.SUBMITTER, self._submit), methods=["POST"]))
             act.append(
                 Route(
@@ -274,10 +274,7 @@ class Dashboard:
         content = await to_thread.run_sync(page)
         return HTMLResponse(content, headers={"Content-Security-Policy": REPORT_POLICY})
 
-    async def _submit_page(self, request: Request) -> Response:
-        return self._submit_form(request)
-
-    def _submit_form(
+    async def _submit_form(
         self, request: Request, chosen: str = "", settings: str = "", error: str = ""
     ) -> Response:
         return self._page(
@@ -298,7 +295,7 @@ class Dashboard:
         try:
             text = await self._acted(self._actions.submit, chosen, settings)
         except ReportedError as error:
-            return self._submit_form(request, chosen, settings, str(error))
+            return await self._submit_form(request, chosen, settings, str(error))
         return self._redirect("/", text)
 
     async def _act(self, request: Request) -> Response:

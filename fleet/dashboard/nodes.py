@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from flwr_distill.base import json_lines
 from flwr_distill.fleet.dashboard.files import read_json
 from flwr_distill.fleet.dashboard.runs import Run, RunNode, text_of
 from flwr_distill.flower.control import KnownNode
@@ -180,10 +180,8 @@ def _last_line(log: Path) -> str:
     except OSError:
         return ""
     line = next((line for line in reversed(lines) if line.strip()), "")
-    with suppress(ValueError):
-        entry = json.loads(line)
-        line = str(entry.get("text", line)) if isinstance(entry, dict) else line
-    return text_of(without_level(line)[1])
+    entry = json_lines.read(line)
+    return text_of(entry.text if entry else without_level(line)[1])
 
 
 def _away(here: LocalNode, errors: Mapping[str, tuple[float, str]]) -> Node:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 
+from flwr_distill.base import json_lines
 from flwr_distill.flower.control import Control, SuperLinkError
 from flwr_distill.node.log_lines import without_level
 
@@ -66,9 +65,7 @@ class RunLogs:
 def shown_line(line: str) -> tuple[str, str]:
     """Level and printable text of a line, which may be JSON; only bad levels are shown."""
     level, text = without_level(line)
-    with suppress(ValueError, AttributeError, RecursionError):
-        entry = json.loads(line)
-        level, text = str(entry.get("level", "")), str(entry.get("text", text))
-        text = f"{str(entry.get('time', ''))[11:19]} {text}"
+    if entry := json_lines.read(line):
+        level, text = entry.level, f"{entry.time[11:19]} {entry.text}"
     text = "".join(c if c.isprintable() or c == "\t" else "?" for c in text[:MAX_TEXT])
     return level if level in ("WARNING", "ERROR", "CRITICAL") else "", text

@@ -8,6 +8,9 @@ from markupsafe import Markup
 from flwr_distill.server.page.drawings import Series, line_chart
 from flwr_distill.strategies.common.sections import Figure, Section
 
+SCROLLING = Markup('<div class="scroll">{}</div>')
+"""Lets a wide drawing scroll on narrow pages."""
+
 STYLE = """
 :root { color-scheme: light dark; --paper: #f7f6f3; --panel: #ffffff; --ink: #1c2227;
   --soft: #5c6770; --line: #dcdfe1; --main: #2763a8; --faint: #8b979f; }

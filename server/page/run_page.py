@@ -13,7 +13,7 @@ from flwr_distill.server.page.beyond_accuracy import beyond_accuracy
 from flwr_distill.server.page.by_node import by_node
 from flwr_distill.server.page.codecs import codecs
 from flwr_distill.server.page.drawings import cluster_nodes, cluster_star, dot_plot, leader_grid
-from flwr_distill.server.page.layout import page
+from flwr_distill.server.page.layout import SCROLLING, page
 from flwr_distill.server.page.learning import learning
 from flwr_distill.server.page.method import panels
 from flwr_distill.server.page.numbers import numbers
@@ -27,8 +27,6 @@ MAX_ERRORS = 20
 MAX_WARNINGS = 100
 MAX_IN_HALF = 14
 """With more nodes or rounds, a drawing takes the full width of the page."""
-SCROLLING = Markup('<div class="scroll">{}</div>')
-"""Lets a wide drawing scroll on narrow pages."""
 
 
 def write_report(folder: Path) -> Path:

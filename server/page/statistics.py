@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from markupsafe import Markup
-
 from flwr_distill.base.text import counted, listed
 from flwr_distill.server.page.drawings import dot_plot
+from flwr_distill.server.page.layout import SCROLLING
 from flwr_distill.server.page.run_files import RunFiles
 from flwr_distill.strategies.common.sections import Figure, Section, Table
 from flwr_distill.task.cells import BRIGHTNESS_CELLS, CLASS, NUMBERS, OWN
@@ -16,7 +15,6 @@ MAX_TABLES = 30
 MAX_NODES = 100
 MAX_CELLS = 60
 """Tables, and nodes and cells in each drawing; the file has all."""
-SCROLLING = Markup('<div class="scroll">{}</div>')
 LEGEND = (
     "A node counts its data itself. Its policy rounds each count down to a multiple of a floor, "
     "so that what is not shown may be none or a few, and may add noise. statistics.json has all "

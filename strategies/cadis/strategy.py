@@ -93,7 +93,6 @@ class CADIS(CheckedFedAvg):
         """Clusters as found."""
         self.last_start: Arrays = {}
         """The global model at the start of the last round, if a rule needs it."""
-        self._round: int
         self._dense: str
 
     def summary(self) -> None:
@@ -108,7 +107,6 @@ class CADIS(CheckedFedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Have the sampled nodes train with the regulariser."""
-        self._round = server_round
         if self.settings.aggregation != "samples":
             self._dense = _dense_weight(as_arrays(arrays), self.feature_layer)
         # A rule rejects what turns back: without it, honest nodes with few classes do as well.
@@ -165,7 +163,7 @@ class CADIS(CheckedFedAvg):
 
     def _linked(self, clients: NDArray[np.int64]) -> list[Pairs]:
         """Pairs of all clients seen that are alike enough: known ones, and estimated ones."""
-        settings, server_round = self.settings, self._round
+        settings, server_round = self.settings, self.server_round
         by, num_clients = settings.similarity, len(self.places)
         eps = threshold(server_round, settings.eps, settings.eps_growth, settings.max_eps)
         needed = similarity_of_a_cluster(self.known.judged(by), eps, settings.rescaling)

@@ -115,6 +115,8 @@ class CheckedFedAvg(Configured, Answered, FedAvg):
         Attributes, each a mapping, to save in checkpoints.
     start_of_round : Mapping[str, ndarray]
         The global model at the start of the round.
+    server_round : int
+        The round.
     grid : Grid
         Where the round's messages go.
     num_nodes : int
@@ -123,6 +125,7 @@ class CheckedFedAvg(Configured, Answered, FedAvg):
 
     state_keys: ClassVar[tuple[str, ...]] = ()
     start_of_round: Arrays
+    server_round: int
     grid: Grid
     num_nodes: int
 
@@ -130,7 +133,7 @@ class CheckedFedAvg(Configured, Answered, FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Have the sampled nodes train, as FedAvg does; each message gets `records` too."""
-        self.start_of_round, self.grid = as_arrays(arrays), grid
+        self.start_of_round, self.server_round, self.grid = as_arrays(arrays), server_round, grid
         self.num_nodes = len(list(grid.get_node_ids()))
         messages = list(super().configure_train(server_round, arrays, config, grid))
         records = self.records()

@@ -1,11 +1,9 @@
 """FedDF: FedAvg, and then the nodes' ensemble distilled on the server."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Self
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message
-from flwr.serverapp import Grid
 from torch import Tensor, nn
 
 from flwr_distill.protocol.arrays import Arrays
@@ -52,7 +50,6 @@ class FedDF(CheckedFedAvg):
         super().__init__(**kwargs)
         request = self.settings.server_distillation
         self._distil = ServerDistillation(model, reference_set, request, seed, device)
-        self._round = 0
 
     @classmethod
     def from_run(cls, settings: FedHEADSettings, run: Run, **arguments: Any) -> Self:
@@ -61,14 +58,7 @@ class FedDF(CheckedFedAvg):
         own = {"reference_set": run.auxiliary(*reference)}
         return super().from_run(settings, run, **{**own, **arguments})
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Have the sampled nodes train, as FedAvg does."""
-        self._round = server_round
-        return super().configure_train(server_round, arrays, config, grid)
-
     def combine(self, updates: list[Update]) -> Arrays:
         """Average the nodes' models and distil their ensemble into the mean."""
         members = [(update.num_examples, update.arrays) for update in updates]
-        return self._distil(members, weighted_mean(members), self._round)
+        return self._distil(members, weighted_mean(members), self.server_round)

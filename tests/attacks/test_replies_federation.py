@@ -8,7 +8,6 @@ import copy
 import json
 import re
 import sqlite3
-import subprocess
 import threading
 from contextlib import ExitStack, closing, suppress
 
@@ -56,6 +55,7 @@ from flwr_distill.node.processes import start_bound, stop
 from flwr_distill.node.secret import appio_secret
 from flwr_distill.protocol.signatures import sign
 from tests.apps import pyproject
+from tests.environments import flwr_distill
 
 pytestmark = pytest.mark.slow
 
@@ -208,7 +208,7 @@ class Federation:
             ("server", "--host", "127.0.0.1", "--host", "localhost"),
             *(("node", name) for name in self.names),
         ):
-            self.ours("certs", *command, "--dir", self.certs)
+            flwr_distill(self.env, "certs", *command, "--dir", self.certs)
         server = self.certs / "server"
         files = (server / name for name in ("ca.crt", "server.crt", "server.key"))
         secret = appio_secret(folder)
@@ -218,7 +218,8 @@ class Federation:
         self.processes = [start_bound(command, log=self.log("superlink"), env=self.env)]
         with self.control() as control:
             control.wait(60.0)
-        output = self.ours("register", "--dir", self.certs, "--superlink", self.control_address)
+        where = ("--dir", self.certs, "--superlink", self.control_address)
+        output = flwr_distill(self.env, "register", *where)
         self.ids = {}
         for name in self.names:
             (line,) = (line for line in output.splitlines() if re.search(rf"\b{name}\b", line))
@@ -236,14 +237,6 @@ class Federation:
                 *("--auth-key", str(self.certs / name / "login.key")),
             ]
             self.processes.append(start_bound(command, log=self.log(name), env=self.env))
-
-    def ours(self, *arguments):
-        command = ["flwr-distill", *map(str, arguments)]
-        done = subprocess.run(
-            command, env=self.env, capture_output=True, text=True, timeout=120, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
 
     def log(self, name):
         return self.folder / f"{name}.log"

@@ -42,20 +42,17 @@ from flwr_distill.node.guard import Guard
 from flwr_distill.node.policy import OPEN
 from flwr_distill.node.run_records import RunRecordError, RunRecords
 from flwr_distill.node.run_sandbox import Disk, RunSandboxes
-from flwr_distill.node.sandbox import sandbox_command, why_no_sandbox
+from flwr_distill.node.sandbox import sandbox_command
 from flwr_distill.node.settings import NodeError, NodeSettings
 from flwr_distill.node.stock import is_another
 from flwr_distill.node.supervisor import Node
 from flwr_distill.storage.store import CONTINUES, SPENT, NodeStore, remove_old_runs
 from tests.apps import pyproject
+from tests.node.test_sandbox import SANDBOXED, needs_sandbox
 
 ROOT = Path(__file__).resolve().parents[2]
 OLD = time.time() - 1e7
-needs_sandbox = pytest.mark.skipif(
-    bool(why_no_sandbox()), reason=f"no sandbox here: {why_no_sandbox()}"
-)
 BUNDLE, OTHER_BUNDLE = "a" * 64, "b" * 64
-SANDBOXED = {"sandbox": "required", "direct-links": False}
 
 
 class Bomb:

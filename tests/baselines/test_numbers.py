@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from flwr.app import Context, RecordDict
 
-from flwr_distill.server.app import main
+from tests.golden.seeded import rows_of
 
 APPROVED = Path(__file__).resolve().parents[1] / "golden" / "approved" / "strategies.json"
 PACKAGE_IN_MEETING = 1000
@@ -24,20 +23,7 @@ def close(value):
 def test_a_seeded_run_gives_the_approved_scores_and_bytes(
     strategy, client_grid, little_distillation, tmp_path
 ):
-    config = {
-        "strategy": strategy,
-        "num-rounds": 2,
-        "min-nodes": 3,
-        "partition.scheme": "dirichlet",
-        "most-samples": 0.0,
-        "train.local-epochs": 1,
-        "train.batch-size": 64,
-        "fraction-evaluate": 1.0,
-        **little_distillation,
-        "runs-dir": str(tmp_path),
-    }
-    main(client_grid(3, config), Context(1, 1, {}, RecordDict(), config))
-    rows = [json.loads(line) for line in (tmp_path / "1" / "metrics.jsonl").open()]
+    rows = rows_of(strategy, client_grid, little_distillation, tmp_path)
     approved = json.loads(APPROVED.read_text())[strategy]
     named = rows[0]["server_bytes"] - approved[0][3]
     for row, (accuracy, loss, node_accuracy, *sizes) in zip(rows, approved, strict=True):

@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from importlib.metadata import version
 from typing import Any
 
@@ -23,6 +22,7 @@ from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.flower.control import KnownRun, RunStatus
 from flwr_distill.node.supervisor import status_file
 from tests.environments import PROGRAM
+from tests.waiting import node_status, wait_until
 
 from .commands import assert_refused
 
@@ -236,19 +236,19 @@ def test_a_federation_goes_up_mends_a_dead_node_runs_and_is_stopped(tmp_path):
         assert up.stdout is not None
         wait_for_line(up, b"1 node is online")
         wait_for_line(up, b"flwr-distill run")
-        before = node_status(tmp_path / "state")
+        before = node_status(tmp_path / "state" / "node-0")
         shown = subprocess.run(command("status", *where), capture_output=True, text=True)
         assert shown.returncode == 0
         assert "online" in shown.stdout
 
         os.kill(before["pid"], signal.SIGKILL)
         wait_for_line(up, b"node-0 died: restarted")
-        deadline = time.monotonic() + 60
-        while (after := node_status(tmp_path / "state")).get("pid") in (None, before["pid"]) or (
-            "online" not in after
-        ):
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+
+        def is_back():
+            after = node_status(tmp_path / "state" / "node-0")
+            return "online" in after and after["pid"] != before["pid"]
+
+        wait_until(is_back)
 
         second = subprocess.run(command("up", *where), capture_output=True, text=True)
         assert second.returncode == 1
@@ -296,14 +296,6 @@ def wait_for_line(process, text):
         if text in line:
             return
     raise AssertionError(f"the command ended before it said {text!r}")
-
-
-def node_status(state_dir):
-    try:
-        status: dict[str, int] = json.loads(status_file(state_dir / "node-0").read_text())
-    except FileNotFoundError:  # of a node that is being started again
-        return {}
-    return status
 
 
 def processes_that_name(directory):

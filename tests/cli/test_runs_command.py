@@ -15,11 +15,6 @@ from flwr_distill.cli.run_log import results_table
 from .commands import assert_refused, command
 
 
-@pytest.fixture(autouse=True)
-def wide_terminal(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "160")
-
-
 def started(folder, time):
     file = folder / "about.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"started": time}))

@@ -26,11 +26,6 @@ METHOD = Method("acme", "acme_methods:Acme", settings=Settings)
 """
 
 
-@pytest.fixture(autouse=True)
-def wide_terminal(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "160")
-
-
 def invoke(*arguments):
     return command("settings", *arguments)
 

@@ -19,11 +19,8 @@ from flwr_distill.storage.store import NodeStore
 from flwr_distill.task.datasets import Samples
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.settings import TrainSettings
+from tests.distill.builders import seeded as generator
 from tests.errors import at
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def imbalanced(n=400):

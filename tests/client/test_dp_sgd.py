@@ -37,14 +37,11 @@ from flwr_distill.task.datasets import DataSpec, Samples, load_dataset
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import CHANGES, TrainSettings
+from tests.distill.builders import seeded as generator
 from tests.errors import at
 
 DELTA = 1e-5
 SPEC = load_dataset("digits").spec
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.fixture

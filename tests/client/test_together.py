@@ -19,13 +19,10 @@ from flwr_distill.protocol.meeting import DESCRIBE
 from flwr_distill.task.datasets import Samples
 from flwr_distill.task.models import create_model
 from flwr_distill.task.settings import CHANGES, TrainSettings
+from tests.distill.builders import seeded as generator
 
 SIZES = [13, 40, 1, 24]
 NUM_NODES = 6
-
-
-def generator(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,7 @@ from flwr_distill.client.training import epoch_batches, fit, soft_labels, train_
 from flwr_distill.task.augmentation import Augment, augmented
 from flwr_distill.task.datasets import Samples
 from flwr_distill.task.settings import CHANGES, TrainSettings
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
+from tests.distill.builders import seeded as generator
 
 
 @pytest.fixture

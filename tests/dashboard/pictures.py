@@ -7,9 +7,10 @@ from pathlib import Path
 from flwr_distill.fleet.local_federation import LocalFederation, free_ports
 from flwr_distill.node.processes import start_bound, stop
 from tests.browsers import chromium, set_width
+from tests.environments import PROGRAM
 
 from .served import served
-from .test_live import COMMAND, waited
+from .test_live import waited
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 RUN = ("-c", 'strategy="hfldd" num-rounds=40 hfldd.distill-steps=2000')
@@ -28,11 +29,11 @@ def main():
             ):
                 log = folder / "queue.log"
                 queue = start_bound(
-                    [*COMMAND, "queue", "serve", *here], log=log, env=federation.env
+                    [*PROGRAM, "queue", "serve", *here], log=log, env=federation.env
                 )
                 time.sleep(5)
                 for more in ((), ("--priority", "3"), ("--after", "1")):
-                    words = [*COMMAND, "run", "--queue", *here, *RUN, *more]
+                    words = [*PROGRAM, "run", "--queue", *here, *RUN, *more]
                     start_bound(words, log=log, env=federation.env).wait(60)
                 browser.get(address)
                 waited(browser, "live", "Awaited", r"Round\s+[1-9]", seconds=300)

@@ -3,12 +3,12 @@
 import contextlib
 import re
 import subprocess
-import sys
 import threading
 
 from flwr_distill.node.processes import stop
+from tests.environments import PROGRAM
 
-COMMAND = (sys.executable, "-P", "-m", "flwr_distill.command", "dashboard")
+COMMAND = (*PROGRAM, "dashboard")
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import sys
 import time
 
 import httpx
@@ -13,11 +12,12 @@ from safetensors.numpy import load
 from flwr_distill.fleet.local_federation import LocalFederation, free_ports
 from flwr_distill.node.processes import start_bound, stop
 from tests.browsers import chromium, needs_browser, scrolls_sideways, set_width
+from tests.environments import PROGRAM
+from tests.waiting import wait_until
 
 from .served import served
 
 pytestmark = [pytest.mark.slow, needs_browser, pytest.mark.timeout(300)]
-COMMAND = (sys.executable, "-P", "-m", "flwr_distill.command")
 SETTINGS = 'strategy="fedavg" num-rounds={rounds} model="mlp" train.local-epochs=1'
 
 
@@ -56,11 +56,12 @@ def text_of(browser, part):
 
 def waited(browser, part, *words, seconds=60.0):
     """Text of a part of the page once it has all words; the page is not loaded again."""
-    deadline = time.monotonic() + seconds
-    while not all(re.search(word, text := text_of(browser, part)) for word in words):
-        assert time.monotonic() < deadline, f"no {words} in: {text}"
-        time.sleep(0.2)
-    return text
+
+    def has_all():
+        text = text_of(browser, part)
+        return text if all(re.search(word, text) for word in words) else None
+
+    return wait_until(has_all, seconds, lambda: f"no {words} in: {text_of(browser, part)}")
 
 
 def rounds_drawn(browser):
@@ -96,10 +97,7 @@ def acted(browser, button):
 
 def answered(browser, before):
     """What the next page says."""
-    deadline = time.monotonic() + 60
-    while browser.current_url == before:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: browser.current_url != before)
     return browser.execute_script("return document.querySelector('.message')?.innerText ?? ''")
 
 
@@ -109,10 +107,7 @@ def test_a_run_from_the_form_to_its_export(federation, address, browser):
     waited(browser, "live", "fedavg on digits", r"Round\s+[1-9]", "Time left")
     drawn = rounds_drawn(browser)
     waited(browser, "nodes", "3 of 3 online", "100 to 1,000 samples", "cpu", r"\d+\.\d+\.\d+")
-    deadline = time.monotonic() + 30
-    while rounds_drawn(browser) <= drawn:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    wait_until(lambda: rounds_drawn(browser) > drawn)
     browser.get(f"{address}/runs/{run_id}")
     waited(browser, "log", r"round +\d+/400")
     assert "being stopped" in acted(browser, "stop")
@@ -155,12 +150,9 @@ def test_an_awaited_node_is_named_and_one_that_is_down_is_an_alarm(federation, a
 def test_runs_that_wait_are_in_the_queue_with_the_reason(federation, address, browser):
     here = ("--state-dir", str(federation.state_dir))
     log = federation.state_dir / "queue.log"
-    queue = start_bound([*COMMAND, "queue", "serve", *here], log=log, env=federation.env)
+    queue = start_bound([*PROGRAM, "queue", "serve", *here], log=log, env=federation.env)
     try:
-        deadline = time.monotonic() + 60
-        while not (log.exists() and "is served" in log.read_text()):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(lambda: "is served" in log.read_text())
         assert "Run 1 is in the queue" in submitted(browser, address, SETTINGS.format(rounds=3))
         assert "Run 2" in submitted(browser, address, SETTINGS.format(rounds=3))
         waited(browser, "queue", "waiting", "running|starting")

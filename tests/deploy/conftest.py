@@ -1,7 +1,6 @@
 """A SuperLink as it is deployed: certificates of `flwr-distill certs`, registered nodes only."""
 
 import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 
 from flwr_distill.fleet.local_federation import free_ports
 from flwr_distill.node.processes import start_bound, stop
+from tests.environments import flwr_distill
 
 
 @dataclass(frozen=True)
@@ -21,26 +21,18 @@ class Deployed:
     control: str
     env: dict[str, str]
 
-    def ours(self, *arguments):
-        """Run a command of ours to its end."""
-        command = ["flwr-distill", *map(str, arguments)]
-        return subprocess.run(
-            command, env=self.env, capture_output=True, text=True, timeout=120, check=False
-        )
-
     def issue(self, name):
         """A node's folder with files, of which the SuperLink does not know yet."""
-        assert self.ours("certs", "node", name, "--dir", self.certs).returncode == 0
+        flwr_distill(self.env, "certs", "node", name, "--dir", self.certs)
         return self.certs / name
 
     def register(self):
-        done = self.ours("register", "--dir", self.certs, "--superlink", self.control)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()
+        where = ("--dir", self.certs, "--superlink", self.control)
+        return flwr_distill(self.env, "register", *where).splitlines()
 
     def revoke(self, name):
-        done = self.ours("certs", "revoke", name, "--dir", self.certs, "--superlink", self.control)
-        assert done.returncode == 0, done.stderr
+        where = ("--dir", self.certs, "--superlink", self.control)
+        flwr_distill(self.env, "certs", "revoke", name, *where)
 
     def node_command(self, state_dir, *arguments):
         """Command of a node without torch."""
@@ -67,7 +59,7 @@ def deployed(tmp_path_factory, env):
     fleet, control, serverappio = (f"127.0.0.1:{port}" for port in free_ports(3))
     created = Deployed(certs, fleet, control, env)
     for command in (("init",), ("server", "--host", "127.0.0.1", "--host", "localhost")):
-        assert created.ours("certs", *command, "--dir", certs).returncode == 0
+        flwr_distill(env, "certs", *command, "--dir", certs)
     superlink = start_bound(
         [
             *("flower-superlink", "--enable-supernode-auth", "--isolation", "process"),

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from tests.environments import flwr_distill
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
 
@@ -12,16 +14,13 @@ def test_a_node_sees_that_the_superlink_answers_is_trusted_and_agrees_on_the_tim
 ):
     files = deployed.issue("node-7")
     where = ("--json", "--superlink", deployed.fleet, "--state-dir", tmp_path)
-    done = deployed.ours(
-        "doctor", *where, "--root-certificates", files / "ca.crt", "--auth-key", files / "login.key"
-    )
-    assert done.returncode == 0, done.stdout
-    findings = {each["check"]: each for each in json.loads(done.stdout)}
+    own = ("--root-certificates", files / "ca.crt", "--auth-key", files / "login.key")
+    printed = flwr_distill(deployed.env, "doctor", *where, *own)
+    findings = {each["check"]: each for each in json.loads(printed)}
     assert findings["SuperLink"]["state"] == "ok"
     assert abs(findings["clock"]["numbers"]["SuperLink ahead (s)"]) < 1
 
-    done = deployed.ours("doctor", *where)  # with the system's authorities
-    assert done.returncode == 1
-    findings = {each["check"]: each for each in json.loads(done.stdout)}
+    printed = flwr_distill(deployed.env, "doctor", *where, code=1)  # with the system's authorities
+    findings = {each["check"]: each for each in json.loads(printed)}
     assert "is not trusted" in findings["SuperLink"]["found"]
     assert findings["clock"]["state"] == "unchecked"

@@ -1,17 +1,16 @@
 """HFLDD over three hosts, each in a network namespace: TLS, node keys, direct links, no way out."""
 
 import json
-import os
-import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 import yaml
 
 from flwr_distill.node.processes import start_bound, stop
-from flwr_distill.node.supervisor import status_file
+from tests.environments import flwr_distill
+from tests.hosts import hosts_at, needs_hosts
+from tests.waiting import wait_for_node
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVER, NODES = "10.98.0.1", ("10.98.0.2", "10.98.0.3")
@@ -19,60 +18,14 @@ SERVER, NODES = "10.98.0.1", ("10.98.0.2", "10.98.0.3")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(400),
-    pytest.mark.skipif(
-        os.geteuid() != 0 or shutil.which("ip") is None, reason="namespaces need root and `ip`"
-    ),
+    needs_hosts,
 ]
-
-
-class Hosts:
-    """Hosts by address, joined by a bridge in a namespace of its own, without a route out."""
-
-    def __init__(self, addresses):
-        self._names = {address: f"fdd{os.getpid()}-{n}" for n, address in enumerate(addresses)}
-        self._switch = f"fdd{os.getpid()}-switch"
-        self._made = []
-        for namespace in (self._switch, *self._names.values()):
-            ip("netns", "add", namespace)
-            self._made.append(namespace)
-        ip("-n", self._switch, "link", "add", "br0", "type", "bridge")
-        ip("-n", self._switch, "link", "set", "br0", "up")
-        for number, (address, host) in enumerate(self._names.items()):
-            ends = ("netns", host, "type", "veth", "peer", "name", f"v{number}")
-            ip("link", "add", "eth0", *ends, "netns", self._switch)
-            ip("-n", self._switch, "link", "set", f"v{number}", "master", "br0", "up")
-            ip("-n", host, "addr", "add", f"{address}/24", "dev", "eth0")
-            for device in ("eth0", "lo"):
-                ip("-n", host, "link", "set", device, "up")
-
-    def on(self, address, *command):
-        """A command, to be run on a host."""
-        return ["ip", "netns", "exec", self._names[address], *map(str, command)]
-
-    def remove(self):
-        for namespace in self._made:
-            ip("netns", "delete", namespace)
-
-
-def ip(*arguments):
-    subprocess.run(["ip", *arguments], check=True, capture_output=True)
 
 
 @pytest.fixture(scope="module")
 def hosts():
-    try:
-        created = Hosts((SERVER, *NODES))
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"no namespaces can be made here: {error.stderr.decode()}")
-    yield created
-    created.remove()
-
-
-def flwr_distill(env, *arguments):
-    done = subprocess.run(
-        ["flwr-distill", *map(str, arguments)], env=env, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    with hosts_at(SERVER, *NODES) as created:
+        yield created
 
 
 def settings_of(number, address, certs, folder):
@@ -94,16 +47,6 @@ def settings_of(number, address, certs, folder):
     file = folder / f"node-{number}.yaml"
     file.write_text(yaml.safe_dump(settings))
     return file
-
-
-def wait_until_warm(state_dir, log):
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        status = status_file(state_dir)
-        if status.exists() and {"online", "ready"} <= json.loads(status.read_text()).keys():
-            return
-        time.sleep(0.2)
-    raise AssertionError(log.read_text())
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +77,7 @@ def federation(hosts, tmp_path_factory, env):
             command = hosts.on(address, "flwr-distill", "node", "--config", file)
             started.append(start_bound(command, env=env, log=logs[-1]))
         for number, log in enumerate(logs):
-            wait_until_warm(folder / f"state-{number}", log)
+            wait_for_node(folder / f"state-{number}", log, "ready")
         yield certs, logs
     finally:
         stop(started[1:])

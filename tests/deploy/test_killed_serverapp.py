@@ -2,13 +2,13 @@
 
 import signal
 import subprocess
-import time
 
 import psutil
 import pytest
 
 from flwr_distill.fleet.local_federation import free_ports
 from flwr_distill.node.processes import start_bound, stop
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -35,11 +35,7 @@ def test_a_killed_serverapp_ends_its_run_within_30_s_with_the_signal(superlink, 
         stderr=subprocess.STDOUT,
         text=True,
     )
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("runs/*/journal.jsonl")):
-        assert time.monotonic() < deadline
-        assert run.poll() is None
-        time.sleep(0.1)
+    wait_until(lambda: list(tmp_path.glob("runs/*/journal.jsonl")))
     (serverapp,) = [
         child
         for child in psutil.Process(process.pid).children(recursive=True)

@@ -1,7 +1,6 @@
 """The queue's service with a real SuperLink, nodes and command, while its parts are killed."""
 
 import os
-import time
 
 import pytest
 
@@ -10,17 +9,18 @@ from flwr_distill.fleet.queue.door import FILE
 from flwr_distill.fleet.queue.entry import State
 from flwr_distill.fleet.queue.file import read_queue
 from tests.cli.commands import assert_refused, command
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "O_PATH"), reason="needs Linux")
 RUN = ("-c", 'strategy="fedavg" num-rounds=1 min-nodes=2')
 
 
-def waited(federation, condition, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not condition(runs := read_queue(federation.state_dir / FILE, ended=100)):
-        assert time.monotonic() < deadline, runs
-        time.sleep(0.2)
-    return {run.id: run for run in runs}
+def waited(federation, condition):
+    def runs():
+        return read_queue(federation.state_dir / FILE, ended=100)
+
+    wait_until(lambda: condition(runs()), 120, runs)
+    return {run.id: run for run in runs()}
 
 
 def test_a_queue_outlives_superlink_and_service_and_a_hung_run_ends_by_its_timeout(tmp_path):

@@ -1,14 +1,12 @@
 """Who is not admitted is refused over real TLS, and told why in one line of its own log."""
 
-import json
 import subprocess
-import time
 
 import pytest
 
 from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.node.processes import start_bound, stop
-from flwr_distill.node.supervisor import status_file
+from tests.waiting import wait_for_node
 
 NOT_KNOWN = "does not know this node's key"
 
@@ -37,17 +35,6 @@ def refusal(deployed, tmp_path, *arguments):
     assert len(reason) == 1, ended.stderr
     assert ended.stderr.splitlines()[-1] == reason[0]
     return reason[0]
-
-
-def online(state_dir, log):
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if status_file(state_dir).exists():
-            status = json.loads(status_file(state_dir).read_text())
-            if "online" in status:
-                return status["online"]
-        time.sleep(0.1)
-    raise AssertionError(log.read_text())
 
 
 def ca_and_key(files):
@@ -94,7 +81,7 @@ def test_registering_twice_changes_nothing_and_a_revoked_node_is_shut_out(deploy
     command = deployed.node_command(tmp_path / "admitted", *ca_and_key(files))
     node = start_bound(command, env=deployed.env, log=log)
     try:
-        assert online(tmp_path / "admitted", log) == node_id
+        assert wait_for_node(tmp_path / "admitted", log)["online"] == node_id
         deployed.revoke("ward-3")
         assert node.wait(timeout=60) == 1
     finally:

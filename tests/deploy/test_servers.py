@@ -1,12 +1,27 @@
 """Where a SuperLink listens, by the installed Flower."""
 
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flwr_distill.fleet import servers
-from flwr_distill.fleet.servers import Addresses, listening_arguments, serverapps_command
+from flwr_distill.fleet.servers import (
+    Addresses,
+    listening_arguments,
+    serverapps_command,
+    why_not_free,
+)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_an_address_is_free_until_somebody_listens_there(host: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host.strip("[]"), 0), family=family) as server:
+        address = f"{host}:{server.getsockname()[1]}"
+        assert address in why_not_free(address)
+    assert why_not_free(address) == ""
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from flwr_distill.flower.line_1_32.node.connection import COUNTS, LATE, let_poll
 from flwr_distill.flower.line_1_32.objects import MemoryObjectStore
 from flwr_distill.node import pace
 from flwr_distill.node.pace import MAX_WAIT, Pace
+from tests.waiting import wait_until
 
 from .superlinks import factories, message_to, new_node, new_run, opened
 
@@ -85,13 +86,6 @@ def superlink(request, tmp_path_factory):
     superlink.server.stop(None).wait(SOON)
 
 
-def eventually(condition):
-    end = time.monotonic() + SOON
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def in_thread(call):
     answers = []
     thread = threading.Thread(target=lambda: answers.append(call()), daemon=True)
@@ -105,7 +99,7 @@ def waiting(superlink):
 
 def test_a_look_that_waits_gets_a_message_as_soon_as_there_is_one(superlink):
     thread, answers = in_thread(lambda: superlink.poll(str(LONG)))
-    eventually(lambda: superlink.node in waiting(superlink))
+    wait_until(lambda: superlink.node in waiting(superlink), SOON)
     superlink.send()
     thread.join(SOON)
     assert [count for count, _ in answers] == [1]
@@ -130,7 +124,7 @@ def test_a_poll_without_a_usable_time_does_not_wait(superlink):
 
 def test_a_nodes_next_look_ends_the_one_before(superlink):
     first, answers = in_thread(lambda: superlink.poll(str(LONG)))
-    eventually(lambda: superlink.node in waiting(superlink))
+    wait_until(lambda: superlink.node in waiting(superlink), SOON)
     assert superlink.poll("0.1")[0] == 0
     first.join(SOON)
     assert [count for count, _ in answers] == [0]
@@ -140,7 +134,7 @@ def test_a_look_whose_node_is_gone_waits_no_more(superlink):
     with pytest.raises(grpc.RpcError) as error:
         superlink.poll(str(LONG), timeout=0.3)
     assert error.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    eventually(lambda: not waiting(superlink))
+    wait_until(lambda: not waiting(superlink), SOON)
 
 
 def test_as_many_looks_wait_as_there_are_threads_for():
@@ -166,11 +160,11 @@ def test_a_superlink_that_ends_lets_no_look_wait(tmp_path):
             superlink.poll(str(LONG))
 
     thread, _ = in_thread(poll)
-    eventually(lambda: superlink.node in waiting(superlink))
+    wait_until(lambda: superlink.node in waiting(superlink), SOON)
     assert superlink.server.stop(0.1).wait(SOON)
     thread.join(SOON)
     assert not thread.is_alive()
-    eventually(lambda: not waiting(superlink))
+    wait_until(lambda: not waiting(superlink), SOON)
 
 
 class Polls:

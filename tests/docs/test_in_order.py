@@ -9,12 +9,11 @@ What stays running, or takes minutes, is left once it has said the words in `UNT
 import csv
 import re
 import shutil
-import subprocess
 
 import pytest
 
 from flwr_distill.fleet.local_federation import free_ports
-from tests.environments import shared_environment
+from tests.environments import project_files, shared_environment
 
 from .pages import ROOT, commands, files
 from .reader import Reader
@@ -51,12 +50,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def clone(tmp_path):
     """A fresh clone: what is in git, and the environment that `make setup` leaves."""
     folder = tmp_path / "flwr-distill"
-    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    findings = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True, text=True).stdout
-    for name in filter(None, findings.split("\0")):
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
+    for file in project_files():
+        copy = folder / file.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, copy)
     shared_environment(folder / ".venv", editable=True)
     (folder / ".venv" / ".ready").touch()
     return folder

@@ -2,9 +2,10 @@
 
 import itertools
 import re
-import subprocess
 
 import pytest
+
+from tests.environments import project_files
 
 from .pages import PAGES, ROOT, _tokens
 
@@ -46,18 +47,10 @@ def test_each_link_of_a_page_leads_to_a_file_and_a_heading(page):
 
 
 def test_each_page_that_a_file_of_the_project_names_is_there():
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    files = [ROOT / name for name in listed.stdout.splitlines()]
     named = {
         pointer: file.relative_to(ROOT)
-        for file in files
-        if file.suffix in SOURCES and file.exists()
+        for file in project_files()
+        if file.suffix in SOURCES
         for pointer in _POINTER.findall(file.read_text(encoding="utf-8"))
     }
     assert len(named) > 20

@@ -1,17 +1,15 @@
 """A federation where proxies are set, and in the folder of another Flower project."""
 
-import json
 import os
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from flwr_distill.fleet.local_federation import LocalFederation
-from flwr_distill.node.supervisor import status_file
 from tests.environments import PROGRAM
 from tests.proxies import proxy
+from tests.waiting import node_status, wait_until
 
 FILES = ("task", "client_app", "server_app", "client", "server", "node")
 
@@ -68,16 +66,12 @@ def test_a_node_signs_on_at_a_remote_superlink_through_the_proxy(tmp_path: Path)
         proxy(connects_to=federation.fleet_address) as connecting,
     ):
         where = ("--superlink", "superlink.example:9092", "--state-dir", str(tmp_path / "node"))
-        status = status_file(tmp_path / "node")
         node = subprocess.Popen(
             [*PROGRAM, "node", "--insecure", *where],
             env={**os.environ, "https_proxy": connecting.url, "no_proxy": "", "no_grpc_proxy": ""},
         )
         try:
-            deadline = time.monotonic() + 100
-            while not status.exists() or "online" not in json.loads(status.read_text()):
-                assert time.monotonic() < deadline
-                time.sleep(0.2)
+            wait_until(lambda: "online" in node_status(tmp_path / "node"), 100)
         finally:
             node.terminate()
             node.wait(30)

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,8 +16,8 @@ from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.fleet.submission import RunOutcome
 from flwr_distill.node.outbox import FOLDER, entries
 from flwr_distill.node.processes import start_bound, stop
-from flwr_distill.node.supervisor import status_file
 from flwr_distill.server.page.run_files import read_run
+from tests.waiting import wait_for_node
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = {"num-rounds": 1, "min-nodes": 1, "train.local-epochs": 1, "phase-timeout": 60.0}
@@ -43,9 +42,7 @@ def node_with(policy: Any, federation: LocalFederation, like: Path, state: Path)
     file.write_text(yaml.safe_dump(settings))
     process = start_bound(federation.node_command(file), log=log, env=federation.env)
     try:
-        while not online(state):
-            assert process.poll() is None, log.read_text()
-            time.sleep(0.1)
+        wait_for_node(state, log)
         yield
     finally:
         stop([process])
@@ -200,8 +197,3 @@ def changed_app(folder: Path, where: str, what: str) -> Path:
         file.write("\n\nimport numpy as np\nfrom flwr.app import ArrayRecord\n")
         file.write(LEAK.format(where=where, what=what))
     return folder
-
-
-def online(state_dir: Path) -> bool:
-    file = status_file(state_dir)
-    return file.exists() and "online" in json.loads(file.read_text())

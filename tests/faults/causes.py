@@ -22,6 +22,7 @@ from flwr_distill.fleet import authority
 from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.fleet.local_federation import environment, free_ports
 from flwr_distill.node.processes import start_bound, stop
+from tests.environments import flwr_distill
 from tests.proxies import proxy
 
 LATE = 600
@@ -50,12 +51,7 @@ class Site:
         self.fleet, self.control, self.apps = free_ports(3)
 
     def ours(self, *arguments):
-        command = ["flwr-distill", *map(str, arguments)]
-        done = subprocess.run(
-            command, env=self.env, capture_output=True, text=True, timeout=120, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        flwr_distill(self.env, *arguments)
 
     def superlink(self, *arguments, tls=("--insecure",)):
         command = [

@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from flwr_distill.fleet.servers import (
 from flwr_distill.flower.control import open_control
 from flwr_distill.node.processes import kill_group, start_bound, stop
 from flwr_distill.node.secret import appio_secret
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES = 5
@@ -193,10 +193,7 @@ class Federation(LocalFederation):
             for node in ghosts:
                 control.unregister(node)
         self.restart_dead_nodes()
-        deadline = time.monotonic() + 60
-        while not all({"online", "ready"} <= self.status(i).keys() for i in range(len(self.nodes))):
-            assert time.monotonic() < deadline, "not all nodes came back"
-            time.sleep(0.1)
+        wait_until(lambda: all({"online", "ready"} <= node.status.keys() for node in self.nodes))
         self.wait_for_nodes(timeout=60)
 
 

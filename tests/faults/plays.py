@@ -12,6 +12,7 @@ from flwr_distill.flower.control import open_control
 from flwr_distill.node.processes import start_bound, stop
 from tests.faults.conftest import Federation, app_with_faults
 from tests.proxies import Wire
+from tests.waiting import wait_until
 
 NODES = 3
 DEADLINE = 15.0
@@ -127,7 +128,7 @@ class Play:
         text = " ".join(f"{key}={_toml(value)}" for key, value in config.items())
         command = [sys.executable, "-c", COMMAND, str(app or self.app()), "run", "-c", text]
         if queued:
-            wait_for_queue(queued)
+            wait_until(lambda: list(queued.glob("*.sock*")))
             command += ["--queue", "--state-dir", str(queued), *command_options]
             subprocess.run(command, env=self.federation.env, check=True, timeout=60)
             command = ["flwr-distill", "queue", "wait", "1", "--state-dir", str(queued)]
@@ -159,11 +160,11 @@ class Play:
         self.victim = self.federation.online()[self.ghost]
 
     def found(self, name, seconds=60):
-        deadline = time.monotonic() + seconds
-        while not (files := list(self.federation.faults.glob(name))):
-            assert time.monotonic() < deadline, f"{name} does not come\n{self.log.read_text()}"
-            time.sleep(0.05)
-        return files[0]
+        return wait_until(
+            lambda: list(self.federation.faults.glob(name)),
+            seconds,
+            lambda: f"{name} does not come\n{self.log.read_text()}",
+        )[0]
 
     def after_round(self, number):
         """Let the run continue to the end of a round; return the ServerApp's pid."""
@@ -188,12 +189,6 @@ class Play:
         if self.process and self.process.poll() is None:
             self.process.kill()
             self.federation.stop_runs()
-
-
-def wait_for_queue(folder, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not list(folder.glob("*.sock*")) and time.monotonic() < deadline:
-        time.sleep(0.1)
 
 
 def _toml(value):

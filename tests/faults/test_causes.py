@@ -1,15 +1,14 @@
 """Who runs a site or a server reads within 30 s what is broken, and how to repair it."""
 
-import json
 import re
 import time
 
 import pytest
 
 from flwr_distill.node.processes import stop
-from flwr_distill.node.supervisor import status_file
 from tests.faults import tables
 from tests.faults.causes import CONTINUES, FAULTS, Site
+from tests.waiting import wait_for_node
 
 HEAD = "| fault | where shown | seconds | words |\n|---|---|---|---|\n"
 DEADLINE = 30.0
@@ -36,14 +35,8 @@ def comes_up(started, site):
     if started.state_dir is None:
         site.up(started, "again")
         return
-    process, log = site.start(started, "again")
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and process.poll() is None:
-        file = status_file(started.state_dir)
-        if file.exists() and "online" in json.loads(file.read_text()):
-            return
-        time.sleep(0.1)
-    raise AssertionError(log.read_text())
+    _, log = site.start(started, "again")
+    wait_for_node(started.state_dir, log)
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from flwr_distill.flower.control import SuperLinkError
 from flwr_distill.strategies.fedhead.method import AGGREGATE_SECTOR, DISTILL_SECTOR, TRAIN_SECTOR
 from flwr_distill.strategies.fedlgd.method import TRAIN_VIRTUAL
 from flwr_distill.strategies.hfldd.method import DISTILL, NUM_PARCELS, RECEIVE, TRAIN_POOL
+from tests.waiting import wait_until
 
 
 class Fault(Enum):
@@ -219,13 +220,12 @@ class Run:
         self._submitted.start()
 
     def _await(self, name, seconds=180):
-        deadline = time.monotonic() + seconds
-        while not (found := list(self._faults.glob(name))):
-            if time.monotonic() > deadline:
-                log = self.federation.server_log.read_text(errors="replace")
-                raise AssertionError(f"{name} does not come\n{log[-6000:]}")
-            time.sleep(0.05)
-        return found[0]
+        log = self.federation.server_log
+        return wait_until(
+            lambda: list(self._faults.glob(name)),
+            seconds,
+            lambda: f"{name} does not come\n{log.read_text(errors='replace')[-6000:]}",
+        )[0]
 
     def _prepare(self, fault, number):
         if fault is Fault.CLOCK_SKEW:

@@ -1,6 +1,5 @@
 """README's node on another machine, with the installed Flower: TLS, node keys, `hospital`."""
 
-import time
 from contextlib import ExitStack
 
 import numpy as np
@@ -11,6 +10,7 @@ from flwr_distill.fleet.servers import Addresses
 from flwr_distill.flower.control import open_control
 from flwr_distill.node.stock import is_another, is_stock
 from flwr_distill.task.datasets import load_dataset
+from tests.waiting import wait_until
 
 from .machines import Machines
 
@@ -58,6 +58,7 @@ def test_registered_nodes_with_a_policy_train_and_a_revoked_one_is_shut_out(tmp_
         assert code == 0, output
         assert "is revoked" in output
         with open_control(addresses.control, tmp_path / "certs" / "ca.crt") as control:
-            deadline = time.monotonic() + 60
-            while [node.status for node in control.nodes()] != ["online"]:
-                assert time.monotonic() < deadline, machines.log("ward-2")[-2000:]
+            wait_until(
+                lambda: [node.status for node in control.nodes()] == ["online"],
+                why=lambda: machines.log("ward-2")[-2000:],
+            )

@@ -1,22 +1,20 @@
 """Numbers of models, data sets, distillers and strategies, from a seed to their results."""
 
-import json
 import math
 from dataclasses import asdict
 
 import pytest
 import torch
-from flwr.app import Context, RecordDict
 
 from flwr_distill.distill.augmentation import draw_augmentation
 from flwr_distill.distill.kip import VARIANTS
 from flwr_distill.distill.private_matching import distill_dm_privately
 from flwr_distill.distill.registry import distiller
 from flwr_distill.protocol.registry import built_in_methods
-from flwr_distill.server.app import main
 from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.datasets.registry import _ENTRIES
 from flwr_distill.task.models import create_model, model_names
+from tests.golden.seeded import rows_of
 
 SLOW = {"efficientnet-lite0", "efficientnet-lite0-grid", "resnet18"}
 
@@ -117,21 +115,7 @@ A sample may get another class by it, too: accuracies are to a tenth, and the lo
 def test_a_seeded_run_gives_the_approved_scores_and_bytes(
     strategy, client_grid, little_distillation, tmp_path, same_numbers
 ):
-    config = {
-        "strategy": strategy,
-        "num-rounds": 2,
-        "min-nodes": 3,
-        "partition.scheme": "dirichlet",
-        "most-samples": 0.0,  # all that the three nodes claim counts, as in the papers
-        "train.local-epochs": 1,
-        "train.batch-size": 64,
-        "fraction-evaluate": 1.0,
-        "fedlgd.every": 2,
-        **little_distillation,
-        "runs-dir": str(tmp_path),
-    }
-    main(client_grid(3, config), Context(1, 1, {}, RecordDict(), config))
-    rows = [json.loads(line) for line in (tmp_path / "1" / "metrics.jsonl").open()]
+    rows = rows_of(strategy, client_grid, little_distillation, tmp_path)
     for row in rows if strategy in PACKED else ():
         row |= {key: math.log10(1 + row[key]) for key in ("server_bytes", "link_bytes")}
         row["accuracy"] = round(row["accuracy"], 1)

@@ -1,9 +1,11 @@
 """A GPU to test, virtual or real, and small work for it."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
+from benchmarks.gpu_work import noting
 from benchmarks.in_process import run_in_process
 from flwr_distill.client.local_data import local_data
 from flwr_distill.client.training import train_round
@@ -47,16 +49,6 @@ def federation(tmp_path_factory):
     def run(device, server_device=None, partitions=40, **settings):
         failures = []
 
-        def noting(place, node):
-            def answer(message):
-                try:
-                    return node(message)
-                except Exception as error:
-                    failures.append(error)
-                    raise
-
-            return answer
-
         config = {
             "num-rounds": 2,
             "train.local-epochs": 1,
@@ -65,7 +57,9 @@ def federation(tmp_path_factory):
             **{name.replace("__", ".").replace("_", "-"): v for name, v in settings.items()},
         }
         node = {"num-partitions": partitions, "device": device}
-        rows = run_in_process(config, [node] * 2, tmp_path_factory.mktemp("run"), wrap=noting)
+        rows = run_in_process(
+            config, [node] * 2, tmp_path_factory.mktemp("run"), wrap=partial(noting, failures)
+        )
         if failures:
             raise failures[0]
         return [(row["accuracy"], row["loss"]) for row in rows]

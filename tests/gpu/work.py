@@ -7,6 +7,7 @@ from torch import Tensor
 
 from benchmarks.virtual_device import VirtualDevice
 from flwr_distill.task.datasets import Samples, load_dataset
+from tests.distill.builders import seeded as generator
 
 GPU = "cuda:1"
 """The second virtual GPU: what goes to the first by default is then found."""
@@ -74,10 +75,6 @@ class Place:
         else:
             difference = abs(found - wanted) / max(abs(wanted), 1e-3)
             assert difference <= tolerance, f"{found} differs from {wanted} by {difference:.2g}"
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def samples(n, side=8):

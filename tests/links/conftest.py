@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
 
 import pytest
@@ -25,6 +24,7 @@ from flwr_distill.node.notes import Notes
 from flwr_distill.node.supervisor import MAILBOX_ENVIRONMENT
 from flwr_distill.storage.store import NodeStore
 from tests.apps import pyproject
+from tests.waiting import wait_until
 
 RUN = 2**63 + 5
 SENDER, RECEIVER, STRANGER = 2**64 - 17, 2**64 - 18, 2**64 - 19
@@ -229,11 +229,7 @@ def mailbox_process(party, tmp_path):
                 )
             stack.callback(process.wait)
             stack.callback(process.kill)
-            deadline = time.monotonic() + 60
-            while "listening" not in log_file.read_text():
-                assert process.poll() is None, log_file.read_text()
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            wait_until(lambda: "listening" in log_file.read_text(), why=log_file.read_text)
             return made, log_file
 
         yield make

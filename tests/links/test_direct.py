@@ -17,6 +17,7 @@ from flwr_distill.links.links_pb2_grpc import MailboxStub
 from flwr_distill.links.mailbox import EXPIRY, Mailbox, start_server
 from flwr_distill.links.records import Route, Waybill
 from tests.errors import at
+from tests.waiting import wait_until
 
 from .conftest import RECEIVER, RUN, SENDER, STRANGER
 
@@ -42,13 +43,6 @@ def header_of(route, **changes):
     fields = route.model_dump(include={*Waybill.model_fields, "permit"})
     fields |= {"run_id": RUN, "size": len(SEALED), "sha256": hashlib.sha256(SEALED).hexdigest()}
     return Part(header=Header(**{**fields, **changes}))
-
-
-def wait_until(true):
-    deadline = time.monotonic() + 5
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_permitted_parcel_comes_to_lie_in_the_mailbox(receiver, links_of):

@@ -23,9 +23,10 @@ from flwr_distill.links.records import Route
 from flwr_distill.links.streams import STREAMS_OF_A_CERTIFICATE, Admission, Peer, time_for
 from flwr_distill.links.transfer import introduce
 from tests.errors import at
+from tests.waiting import wait_until
 
 from .conftest import RECEIVER, RUN, SENDER
-from .test_direct import SEALED, header_of, route_to, wait_until
+from .test_direct import SEALED, header_of, route_to
 
 
 @contextmanager

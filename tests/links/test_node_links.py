@@ -1,14 +1,12 @@
 """Real nodes send to each other, and a mailbox lives and dies with its node."""
 
-import json
 import os
 import signal
-import time
 
 import pytest
 
 from flwr_distill.fleet.local_federation import LocalFederation
-from flwr_distill.node.supervisor import status_file
+from tests.waiting import node_status, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -17,10 +15,6 @@ def federation(tmp_path_factory):
     settings = {"preload": []}
     with LocalFederation(2, folder, node_settings=settings, direct_links=True) as running:
         yield running
-
-
-def status(federation, index):
-    return json.loads(status_file(federation.nodes[index].state_dir).read_text())
 
 
 def outcome(run):
@@ -37,16 +31,17 @@ def test_real_nodes_send_to_each_other(federation, sending_app, links, taken):
 
 @pytest.mark.slow
 def test_a_mailbox_that_is_killed_is_started_again_with_its_node(federation, sending_app):
-    before = [status(federation, index) for index in range(2)]
+    before = [node_status(node.state_dir) for node in federation.nodes]
     for told in before:
         os.kill(told["mailbox"], signal.SIGKILL)
-    deadline = time.monotonic() + 100
-    for index, told in enumerate(before):
-        while (now := status(federation, index)).get("mailbox") in (None, told["mailbox"]) or (
-            "ready" not in now or "online" not in now
-        ):
-            assert time.monotonic() < deadline, now
-            time.sleep(0.2)
+    for node, told in zip(federation.nodes, before, strict=True):
+
+        def is_back(node=node, told=told):
+            now = node_status(node.state_dir)
+            restarted = now.get("mailbox") not in (None, told["mailbox"])
+            return restarted and {"ready", "online"} <= now.keys()
+
+        wait_until(is_back, 100)
     federation.wait_for_nodes(timeout=60)
     assert outcome(federation.run(sending_app, {"links": "direct"}, timeout=120)) == [
         ["direct", "1"]

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from flwr_distill.flower.task_identity import identify
 from flwr_distill.node import stock
 from flwr_distill.node.policy import OPEN
 from flwr_distill.node.settings import FLOWER_HOME, NODE_CONFIG
+from tests.waiting import wait_until
 
 NODE_ID = 5
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,11 +95,7 @@ class SuperNode:
 
     def reply(self, seconds: float = 60.0) -> Message:
         """Wait for the app's reply."""
-        deadline = time.monotonic() + seconds
-        while not (replies := self.replies()):
-            assert time.monotonic() < deadline, "no reply came"
-            time.sleep(0.02)
-        header: Message = replies[0]
+        header: Message = wait_until(self.replies, seconds)[0]
         if header.has_error():
             return header
         tree = self.objects.get_object_tree(header.metadata.message_id)
@@ -106,10 +104,7 @@ class SuperNode:
         while pending:
             node = pending.pop()
             pending += node.children
-            while not (content := self.objects.get(node.object_id)):
-                assert time.monotonic() < deadline, "the reply's objects did not come"
-                time.sleep(0.02)
-            contents[node.object_id] = content
+            contents[node.object_id] = wait_until(partial(self.objects.get, node.object_id))
         reply = inflate_object_from_contents(tree.object_id, contents)
         assert isinstance(reply, Message)
         return reply
@@ -194,13 +189,6 @@ def running_executor(
 def answer(reply: Message) -> dict[str, Any]:
     assert not reply.has_error(), reply.error
     return dict(reply.content.config_records["answer"])
-
-
-def wait_until(what: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def wait_until_gone(pid: int) -> None:

@@ -18,7 +18,7 @@ from flwr.common.constant import ErrorCode
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.fleet.submission import RunError
 from flwr_distill.node.nursery import NURSERY
-from tests.node.supernodes import wait_until
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 

@@ -12,7 +12,7 @@ import pytest
 
 from flwr_distill.node.kernel import die_with
 from flwr_distill.node.processes import start_bound, stop
-from tests.node.supernodes import wait_until
+from tests.waiting import wait_until
 
 PARENT = """
 import sys, time

@@ -1,11 +1,9 @@
 """A node that cannot work says why in one line; a key that is refused for a while is not that."""
 
-import json
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.fleet.local_federation import LocalFederation, free_ports
 from flwr_distill.node.processes import start_bound, stop
 from flwr_distill.node.supervisor import status_file
+from tests.waiting import node_status, wait_for_node, wait_until
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
@@ -137,13 +136,15 @@ def test_a_registered_node_that_was_killed_is_retried_until_it_is_admitted_again
         superlink.node_command(state_dir, "--auth-key", str(private)), env=superlink.env, log=log
     )
     try:
-        before = wait_for_status(state_dir, lambda status: "online" in status, log)
+        before = wait_for_node(state_dir, log)
         os.kill(before["supernode"], signal.SIGKILL)
-        after = wait_for_status(
-            state_dir,
-            lambda status: "online" in status and status["supernode"] != before["supernode"],
-            log,
-        )
+
+        def is_back() -> dict[str, Any]:
+            status = node_status(state_dir)
+            is_new = "online" in status and status["supernode"] != before["supernode"]
+            return status if is_new else {}
+
+        after = wait_until(is_back, 120, log.read_text)
         assert after["online"] == before["online"]
         assert after["starts"] > 2  # it was refused at least once
         node.terminate()
@@ -151,18 +152,3 @@ def test_a_registered_node_that_was_killed_is_retried_until_it_is_admitted_again
         assert not status_file(state_dir).exists()
     finally:
         stop([node])
-
-
-def wait_for_status(
-    state_dir: Path, fits: Callable[[dict[str, Any]], bool], log: Path
-) -> dict[str, Any]:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        try:
-            status: dict[str, Any] = json.loads(status_file(state_dir).read_text())
-        except FileNotFoundError:
-            status = {}
-        if fits(status):
-            return status
-        time.sleep(0.1)
-    raise AssertionError(log.read_text())

@@ -1,18 +1,16 @@
 """A model two of whose layers share their weights, with every strategy."""
 
 import pytest
-import torch
 from safetensors.numpy import load_file
-from torch import nn
-from torch.nn import functional as F
 
 from flwr_distill.protocol.registry import all_methods
 from flwr_distill.task.errors import SettingsError
 from tests.matrix import strategies
 from tests.server.run_folder import rows
+from tests.task.test_model_checks import Tied
 
 QUICK = {
-    "model": f"{__name__}:Tied",
+    "model": f"{Tied.__module__}:Tied",
     "partition.scheme": "iid",
     "train.batch-size": 64,
     "patience-failed": 1,
@@ -22,17 +20,6 @@ ELSEWHERE = {"analytic", "bulyan", *CENTRAL}
 """One trains no network, one needs more nodes, and others refuse the model."""
 ALWAYS = {"dynafed", "fedadam", "feddyn", "fedfa", "fedmd", "fednova", "fedproto", "moon"}
 """Those that treat what is trained in a way of their own, or store models on nodes."""
-
-
-class Tied(nn.Module):
-    def __init__(self, spec):
-        super().__init__()
-        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
-        self.second.weight = self.first.weight
-        self.head = nn.Linear(64, spec.num_classes)
-
-    def forward(self, images):
-        return self.head(torch.relu(self.second(F.relu(self.first(images.flatten(1))))))
 
 
 @pytest.mark.parametrize("strategy", strategies(all_methods().keys() - ELSEWHERE, always=ALWAYS))

@@ -9,7 +9,6 @@ from torch.nn import functional
 from flwr_distill.client.session import Session
 from flwr_distill.client.training import epoch_batches
 
-FIRST = 2**64 - 1000  # as in tests/conftest.py
 LR = 0.05
 UNEQUAL = {
     "partition.scheme": "pareto",
@@ -72,18 +71,6 @@ def play(strategy, grid, server_round, arrays, **config):
 
 def start(model):
     return ArrayRecord(model.state_dict())
-
-
-def spoil(grid, node, change):
-    """Have a node's replies changed on their way."""
-    answer = grid.nodes[node]
-
-    def spoiled(message):
-        content = answer(message)
-        change(content)
-        return content
-
-    grid.nodes[node] = spoiled
 
 
 def assert_by_class(found, expected, atol=1e-5):

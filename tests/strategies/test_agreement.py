@@ -9,7 +9,8 @@ from flwr_distill.strategies.cadis import CADIS
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
 
-FIRST = 2**64 - 1000  # as in conftest.py
+from .rounds import FIRST
+
 NODES = 10
 RUN_CONFIG = {"partition.scheme": "iid", "train.local-epochs": 1, "train.momentum": 0.9}
 

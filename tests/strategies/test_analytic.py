@@ -49,7 +49,8 @@ from flwr_distill.task.settings import (
 from flwr_distill.task.source import partition_samples
 from tests.grids import screening_grid
 
-from .naive import FIRST, play, sessions, spoil, start
+from .naive import play, sessions, start
+from .rounds import FIRST, spoil
 
 WIDTH = 128
 SPEC = load_dataset("digits").spec

@@ -11,9 +11,8 @@ from flwr_distill.server.privacy import check_privacy
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.strategies.common.registry import create_strategy, find_strategy
 from flwr_distill.strategies.feddm import FedDM
-from flwr_distill.task.datasets import DataSpec, load_dataset
+from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.errors import SettingsError
-from flwr_distill.task.models import create_model
 from flwr_distill_baselines.dynafed import DynaFed
 from flwr_distill_baselines.fedaf import FedAF
 from flwr_distill_baselines.fedhkd import FedHKD
@@ -23,10 +22,9 @@ from flwr_distill_baselines.fedseq import FedSeq
 from flwr_distill_baselines.fedseq_zaccone import FedSeq as FedSeqZaccone
 from flwr_distill_baselines.vhl import VHL
 from tests.errors import at
-from tests.strategies.naive import FIRST, UNEQUAL, play, spoil, start
+from tests.strategies.naive import UNEQUAL, play, start
+from tests.strategies.rounds import FIRST, MODEL, SPEC, spoil
 
-SPEC = load_dataset("digits").spec
-MODEL = create_model("auto", SPEC, seed=0)
 WIDTH = MODEL[-1].in_features
 PUBLIC = 20
 MAKE = {

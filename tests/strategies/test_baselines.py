@@ -20,10 +20,9 @@ from flwr_distill.strategies.fednova.strategy import FedNova
 from flwr_distill.strategies.moon.strategy import MOON
 from flwr_distill.strategies.scaffold.method import CONTROL_VARIATE
 from flwr_distill.strategies.scaffold.strategy import SCAFFOLD
-from flwr_distill.task.datasets import load_dataset
-from flwr_distill.task.models import create_model
 
-FIRST = 2**64 - 1000  # as in conftest.py
+from .rounds import FIRST, MODEL
+
 NODES = 3
 LR = 0.02
 RUN_CONFIG = {
@@ -32,7 +31,6 @@ RUN_CONFIG = {
     "partition.alpha": 3.0,
     "train.batch-size": 64,
 }
-MODEL = create_model("auto", load_dataset("digits").spec, seed=0)
 BASELINES = {
     FedNova: {"model": MODEL},
     FedDyn: {"model": MODEL, "alpha": 0.05},

@@ -23,7 +23,8 @@ from flwr_distill.task.models import create_model
 from flwr_distill.task.partition import partition_indices
 from tests.errors import at
 
-FIRST = 2**64 - 1000  # as in conftest.py
+from .rounds import FIRST
+
 CLASSES = (range(4), range(4, 7), range(7, 10))
 START = {
     "first.weight": np.zeros((2, 2), dtype=np.float32),

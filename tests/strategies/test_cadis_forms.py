@@ -11,7 +11,8 @@ from flwr_distill.protocol.arrays import as_arrays, as_record
 from flwr_distill.strategies.cadis import CADIS
 from flwr_distill.strategies.cadis.similarity import cluster_sizes, threshold
 
-FIRST = 2**64 - 1000
+from .rounds import FIRST
+
 START = as_record({"last.weight": np.zeros((2, 3), dtype=np.float32)})
 PAPER = {"main_cluster": 0.0, "most_say": 100.0}
 """What no form of the paper has is off."""

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import MetricRecord, RecordDict
 from torch.nn import functional
 
 import flwr_distill_baselines.dynafed.strategy
@@ -14,13 +14,11 @@ from flwr_distill.distill.errors import DistillError
 from flwr_distill.protocol.arrays import as_record, as_tensors
 from flwr_distill.strategies.common.checked import CheckedFedAvg
 from flwr_distill.strategies.common.draws import round_generator
-from flwr_distill.task.datasets import load_dataset
-from flwr_distill.task.models import create_model
 from flwr_distill_baselines.dynafed.method import DynaFedSettings
 from flwr_distill_baselines.dynafed.strategy import DynaFed
 
-SPEC = load_dataset("digits").spec
-MODEL = create_model("auto", SPEC, seed=0)
+from .rounds import MODEL, SPEC, play, start
+
 LITTLE = {"trajectory": 2, "per_class": 1, "distill_steps": 2, "follow_steps": 2, "tune_steps": 3}
 
 
@@ -42,15 +40,6 @@ def node(seed):
         return RecordDict({"arrays": as_record(sent), "metrics": metrics})
 
     return answer
-
-
-def play(strategy, grid, server_round, arrays):
-    messages = strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
-    return strategy.aggregate_train(server_round, grid.send_and_receive(messages))[0]
-
-
-def start():
-    return ArrayRecord(MODEL.state_dict())
 
 
 @pytest.fixture

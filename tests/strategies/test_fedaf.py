@@ -14,17 +14,15 @@ from flwr_distill.links.records import VIRTUAL_DATA
 from flwr_distill.protocol.arrays import as_arrays, as_record
 from flwr_distill.protocol.registry import all_methods, phases_of
 from flwr_distill.server.app import main
-from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.models import create_model
 from flwr_distill_baselines.fedaf.method import CLASS_KNOWLEDGE, DISTILL_WITH_PEERS
 from flwr_distill_baselines.fedaf.peer_matching import distill_with_peers
 from flwr_distill_baselines.fedaf.strategy import FedAF, knowledge_matching
 from tests.grids import screening_grid
 
-from .naive import FIRST, UNEQUAL, assert_by_class, by_class, mean_over_nodes, sessions, start
+from .naive import UNEQUAL, assert_by_class, by_class, mean_over_nodes, sessions, start
+from .rounds import FIRST, MODEL, SPEC, play
 
-SPEC = load_dataset("digits").spec
-MODEL = create_model("auto", SPEC, seed=0)
 T = 1.5
 LITTLE = {"per_class": 2, "distill_steps": 3, "server_epochs": 2, "server_batch_size": 16}
 
@@ -32,11 +30,6 @@ LITTLE = {"per_class": 2, "distill_steps": 3, "server_epochs": 2, "server_batch_
 def strategy_of(**settings):
     little = {**LITTLE, "temperature": T, "global_weight": 0.6}
     return FedAF(model=MODEL, spec=SPEC, fraction_evaluate=0.0, **{**little, **settings})
-
-
-def play(strategy, grid, server_round=1):
-    messages = strategy.configure_train(server_round, start(MODEL), ConfigRecord(), grid)
-    return strategy.aggregate_train(server_round, grid.send_and_receive(messages))[0]
 
 
 def naive_matching(logits, labels, wanted):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch.nn import functional
 
 from flwr_distill.client.session import Session
@@ -18,25 +18,16 @@ from flwr_distill.protocol.registry import built_in_methods, phases_of
 from flwr_distill.server.app import main
 from flwr_distill.strategies.feddm.method import DISTILL_AROUND
 from flwr_distill.strategies.feddm.strategy import FedDM, stay_within
-from flwr_distill.task.datasets import load_dataset
-from flwr_distill.task.models import create_model
 from tests.grids import screening_grid
 
-FIRST = 2**64 - 1000  # as in conftest.py
+from .rounds import FIRST, MODEL, SPEC, play
+
 RUN_CONFIG = {"partition.classes": 5}  # each node misses half of the classes
-SPEC = load_dataset("digits").spec
-MODEL = create_model("auto", SPEC, seed=0)
 LITTLE = {"per_class": 2, "distill_steps": 3, "server_epochs": 2, "server_batch_size": 16}
 
 
 def strategy_of(**settings):
     return FedDM(model=MODEL, spec=SPEC, fraction_evaluate=0.0, **{**LITTLE, **settings})
-
-
-def play(strategy, grid, server_round=1, arrays=None):
-    arrays = arrays or ArrayRecord(MODEL.state_dict())
-    messages = strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
-    return strategy.aggregate_train(server_round, grid.send_and_receive(messages))[0]
 
 
 def test_a_round_is_training_on_the_data_of_all_nodes_by_hand(client_grid, tmp_path):

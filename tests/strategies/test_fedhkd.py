@@ -8,8 +8,6 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 
 from flwr_distill.client.local_round import LocalRound
-from flwr_distill.task.datasets import load_dataset
-from flwr_distill.task.models import create_model
 from flwr_distill_baselines.fedhkd.client import own_knowledge
 from flwr_distill_baselines.fedhkd.method import FedHKDSettings
 from flwr_distill_baselines.fedhkd.strategy import FedHKD
@@ -24,9 +22,9 @@ from .naive import (
     start,
     trained,
 )
+from .rounds import MODEL
 
 NODES = 3
-MODEL = create_model("auto", load_dataset("digits").spec, seed=0)
 WIDTH = MODEL[-1].in_features
 T, LAMBDA, GAMMA = 0.7, 0.4, 0.3
 

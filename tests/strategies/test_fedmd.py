@@ -17,12 +17,11 @@ from flwr_distill.task.source import reserved_samples
 from flwr_distill_baselines.fedmd.method import EVALUATE_OWN, LOGITS
 from flwr_distill_baselines.fedmd.strategy import FedMD
 
-from .naive import FIRST, play, sessions, spoil, start, trained
+from .naive import play, sessions, start, trained
+from .rounds import FIRST, MODEL, SPEC, spoil
 
 NODES, PUBLIC = 2, 40
 RUN_CONFIG = {"partition.classes": 4, "train.batch-size": 64}
-SPEC = load_dataset("digits").spec
-MODEL = create_model("auto", SPEC, seed=0)
 EPOCHS = {"pretrain_epochs": 2, "private_epochs": 3}
 
 

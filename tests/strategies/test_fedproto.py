@@ -17,20 +17,18 @@ from flwr_distill_baselines.fedproto.method import EVALUATE_PROTOTYPES, PROTOTYP
 from flwr_distill_baselines.fedproto.strategy import FedProto
 
 from .naive import (
-    FIRST,
     UNEQUAL,
     assert_by_class,
     by_class,
     mean_over_nodes,
     play,
     sessions,
-    spoil,
     start,
     trained,
 )
+from .rounds import FIRST, MODEL, spoil
 
 NODES = 3
-MODEL = create_model("auto", load_dataset("digits").spec, seed=0)
 WIDTH = MODEL[-1].in_features
 
 

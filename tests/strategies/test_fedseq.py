@@ -6,29 +6,19 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord
 
 from flwr_distill.strategies.common.traffic import fedseq_bits
-from flwr_distill.task.datasets import load_dataset
-from flwr_distill.task.models import create_model
 from flwr_distill_baselines.common.passing.strategy import formulas
 from flwr_distill_baselines.fedseq import FedSeq
 from flwr_distill_baselines.fedseq.method import PASS_ON, TURNS
 
-FIRST = 2**64 - 1000  # as in conftest.py
+from .rounds import FIRST, MODEL, assert_equal, play
+
 RUN_CONFIG = {"partition.classes": 3, "train.local-epochs": 1, "train.batch-size": 64}
-MODEL = create_model("auto", load_dataset("digits").spec, seed=0)
 
 
 def strategy_of(**settings):
     return FedSeq(**{"cluster_size": 3, "links": "relay", "fraction_evaluate": 0.0, **settings})
-
-
-def play(strategy, grid, server_round=1, arrays=None):
-    """One round, as Flower's loop does it."""
-    arrays = arrays or ArrayRecord(MODEL.state_dict())
-    messages = strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
-    return strategy.aggregate_train(server_round, grid.send_and_receive(messages))[0]
 
 
 def around(federation, ring, weights, server_round=1):
@@ -36,11 +26,6 @@ def around(federation, ring, weights, server_round=1):
     for node in ring:
         weights = federation.trained(node, weights, server_round).state_dict()
     return sum(federation.size(node) for node in ring), weights
-
-
-def assert_equal(found, expected):
-    for name, weight in expected.items():
-        np.testing.assert_allclose(found[name].numpy(), weight.numpy(), atol=1e-5, err_msg=name)
 
 
 def test_rounds_equal_a_model_that_goes_around_the_same_rings_by_hand(client_grid, by_hand):
@@ -53,7 +38,7 @@ def test_rounds_equal_a_model_that_goes_around_the_same_rings_by_hand(client_gri
         rings = [[*others, head] for head, *others in clusters[-1]]
         models = [around(federation, ring, weights, server_round) for ring in rings]
         weights = federation.mean(models)
-        assert_equal(arrays, weights)
+        assert_equal(arrays, weights, atol=1e-5)
     assert clusters[0] == clusters[1]
     assert [len(cluster) for cluster in clusters[0]] == [3, 3]
 
@@ -109,7 +94,7 @@ def test_a_round_goes_on_without_a_node_that_fails(client_grid, by_hand, kind):
         TURNS.last: [first, second],
     }[kind]
     _, expected = around(by_hand(3, RUN_CONFIG, MODEL), taken, MODEL.state_dict())
-    assert_equal(found, expected)
+    assert_equal(found, expected, atol=1e-5)
 
 
 def test_the_next_of_the_ring_stands_in_for_a_head_that_is_away(client_grid):
@@ -141,7 +126,7 @@ def test_a_node_alone_in_its_cluster_trains_for_the_server(client_grid, by_hand)
     found = play(strategy, grid)
     federation = by_hand(2, RUN_CONFIG, MODEL)
     models = [around(federation, cluster, MODEL.state_dict()) for cluster in strategy.groups]
-    assert_equal(found, federation.mean(models))
+    assert_equal(found, federation.mean(models), atol=1e-5)
     kinds = Counter(message.metadata.message_type for message in grid.pushed)
     assert kinds[PASS_ON] == kinds[TURNS.in_turn] == 0
 

@@ -6,13 +6,13 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ConfigRecord, Message, MetricRecord, RecordDict
 
 import flwr_distill_baselines.common.passing.client
 from flwr_distill.client.training import soft_labels
 from flwr_distill.protocol.registry import all_methods, phases_of
 from flwr_distill.protocol.replies import NothingUsableError
-from flwr_distill.task.datasets import auxiliary_images, load_dataset
+from flwr_distill.task.datasets import auxiliary_images
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model
 from flwr_distill_baselines.common.passing.strategy import formulas
@@ -20,11 +20,10 @@ from flwr_distill_baselines.fedseq_zaccone import FedSeq
 from flwr_distill_baselines.fedseq_zaccone.method import REPORT_CONFIDENCE, TURNS
 from tests.grids import screening_grid
 
-FIRST = 2**64 - 1000  # as in conftest.py
+from .rounds import FIRST, MODEL, SPEC, assert_equal, play, start
+
 PASS_AGAIN, TRAIN_IN_TURN, TRAIN_LAST = TURNS.again, TURNS.in_turn, TURNS.last
 RUN_CONFIG = {"partition.classes": 3, "train.local-epochs": 1, "train.batch-size": 64}
-SPEC = load_dataset("digits").spec
-MODEL = create_model("auto", SPEC, seed=0)
 HERE = {"peer-address": "here:1"}
 
 
@@ -43,26 +42,11 @@ def strategy_of(**settings):
     )
 
 
-def start():
-    return ArrayRecord(MODEL.state_dict())
-
-
-def play(strategy, grid, server_round=1, arrays=None):
-    """One round, as Flower's loop does it."""
-    messages = strategy.configure_train(server_round, arrays or start(), ConfigRecord(), grid)
-    return strategy.aggregate_train(server_round, grid.send_and_receive(messages))[0]
-
-
 def trained_in_turn(federation, nodes, weights, server_round=1):
     """The model that passes through some nodes, by hand."""
     for node in nodes:
         weights = federation.trained(node, weights, server_round).state_dict()
     return sum(federation.size(node) for node in nodes), weights
-
-
-def assert_equal(found, expected, atol=1e-5):
-    for name, weight in expected.items():
-        np.testing.assert_allclose(found[name].numpy(), weight.numpy(), atol=atol, err_msg=name)
 
 
 def kinds(grid):
@@ -79,7 +63,7 @@ def test_two_rounds_equal_models_passed_by_hand(client_grid, by_hand, direct, ov
         orders.append([chain.nodes for chain in strategy._chains])
         models = [trained_in_turn(federation, c, weights, server_round) for c in orders[-1]]
         weights = federation.mean(models)
-        assert_equal(arrays, weights)
+        assert_equal(arrays, weights, atol=1e-5)
     assert sorted(map(len, orders[0])) == [2, 3]
     assert orders[0] != orders[1]
     assert [sorted(chain) for chain in orders[0]] == [sorted(chain) for chain in orders[1]]
@@ -142,7 +126,7 @@ def test_a_round_goes_on_without_nodes_that_fail(client_grid, by_hand, when, tak
     nodes = [chain.nodes[place] for place in taken]
     assert chain.trained == nodes
     _, expected = trained_in_turn(federation, nodes, MODEL.state_dict())
-    assert_equal(found, expected)
+    assert_equal(found, expected, atol=1e-5)
 
 
 def test_a_node_that_always_fails_has_its_turn_in_ever_fewer_rounds(client_grid):
@@ -169,7 +153,7 @@ def test_a_superclient_that_is_lost_leaves_the_others(client_grid, by_hand):
     (chain,) = strategy._chains
     federation = by_hand(5, RUN_CONFIG, MODEL)
     _, expected = trained_in_turn(federation, chain.nodes, MODEL.state_dict(), 2)
-    assert_equal(found, expected)
+    assert_equal(found, expected, atol=1e-5)
 
 
 def test_a_round_without_any_model_changes_nothing(client_grid):
@@ -211,7 +195,7 @@ def test_a_bad_model_of_the_node_before_is_rejected_and_training_starts_again(
     assert chain.trained == chain.nodes[2:]
     federation = by_hand(4, RUN_CONFIG, MODEL)
     _, expected = trained_in_turn(federation, chain.nodes[2:], MODEL.state_dict())
-    assert_equal(found, expected)
+    assert_equal(found, expected, atol=1e-5)
     assert "rejects its group's model" in flower_log.text
 
 
@@ -274,7 +258,7 @@ def test_over_direct_links_a_node_that_cannot_be_reached_is_left_out(client_grid
     assert chain.nodes == nodes
     assert chain.trained == [nodes[0], nodes[1], nodes[3]]
     _, expected = trained_in_turn(by_hand(4, RUN_CONFIG, MODEL), chain.trained, start_weights(), 2)
-    assert_equal(found, expected)
+    assert_equal(found, expected, atol=1e-5)
 
 
 def start_weights():

@@ -10,14 +10,15 @@ from torch.nn import functional
 
 from flwr_distill.client.session import Session
 from flwr_distill.client.training import epoch_batches
-from flwr_distill.task.datasets import DataSpec, Samples, load_dataset
+from flwr_distill.task.datasets import DataSpec, Samples
 from flwr_distill.task.errors import SettingsError
-from flwr_distill.task.models import create_model
 from flwr_distill_baselines.vhl.client import MAKERS, VirtualTask, virtual_images
 from flwr_distill_baselines.vhl.generator import style_images
 from flwr_distill_baselines.vhl.method import VIRTUAL_TASK, VirtualTaskRequest
 from flwr_distill_baselines.vhl.strategy import VHL
 from tests.errors import at
+
+from .rounds import MODEL, SPEC
 
 NODES = 2
 PARTITIONS = 8
@@ -26,8 +27,6 @@ RUN_CONFIG = {
     "partition.classes": 5,
     "train.batch-size": 64,
 }  # each node misses half of the classes
-SPEC = load_dataset("digits").spec
-MODEL = create_model("auto", SPEC, seed=0)
 LITTLE = {"per_class": 4, "virtual_batch": 16, "weight": 0.7, "alignment": 0.5, "contrast": 0.2}
 
 

@@ -16,14 +16,11 @@ from flwr_distill.task.datasets.registry import _ENTRIES
 from flwr_distill.task.datasets.text import text_spec
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.settings import CHANGES, TrainSettings
+from tests.distill.builders import seeded as generator
 from tests.errors import at
 
 SPEC = load_dataset("digits").spec
 TEXTS = text_spec("some-texts", 4)
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def images(n=6, shape=(3, 9, 13), seed=1):

@@ -1,15 +1,13 @@
 """DynaFed: FedAvg, tuned at the server on virtual data made from its own trajectory."""
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from logging import INFO, WARNING
 from typing import Any, Self
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.common import log
-from flwr.serverapp import Grid
 from torch import nn
 from torch.nn import functional
 
@@ -87,7 +85,6 @@ class DynaFed(CheckedFedAvg):
         # Each parameter once, also if layers share it: a trajectory is of parameters.
         self._trained = [name for name, p in model.named_parameters() if p.requires_grad]
         self._seed = seed
-        self._round = 0
 
     @classmethod
     def from_run(cls, settings: DynaFedSettings, run: Run, **arguments: Any) -> Self:
@@ -105,13 +102,6 @@ class DynaFed(CheckedFedAvg):
                 length,
             )
         return strategy
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Have the sampled nodes train, as FedAvg does."""
-        self._round = server_round
-        return super().configure_train(server_round, arrays, config, grid)
 
     def combine(self, updates: list[Update]) -> Arrays:
         """Average the models; distil the trajectory once it is long enough, tune the average."""
@@ -156,7 +146,7 @@ class DynaFed(CheckedFedAvg):
                 steps=steps,
                 follow_steps=self.settings.follow_steps,
                 learning_rate=self.settings.image_lr,
-                generator=round_generator(self._seed, self._round),
+                generator=round_generator(self._seed, self.server_round),
             )
         except DistillError as error:
             log(WARNING, "DynaFed has no virtual data and starts a new trajectory: %s", error)
@@ -171,7 +161,7 @@ class DynaFed(CheckedFedAvg):
         images, labels = virtual.images.to(device), virtual.soft_labels.to(device)
         self._model.load_state_dict(as_tensors(mean))
         self._model.eval()
-        generator = round_generator(self._seed, self._round)
+        generator = round_generator(self._seed, self.server_round)
         optimizer = torch.optim.Adam(self._model.parameters(), lr=self.settings.tune_lr)
         for _ in range(self.settings.tune_steps):
             rows = torch.randperm(len(images), generator=generator)[:TUNE_BATCH].to(device)

@@ -4,28 +4,16 @@ import os
 import time
 from pathlib import Path
 
-import flwr_distill.server.app
-import flwr_distill.server.task
+from .rounds import app_that_does
 
 FOLDER = Path(os.environ["FAULTS"])
 
 
-def _waiting(evaluation):
-    def create(*arguments):
-        evaluate = evaluation(*arguments)
-
-        def evaluated(server_round, arrays):
-            (FOLDER / "pid").write_text(str(os.getpid()))
-            (FOLDER / "pid").rename(FOLDER / f"over.{server_round}")
-            while not (FOLDER / f"go.{server_round}").exists():
-                time.sleep(0.05)
-            return evaluate(server_round, arrays)
-
-        return evaluated
-
-    return create
+def wait(server_round):
+    (FOLDER / "pid").write_text(str(os.getpid()))
+    (FOLDER / "pid").rename(FOLDER / f"over.{server_round}")
+    while not (FOLDER / f"go.{server_round}").exists():
+        time.sleep(0.05)
 
 
-flwr_distill.server.task.server_evaluation = _waiting(flwr_distill.server.task.server_evaluation)
-
-app = flwr_distill.server.app.app
+app = app_that_does(wait)

@@ -4,27 +4,13 @@ import os
 import threading
 from pathlib import Path
 
-import flwr_distill.server.app
-import flwr_distill.server.task
-
-FOLDER = Path(os.environ["FAULTS"])
+from .rounds import app_that_does
 
 
-def _faulty(evaluation):
-    def create(*arguments):
-        evaluate = evaluation(*arguments)
-
-        def evaluated(server_round, arrays):
-            if server_round == 1:
-                (FOLDER / "hangs").touch()
-                threading.Event().wait()
-            return evaluate(server_round, arrays)
-
-        return evaluated
-
-    return create
+def hang(server_round):
+    if server_round == 1:
+        Path(os.environ["FAULTS"], "hangs").touch()
+        threading.Event().wait()
 
 
-flwr_distill.server.task.server_evaluation = _faulty(flwr_distill.server.task.server_evaluation)
-
-app = flwr_distill.server.app.app
+app = app_that_does(hang)

@@ -1,25 +1,6 @@
 """Our ServerApp, which takes all memory after its first round."""
 
-import flwr_distill.server.app
-import flwr_distill.server.task
-
 from .memory import allocate
+from .rounds import app_that_does
 
-
-def _faulty(evaluation):
-    def create(*arguments):
-        evaluate = evaluation(*arguments)
-
-        def evaluated(server_round, arrays):
-            if server_round == 1:
-                allocate()
-            return evaluate(server_round, arrays)
-
-        return evaluated
-
-    return create
-
-
-flwr_distill.server.task.server_evaluation = _faulty(flwr_distill.server.task.server_evaluation)
-
-app = flwr_distill.server.app.app
+app = app_that_does(lambda server_round: allocate() if server_round == 1 else None)
