@@ -193,8 +193,8 @@ def _peer_address(settings: NodeSettings) -> Finding:
         return Finding(check, "ok", "none: nothing has to reach this node, the server relays to it")
     try:
         listen_once(address)
-    except (OSError, OverflowError) as error:
-        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
             return Finding(check, "unchecked", f"{address} is in use: by this node, if it runs")
         remedy = "give an address of this machine's own, or none: the server then relays"
         return Finding(check, "failed", f"{address}: nobody can listen there: {error}", remedy)

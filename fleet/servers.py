@@ -72,17 +72,20 @@ def by_name(address: str) -> str:
 
 
 def listen_once(address: str) -> None:
-    """Listen at an address for a moment; OSError or OverflowError if no server can."""
+    """Listen at an address for a moment; OSError if no server can."""
     host, _, port = address.rpartition(":")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    socket.create_server((host.strip("[]"), int(port)), family=family).close()
+    try:
+        socket.create_server((host.strip("[]"), int(port)), family=family).close()
+    except OverflowError as error:
+        raise OSError(str(error)) from error
 
 
 def why_not_free(address: str) -> str:
     """Why no server can listen at an address; '' if one can."""
     try:
         listen_once(address)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         return f"{address} cannot be used: {error}"
     return ""
 

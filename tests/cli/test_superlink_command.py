@@ -75,6 +75,11 @@ def test_an_api_whose_calls_carry_no_key_is_refused(kind, monkeypatch):
     )
 
 
+def test_a_port_that_does_not_exist_is_refused():
+    where = ("--fleet-api-address", "127.0.0.1:99999")
+    assert_refused(CliRunner().invoke(app, ["superlink", "--insecure", *where]), *where)
+
+
 def test_the_api_whose_calls_carry_keys_is_served(monkeypatch):
     monkeypatch.setattr(app_of_flower, "run_superlink", lambda: None)
     for arguments in ([], ["--fleet-api-type", "grpc-rere"]):
