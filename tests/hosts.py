@@ -52,8 +52,10 @@ def hosts_at(*addresses):
         created = Hosts(addresses)
     except subprocess.CalledProcessError as error:
         pytest.skip(f"no namespaces can be made here: {error.stderr.decode()}")
-    yield created
-    created.remove()
+    try:
+        yield created
+    finally:
+        created.remove()
 
 
 def ip(*arguments):

@@ -32,13 +32,13 @@ def test_real_nodes_send_to_each_other(federation, sending_app, links, taken):
 @pytest.mark.slow
 def test_a_mailbox_that_is_killed_is_started_again_with_its_node(federation, sending_app):
     before = [node_status(node.state_dir) for node in federation.nodes]
-    for told in before:
-        os.kill(told["mailbox"], signal.SIGKILL)
-    for node, told in zip(federation.nodes, before, strict=True):
+    for earlier in before:
+        os.kill(earlier["mailbox"], signal.SIGKILL)
+    for node, earlier in zip(federation.nodes, before, strict=True):
 
-        def is_back(node=node, told=told):
+        def is_back(node=node, earlier=earlier):
             now = node_status(node.state_dir)
-            restarted = now.get("mailbox") not in (None, told["mailbox"])
+            restarted = now.get("mailbox") not in (None, earlier["mailbox"])
             return restarted and {"ready", "online"} <= now.keys()
 
         wait_until(is_back, 100)
