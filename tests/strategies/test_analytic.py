@@ -12,6 +12,7 @@ from numpy.testing import assert_allclose
 from scipy.special import softmax
 from sklearn.metrics import log_loss
 
+from flwr_distill.client import features
 from flwr_distill.distill.analytic import (
     STRENGTHS,
     Sums,
@@ -371,9 +372,19 @@ def test_samples_that_a_node_has_beyond_what_counts_are_scaled_down(client_grid)
 
 
 def test_features_are_computed_once(client_grid, monkeypatch):
+    sizes = []
+
+    def counted(model, inputs, device):
+        sizes.append(len(inputs))
+        return compute(model, inputs, device)
+
+    compute = features._features
+    monkeypatch.setattr(features, "_features", counted)
     play(strategy_of(), client_grid(2, IID), 1, start(MODEL))
-    monkeypatch.setattr("flwr_distill.client.features._features", None)  # to compute them fails
+    assert sum(sizes) == len(load_dataset("digits").train)
+    sizes.clear()
     arrays = play(strategy_of(), client_grid(2, IID), 1, start(MODEL))
+    assert sizes == 2 * [features.PROBED]
     assert_head(arrays, pooled(IID, 2))
 
 
