@@ -53,7 +53,7 @@ from rich.console import Console
 from safetensors.numpy import load_file
 from torch import nn
 
-from benchmarks.figures import read_lines, write_json
+from benchmarks.figures import key_value, read_lines, write_json
 from benchmarks.in_process import FIRST_NODE, run_in_process
 from flwr_distill.client.features import kept_features
 from flwr_distill.client.session import Session
@@ -346,15 +346,6 @@ def domains(
     return results
 
 
-def _setting(text: str) -> tuple[str, Any]:
-    """Key and value of ``KEY=VALUE``; a value that is no number or the like is a text."""
-    key, _, value = text.partition("=")
-    try:
-        return key, json.loads(value)
-    except json.JSONDecodeError:
-        return key, value
-
-
 def main() -> None:
     """Measure, print and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -363,7 +354,7 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path, required=True)
     parser.add_argument("--domains", action="store_true", help="three domains, beside FedAvg")
     parser.add_argument("--held-out", action="store_true", help="test on training images")
-    parser.add_argument("--set", nargs="+", type=_setting, default=[], metavar="KEY=VALUE")
+    parser.add_argument("--set", nargs="+", type=key_value, default=[], metavar="KEY=VALUE")
     parser.add_argument("--seeds", type=int, nargs="+", default=[])
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")

@@ -23,3 +23,12 @@ def spread(values: Sequence[float], places: int = 2) -> str:
     numbers = (statistics.median(values), min(values), max(values))
     median, least, most = (f"{number:,.{places}f}" for number in numbers)
     return f"{median} ({least}-{most})"
+
+
+def key_value(text: str) -> tuple[str, Any]:
+    """Key and value of ``KEY=VALUE``; a value that is no number or the like is a text."""
+    key, _, value = text.partition("=")
+    try:
+        return key, json.loads(value)
+    except json.JSONDecodeError:
+        return key, value

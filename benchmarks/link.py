@@ -1,7 +1,7 @@
 """Codecs over a slow link: seconds a round, bytes and accuracy, with real processes.
 
 ``python -m benchmarks.link [--quick] [--strategies fedavg hfldd] [--codecs float32 int8 ...]
-[--dataset D] [--model M] [--nodes N] [--rounds R] [--seeds 0 1 2] [--mbit 5] [--latency 0.08]
+[--set KEY=VALUE ...] [--nodes N] [--rounds R] [--seeds 0 1 2] [--mbit 5] [--latency 0.08]
 [--cut-every 120] [--cut-for 5] [--data-root DIR] [--json FILE]``
 
 A SuperLink and nodes run here; each node reaches the SuperLink over a link of its own of so many
@@ -26,7 +26,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.figures import read_lines, write_json
+from benchmarks.figures import key_value, read_lines, write_json
 from flwr_distill.fleet.local_federation import LocalFederation, free_ports
 
 CODECS = {
@@ -161,8 +161,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--strategies", nargs="+", default=["fedavg", "hfldd"])
     parser.add_argument("--codecs", nargs="+", choices=CODECS, default=list(CODECS))
-    parser.add_argument("--dataset")
-    parser.add_argument("--model")
+    parser.add_argument("--set", nargs="+", type=key_value, default=[], metavar="KEY=VALUE")
     parser.add_argument("--nodes", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seeds", type=int, nargs="+")
@@ -173,8 +172,7 @@ def main() -> None:
     parser.add_argument("--data-root", default="")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    task = dict(QUICK if args.quick else CIFAR)
-    task |= {key: value for key in ("dataset", "model") if (value := getattr(args, key))}
+    task = {**(QUICK if args.quick else CIFAR), **dict(args.set)}
     if args.data_root:
         task["data-root"] = args.data_root
     seeds = args.seeds or ([0] if args.quick else [0, 1, 2])
