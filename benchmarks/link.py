@@ -36,6 +36,7 @@ CODECS = {
     "delta-int8": ("delta-int8", "int8"),
     "delta-int4": ("delta-int4", "int4"),
     "topk": ("delta-int4", "topk"),
+    "delta-topk": ("delta-topk", "topk"),
 }
 """``down-codec`` and ``up-codec`` by a row's name."""
 CHUNK = 1 << 14

@@ -21,8 +21,10 @@ Raw = NDArray[Any]
 
 EXACT = "exact"
 """Codec that packs values without loss; no value of a run's settings."""
-TOP_SHARE = 0.01
+TOP_SHARE = 0.1
 """Share of an array's values that ``topk`` sends."""
+TOP_LEVELS = 15
+"""Levels of these, besides their signs."""
 LEVEL = 3
 """Of Zstandard: its default."""
 
@@ -147,53 +149,65 @@ def _integer(most: int) -> Codec:
         return (shape[0], _size(shape[1:])) if len(shape) > 1 else (1, _size(shape))
 
     def encode(values: Values, rng: np.random.Generator) -> list[Raw]:
-        rows = values.reshape(rows_of(values.shape))
-        scales = np.abs(rows).max(axis=1, initial=0, keepdims=True) / np.float32(most)
-        steps = np.divide(rows, scales, out=np.zeros_like(rows), where=scales > 0)
+        scales, steps = _in_steps(values.reshape(rows_of(values.shape)), most)
         steps += rng.random(steps.shape, np.float32)
-        return [scales.astype("<f4"), np.clip(np.floor(steps), -most, most).astype(np.int8)]
+        return [scales, np.clip(np.floor(steps), -most, most).astype(np.int8)]
 
     def parts(shape: tuple[int, ...]) -> list[tuple[str, int]]:
         return [("<f4", rows_of(shape)[0]), ("i1", _size(shape))]
 
     def decode(parts: list[Raw], shape: tuple[int, ...]) -> Values:
         scales, steps = parts
-        if not (np.isfinite(scales) & ~np.signbit(scales)).all():
-            raise CodecError("a scale is no finite number from 0 up")
-        if steps.size and not -most <= steps.min() <= steps.max() <= most:
-            raise CodecError(f"it has steps beyond {most}")
-        rows = steps.astype(np.float32).reshape(rows_of(shape))
-        if rows[scales == 0].any():
-            raise CodecError("it has steps of a scale of 0")
-        return (rows * scales[:, None]).reshape(shape)
+        return _from_steps(scales, steps.reshape(rows_of(shape)), most).reshape(shape)
 
     return Codec(encode, parts, decode)
 
 
-def _top() -> Codec:
-    """The values that are largest by amount, and the distances between their places."""
+def _in_steps(rows: Values, most: int) -> tuple[Values, Values]:
+    """A scale for each row, (rows, 1), and the values in units of it, up to ``most`` in amount."""
+    scales = np.abs(rows).max(axis=1, initial=0, keepdims=True) / np.float32(most)
+    steps = np.divide(rows, scales, out=np.zeros_like(rows), where=scales > 0)
+    return scales.astype("<f4"), steps
+
+
+def _from_steps(scales: Raw, steps: Raw, most: int) -> Values:
+    if not (np.isfinite(scales) & ~np.signbit(scales)).all():
+        raise CodecError("a scale is no finite number from 0 up")
+    if steps.size and not -most <= steps.min() <= steps.max() <= most:
+        raise CodecError(f"it has steps beyond {most}")
+    rows = steps.astype(np.float32)
+    if rows[scales == 0].any():
+        raise CodecError("it has steps of a scale of 0")
+    return rows * scales[:, None]
+
+
+def _top(share: float, most: int) -> Codec:
+    """The share of values that are largest by amount, as integers up to ``most``, and their places.
+
+    What a finer scale would keep is sent later, with what is left out. Places are distances from
+    one to the next.
+    """
 
     def count(shape: tuple[int, ...]) -> int:
-        return math.ceil(TOP_SHARE * _size(shape))
+        return math.ceil(share * _size(shape))
 
     def encode(values: Values, rng: np.random.Generator) -> list[Raw]:
         flat, number = values.reshape(-1), count(values.shape)
         places = np.sort(np.argpartition(np.abs(flat), -number)[-number:])
-        chosen = flat[places]
-        scale = np.abs(chosen).max(initial=0) or np.float32(1)
-        steps = np.diff(places, prepend=0).astype("<u4")
-        return [np.array([scale], "<f4"), steps, (chosen / scale).astype("<f2")]
+        scale, steps = _in_steps(flat[None, places], most)
+        distances = np.diff(places, prepend=0).astype("<u4")
+        return [scale, distances, np.clip(np.rint(steps), -most, most).astype(np.int8)]
 
     def parts(shape: tuple[int, ...]) -> list[tuple[str, int]]:
-        return [("<f4", 1), ("<u4", count(shape)), ("<f2", count(shape))]
+        return [("<f4", 1), ("<u4", count(shape)), ("i1", count(shape))]
 
     def decode(parts: list[Raw], shape: tuple[int, ...]) -> Values:
-        scale, steps, chosen = parts
-        places = np.cumsum(steps, dtype=np.uint64)
+        scale, distances, steps = parts
+        places = np.cumsum(distances, dtype=np.uint64)
         if places.size and places.max() >= _size(shape):
             raise CodecError("it has values beyond its shape")
         flat = np.zeros(_size(shape), np.float32)
-        flat[places] = chosen.astype(np.float32) * scale
+        flat[places] = _from_steps(scale, steps[None], most)[0]
         return flat.reshape(shape)
 
     return Codec(encode, parts, decode, unbiased=False)
@@ -205,6 +219,6 @@ CODECS = {
     "bfloat16": _bfloat16(),
     "int8": _integer(127),
     "int4": _integer(7),
-    "topk": _top(),
+    "topk": _top(TOP_SHARE, TOP_LEVELS),
 }
 """By name; ``float32`` is no codec: arrays as Flower sends them."""
