@@ -37,12 +37,14 @@ from flwr_distill.protocol.coded import (
 )
 from flwr_distill.protocol.messages import ARRAYS
 from flwr_distill.protocol.method import Method
-from flwr_distill.protocol.parcels import FOR_CHANGES, codec_of_whole
+from flwr_distill.protocol.parcels import FOR_CHANGES
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.task.errors import SettingsError
 
 WHOLE = "float16"
 """Codec of a model that is sent to a node without one to build a difference on."""
+FOR_RECORDS = {"int4": "int8", "topk": "int8"}
+"""In place of these, for records beside the model, which nodes get whole each time."""
 MAX_KEPT = 2
 """Models that a node keeps: the last one of training, and one that it got for something else."""
 MAX_VERSIONS = 8
@@ -265,7 +267,8 @@ class ModelCodec:
 
     def _others_of(self, messages: Sequence[Message]) -> dict[int, ArrayRecord]:
         """Records beside the models in messages, coded, by the ``id`` of the plain ones."""
-        codec, others = codec_of_whole(self.down), dict[int, ArrayRecord]()
+        base, others = codec_of(self.down)[0], dict[int, ArrayRecord]()
+        codec = FOR_RECORDS.get(base, base)
         for message in messages if codec != "float32" else ():
             for name in self.beside:
                 record = message.content.array_records.get(name)

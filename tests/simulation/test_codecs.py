@@ -78,7 +78,7 @@ SCAFFOLD = {"strategy": "scaffold", "train.lr": 0.05, "partition.classes": 5}
 def test_control_variates_are_coded_and_a_run_learns_as_much(run):
     config = {**SCAFFOLD, "num-rounds": 15}
     plain, small = rows(run("plain", **config)), rows(run("small", **config, **SMALL))
-    assert small[-1]["server_bytes"] < 0.25 * plain[-1]["server_bytes"]
+    assert small[-1]["server_bytes"] < 0.135 * plain[-1]["server_bytes"]
     assert plain[-1]["accuracy"] > 0.6
     assert small[-1]["accuracy"] > plain[-1]["accuracy"] - 0.02
     assert small[-1]["set_aside"] == 0
