@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Annotated, Any, Self
 
 import numpy as np
@@ -284,16 +284,21 @@ def in_secure_sums(phase: Phase) -> Phase:
 
 
 def _masked(reply: Reply) -> Reply:
-    shown: Mapping[str, Any] = {
-        name: (field.rebuild_annotation(), field)
-        for name, field in reply.metrics.model_fields.items()
-        if (field.alias or name) not in UNTOLD
-    }
-    metrics = create_model(f"Masked{reply.metrics.__name__}", __base__=Block, **shown)
     check = _like_masked_numbers
     if ARRAYS in reply.arrays:
         check = partial(like_masked_models, most=len(reply.arrays))
-    return Reply(metrics=metrics, arrays={MASKED: check})
+    return Reply(metrics=_shown_of(reply.metrics), arrays={MASKED: check})
+
+
+@lru_cache(maxsize=64)
+def _shown_of(metrics: type[Block]) -> type[Block]:
+    """The metrics that a masked answer has."""
+    shown: Mapping[str, Any] = {
+        name: (field.rebuild_annotation(), field)
+        for name, field in metrics.model_fields.items()
+        if (field.alias or name) not in UNTOLD
+    }
+    return create_model(f"Masked{metrics.__name__}", __base__=Block, **shown)
 
 
 PHASES = (

@@ -1,6 +1,7 @@
 """Settings of a run: run-config keys with types, bounds and defaults."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from logging import INFO
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -192,19 +193,25 @@ class RunSettings(TaskSettings):
 
 def composed_settings(methods: Mapping[str, Method] | None = None) -> type[RunSettings]:
     """Class of settings with a table for each method; None means all installed methods."""
-    tables: dict[str, Any] = {}
+    tables: dict[str, type[Block]] = {}
     for method in (all_methods() if methods is None else methods).values():
         if (block := method.settings) is None:
             continue
         name = _attribute(method)
-        if name in RunSettings.model_fields or tables.get(name, (block,))[0] is not block:
+        if name in RunSettings.model_fields or tables.get(name, block) is not block:
             raise SettingsError(
                 f"the name of its table, {method.table_name}, is taken by other settings",
                 where=f"method {method.name!r} of {method.package}",
                 remedy="choose another",
             )
-        tables[name] = (block, block())
-    return create_model("RunSettings", __base__=RunSettings, **tables)
+        tables[name] = block
+    return _with_tables(tuple(tables.items()))
+
+
+@lru_cache(maxsize=4)
+def _with_tables(tables: tuple[tuple[str, type[Block]], ...]) -> type[RunSettings]:
+    fields: dict[str, Any] = {name: (block, block()) for name, block in tables}
+    return create_model("RunSettings", __base__=RunSettings, **fields)
 
 
 def default_settings() -> dict[str, Any]:
