@@ -227,13 +227,13 @@ def _summed_phase(message: Message, context: Context) -> Phase | None:
     """
     if not context.run_config.get("secure-sums"):
         return None
-    method = find_method(str(context.run_config.get("strategy", "")))
-    message_type = message.metadata.message_type
+    strategy = str(context.run_config.get("strategy", ""))
+    method, message_type = find_method(strategy), message.metadata.message_type
     if message_type in summed_in(method):
         return phases_of(method)[message_type]
-    if method and method.summed and message_type not in phases_of(method, secure_sums=True):
+    if message_type not in phases_of(method, secure_sums=True):
         raise SumRefusedError(
-            f"there are no masks for {message_type!r}", where="strategy", value=method.name
+            f"there are no masks for {message_type!r}", where="strategy", value=strategy
         )
     return None
 

@@ -198,6 +198,19 @@ def test_no_single_model_leaves_without_masks(strategy: str, tmp_path: Path) -> 
         site.ask("train", message)
 
 
+@pytest.mark.parametrize("strategy", ["krum", "feddf", "their_pkg:Theirs", "unknown"])
+def test_in_a_run_with_secure_sums_a_strategy_without_gets_no_model(
+    strategy: str, tmp_path: Path
+) -> None:
+    """Of these the node knew no sums, and so it sent its model as if there were none."""
+    site = Site(tmp_path, OPEN)
+    site.run(strategy=strategy, secure_sums=True)
+    message = RecordDict({"arrays": crafted(), "config": ConfigRecord({"server-round": 1})})
+    with pytest.raises(SumRefusedError, match="masks"):
+        site.ask("train", message)
+    assert evaluated(site, crafted()).has_content()
+
+
 def test_no_message_of_another_method_is_a_way_around_the_masks(tmp_path: Path) -> None:
     """Nodes serve the messages of all methods, and one without policy had nothing against it."""
     site = Site(tmp_path, OPEN)
