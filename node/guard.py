@@ -50,7 +50,7 @@ from flwr_distill.node.settings import FLOWER_HOME
 from flwr_distill.node.statistics import cost_of_statistics, release_statistics
 from flwr_distill.protocol.codecs import CodecError
 from flwr_distill.protocol.meeting import DESCRIBE, identity, one_line, place_secrets
-from flwr_distill.protocol.messages import CONFIG, FINGERPRINT, METRICS
+from flwr_distill.protocol.messages import CONFIG, FINGERPRINT, LINK_ERROR, METRICS
 from flwr_distill.protocol.replies import REFUSED, no_handler, reason_of
 from flwr_distill.protocol.statistics import ASK_STATISTICS
 from flwr_distill.storage.store import NodeStore
@@ -214,11 +214,15 @@ class Guard:
         return answer
 
     def _bound_words(self, content: RecordDict) -> None:
-        """Bound what the app reports as missing, as its errors: it is free text, too."""
+        """Bound what the app reports as missing or not sent, as its errors: it is free text."""
         config = content.config_records.get(CONFIG, ConfigRecord())
-        if self._policy.replies == "declared" and "missing" in config:
+        if self._policy.replies != "declared":
+            return
+        if "missing" in config:
             missing = cast(list[str], config["missing"])
             config["missing"] = [self._words.spend(text, self._now()) for text in missing]
+        if LINK_ERROR in config:
+            config[LINK_ERROR] = self._words.spend(str(config[LINK_ERROR]), self._now())
 
     def _refused(self, bundle: Bundle) -> Refusal | None:
         """Why a bundle is not opened: by its hash, or because no publisher has signed it.
@@ -306,24 +310,23 @@ class Guard:
         drop_details(policy, request, content)
         if of_statistics:  # that the app's are refused is an answer, too
             self._account.book_statistics(pending.data, of_statistics)
-        refusal = (
-            release_statistics(
-                policy,
-                request,
-                content,
-                samples=self._num_samples(request),
-                class_names=self._data.class_names(),
-            )
-            or judge_reply(
-                policy,
-                request,
-                content,
-                payloads,
-                self._own_words(header, request),
-                self._max_classes if policy.classes or policy.counts_classes else None,
-            )
-            or judge_evaluation(policy, request, content, self._num_samples(request))
+        refusal = release_statistics(
+            policy,
+            request,
+            content,
+            samples=self._num_samples(request),
+            class_names=self._data.class_names(),
+        ) or judge_reply(
+            policy,
+            request,
+            content,
+            payloads,
+            self._own_words(header, request),
+            self._max_classes if policy.classes or policy.counts_classes else None,
         )
+        if refusal is not None and request.evaluates:  # as one that fails
+            self._account.book_evaluation(pending.data, 0.0)
+        refusal = refusal or judge_evaluation(policy, request, content, self._num_samples(request))
         images: Images = {}
         if refusal is None:
             images = self._virtual.with_reply(run, request, payloads)

@@ -258,6 +258,20 @@ def test_evaluations_that_fail_are_counted(tmp_path: Path, monkeypatch: pytest.M
     assert account(site) == 0.0
 
 
+def test_evaluations_that_are_refused_are_counted_but_not_those_on_too_few(tmp_path: Path) -> None:
+    """Whether the loss is a number, and so refused, was a question that cost nothing."""
+    policy = Policy(replies="declared", holdout=0.1, most_evaluations=3)
+    site = Site(tmp_path, policy, number=1500)
+    site.run(strategy="fedavg")
+    for _ in range(3):
+        assert refused(evaluated(site, failing_above(3, 0)), "replies")
+    assert refused(evaluated(site, failing_above(3, 0)), "most-evaluations")
+    site = Site(tmp_path / "few", policy.model_copy(update={"fewest_held_out": 1000}))
+    site.run(strategy="fedavg")
+    for _ in range(4):
+        assert refused(evaluated(site, crafted()), "fewest-held-out")
+
+
 def trained(site: Site, **settings: float) -> Message:
     request = {"server-round": 1, "dp-noise": 1.0, "dp-delta": 1e-5, "local-epochs": 1}
     config = ConfigRecord({**request, "batch-size": 300, **settings})

@@ -67,6 +67,7 @@ from flwr_distill.protocol.parcels import to_payload
 from flwr_distill.protocol.registry import find_method
 from flwr_distill.protocol.replies import REFUSED
 from flwr_distill.storage.store import CONTINUES, NodeStore
+from flwr_distill.strategies.fedhead.method import HAND_IN
 from flwr_distill.strategies.fedlgd.method import TRAIN_VIRTUAL, VirtualTraining
 from flwr_distill_baselines.common.passing.messages import PASSED_MODEL
 from flwr_distill_baselines.fedseq.method import TURNS
@@ -1009,6 +1010,17 @@ def test_what_an_app_says_is_missing_counts_as_its_errors_do(make_node: MakeNode
         missing: Any = node.describes({"name": "ward-3", "missing": texts})["missing"]
         left += " ".join(missing)
     assert 0 < left.count("x" * 250) <= 40
+    assert left.endswith("(the node's log says why)")
+
+
+def test_why_a_parcel_was_not_sent_counts_as_an_error_does(make_node: MakeNode) -> None:
+    """It had 2,000 characters of the app's in each message, and no bound over a day."""
+    node, left = make_node(Policy(replies="declared"), strategy="fedhead"), ""
+    for number in range(60):
+        report = RecordDict({"config": ConfigRecord({"link-error": f"{number} " + "x" * 1900})})
+        answer = node.answers(RecordDict(), HAND_IN, report)
+        left += str(answer.content.config_records["config"]["link-error"])
+    assert 0 < left.count("x") <= 10_000
     assert left.endswith("(the node's log says why)")
 
 
