@@ -37,6 +37,7 @@ from flwr_distill.strategies.fedlgd.method import (
 from flwr_distill.strategies.hfldd.method import NUM_PARCELS
 from tests.errors import at
 from tests.grids import screening_grid
+from tests.odd_certificates import ODD, odd_certificate
 from tests.server.run_folder import journal as journal_of
 
 RUN, FIRST = 7, 2**64 - 50
@@ -544,6 +545,23 @@ def test_who_answers_a_step_with_nonsense_costs_no_sum_and_is_in_no_further_one(
     four.tamper = untampered
     check_mean(four.train(), [0, 2, 3])
     assert four.in_sum() == {0, 2, 3}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_a_certificate_that_nobody_can_read_ends_no_run(federation, kind):
+    four = federation(4)
+    four.tamper = changing(1, ANNOUNCE, certificate=odd_certificate(kind))
+    check_mean(four.train(), range(4))
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_who_sends_such_a_certificate_to_nodes_with_one_is_left_out(
+    federation, credentials, kind, caplog
+):
+    five = federation(5, node_config=credentials.__getitem__)
+    five.tamper = changing(1, ANNOUNCE, certificate=odd_certificate(kind))
+    assert five.fails()
+    assert f"without node {FIRST + 1}: 5 of 5 nodes refuse its keys" in caplog.text
 
 
 def test_nodes_with_one_key_between_them_cost_no_sum(federation):
