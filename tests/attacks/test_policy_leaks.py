@@ -8,6 +8,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 
+from flwr_distill.client.app import app
 from flwr_distill.client.secure_sums import SumRefusedError
 from flwr_distill.node.outbox import FOLDER, entries
 from flwr_distill.node.policy import HOSPITAL, OPEN, Policy
@@ -16,6 +17,7 @@ from flwr_distill.strategies.feddm.method import DISTILL_AROUND
 from flwr_distill.strategies.hfldd.method import LABEL_KNOWLEDGE
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model
+from flwr_distill_baselines.fedseq_zaccone.method import REPORT_CONFIDENCE
 
 from . import site as site_module
 from .site import (
@@ -276,6 +278,29 @@ def trained(site: Site, **settings: float) -> Message:
     request = {"server-round": 1, "dp-noise": 1.0, "dp-delta": 1e-5, "local-epochs": 1}
     config = ConfigRecord({**request, "batch-size": 300, **settings})
     return site.ask("train", RecordDict({"arrays": overflowing(), "config": config}))
+
+
+def test_predictions_that_leave_as_a_metric_say_what_they_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that asked for nothing else cost up to `train.dp-epsilon`, and its account said 0."""
+    site = Site(tmp_path, Policy(replies="declared", least_noise=1.0, most_epsilon=5.0))
+    site.run(strategy="fedseq-zaccone", train__dp_noise=1.0)
+
+    def report() -> Message:
+        asked = {"pretraining-epochs": 1, "auxiliary": "noise", "auxiliary-size": 10}
+        return site.ask(REPORT_CONFIDENCE, RecordDict({"config": ConfigRecord(asked)}))
+
+    metrics = report().content.metric_records["metrics"]
+    assert account(site) == metrics["dp-epsilon"] > 1
+
+    def silent(message: Message, context: Context) -> Message:
+        reply = app(message, context)
+        del reply.content.metric_records["metrics"]["dp-epsilon"]
+        return reply
+
+    monkeypatch.setattr(site_module, "app", silent)
+    assert refused(report(), "most-epsilon")
 
 
 def overflowing() -> ArrayRecord:
