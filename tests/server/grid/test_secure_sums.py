@@ -13,7 +13,7 @@ from flwr_distill.client.app import MethodApp
 from flwr_distill.client.secure_sums import FOLDER, STATE
 from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.fleet.node_request import request_node
-from flwr_distill.links.masks import digest, quantised
+from flwr_distill.links.masks import digest, open_secret, quantised
 from flwr_distill.protocol.arrays import as_arrays, as_record
 from flwr_distill.protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES
 from flwr_distill.protocol.registry import find_method, phases_of
@@ -27,6 +27,8 @@ from flwr_distill.protocol.secure_sums import (
     num_masked,
 )
 from flwr_distill.server.grid.pipeline import QuorumError
+from flwr_distill.server.grid.secure_sums import SecureSums
+from flwr_distill.server.grid.sums import mask_of, mean_of
 from flwr_distill.server.record.journal import Journal
 from flwr_distill.strategies.fedlgd.method import (
     GRADIENT,
@@ -378,6 +380,31 @@ def test_sums_of_two_groups_that_differ_by_a_node_give_its_update_away(federatio
     assert sums[0][1] - sums[1][1] == samples
     update = (sums[0][0] - sums[1][0]) / samples
     np.testing.assert_allclose(update, model["weight"], atol=1e-5)
+
+
+def test_a_server_that_tells_each_node_of_other_losses_gets_the_sum_of_half(
+    federation, monkeypatch
+):
+    """Four of six must be left, as each node sees it. Docs/what-leaves.md says so."""
+    six, sums, agreed = federation(6), [], SecureSums._agreed
+    monkeypatch.setattr(
+        SecureSums, "_agreed", lambda *given: sums.append(agreed(*given)) or sums[0]
+    )
+    six.lie = lambda node, step, content: step == UNMASK and content.pop(SECURE)
+    six.train()
+    half, lost = [0, 1, 2], [{3, 4}, {4, 5}, {3, 5}, {4, 5}, {3, 5}, {3, 4}]
+    shares = [
+        six.ask(node, UNMASK, number=1, survivors=[*{*range(6)} - lost[node]])[SECURE]["shares"]
+        for node in range(6)
+    ]
+    total = sum(as_arrays(six.seen[node, "train"][MASKED])[MASKED] for node in half)
+    for place in range(6):
+        helpers = [node for node in range(6) if (place in lost[node]) != (place in half)]
+        secret = open_secret([shares[node][place] for node in helpers], 4)
+        total = total - mask_of(sums[0], place, half, secret, total.size)
+    means, _, samples = mean_of(total, {ARRAYS: START}, 3)
+    assert samples == sum(update_of(node)[1] for node in half)
+    np.testing.assert_allclose(means[ARRAYS]["weight"], plain_mean(half)["weight"], atol=1e-6)
 
 
 def chi_squared(values):
