@@ -11,6 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from benchmarks.in_process import InProcessGrid
 from flwr_distill.client.app import MethodApp
 from flwr_distill.client.secure_sums import FOLDER, STATE
+from flwr_distill.client.session import keep_scale, store_of
 from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.fleet.node_request import request_node
 from flwr_distill.links.masks import digest, open_secret, quantised
@@ -30,6 +31,7 @@ from flwr_distill.server.grid.pipeline import QuorumError
 from flwr_distill.server.grid.secure_sums import SecureSums
 from flwr_distill.server.grid.sums import mask_of, mean_of
 from flwr_distill.server.record.journal import Journal
+from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.strategies.fedlgd.method import (
     GRADIENT,
     NEEDS_GLOBAL_DATA,
@@ -37,6 +39,7 @@ from flwr_distill.strategies.fedlgd.method import (
     VirtualTraining,
 )
 from flwr_distill.strategies.hfldd.method import NUM_PARCELS
+from flwr_distill.task.columns import Scale
 from tests.errors import at
 from tests.grids import screening_grid
 from tests.odd_certificates import ODD, odd_certificate
@@ -103,10 +106,12 @@ class Federation:
                 RUN, FIRST + node, config, RecordDict(), run_config.copy()
             )
             self.apps[node] = self._app(node)
+        self.run_config, self.directory = run_config, Directory()
         self.grid = screening_grid(
             InProcessGrid({FIRST + n: self._node(n) for n in range(num_nodes)}),
             **{"norm_threshold": 0.0, **more},
             phases=phases_of(method, secure_sums=True),
+            directory=self.directory,
             model=start,
             summed={
                 "summed": method.summed,
@@ -542,6 +547,22 @@ def test_a_server_that_makes_the_others_updates_vanish_gets_nothing(federation, 
     four.lie = lie
     assert four.fails()
     assert "the masks do not cancel" in caplog.text
+
+
+def test_a_server_that_scales_the_columns_of_others_to_nothing_gets_nothing(federation, caplog):
+    """All values of these nodes were 0, and what was left of the sum was one node's update."""
+    table = {"dataset": "private", "private.columns": "age,sex:f|m", "private.classes": "no,yes"}
+    three = federation(3)
+    three.run_config.update(table)
+    for node, context in three.contexts.items():
+        context.run_config.update(table)
+        keep_scale(store_of(context), Scale((50.0,), (1e30 if node else 9.0,)))
+    three.directory.scale = Scale((50.0,), (9.0,))
+    assert three.fails()
+    assert "masks do not cancel" in caplog.text
+    for context in three.contexts.values():
+        keep_scale(store_of(context), three.directory.scale)
+    check_mean(three.train(), range(3))
 
 
 def test_wrong_shares_of_a_helper_are_not_used(federation):
