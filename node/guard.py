@@ -348,10 +348,10 @@ class Guard:
             ],
             parcels=[
                 {
-                    "to": request.route_of(name).get("receiver"),
+                    "to": _short(request.route_of(name).get("receiver")),
                     "purpose": one_line(str(purpose_of(request, name))),
-                    "link": content.config_records[name].get("link"),
-                    "bytes": content.config_records[name].get("num-bytes"),
+                    "link": _short(content.config_records[name].get("link")),
+                    "bytes": _short(content.config_records[name].get("num-bytes")),
                 }
                 for name in parcels_of(content)
             ],
@@ -369,8 +369,8 @@ class Guard:
             self._now(),
             num_bytes,
             run=str(header.run_id),
-            strategy=request.strategy if request else "",
-            type=header.message_type,
+            strategy=one_line(request.strategy) if request else "",
+            type=one_line(header.message_type),
             title=phase.title if phase else "",
             data=pending.data,
             **about,
@@ -413,6 +413,11 @@ class Guard:
 
     def _opener(self, header: Header) -> Opener:
         return Opener(self._state_dir, self._node_config, header.run_id, header.node_id)
+
+
+def _short(value: object) -> object:
+    """A value of a message or a reply for a line of the outbox, which any may be."""
+    return value if isinstance(value, int | float | None) else one_line(value)
 
 
 def _described(name: str, record: object) -> str:

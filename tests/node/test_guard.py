@@ -634,6 +634,19 @@ def test_what_the_outbox_keeps_is_bounded_and_beyond_it_nothing_leaves(
         distils(node, payload, rule)
 
 
+def test_no_text_of_a_message_or_an_app_makes_a_line_of_the_outbox_long(
+    make_node: MakeNode,
+) -> None:
+    """The strategy's name had all its characters there, again with each message."""
+    node, long = make_node(OPEN, strategy="x" * 50_000), "y" * 50_000
+    route = ConfigRecord({"receiver": long, "purpose": long})
+    parcel = ConfigRecord({"link": long, "num-bytes": long})
+    message, reply = RecordDict({"route": route}), RecordDict({"parcel": parcel})
+    check(node.answers(message, f"train.{long}", reply), "")
+    (line,) = node.log()
+    assert len(json.dumps(line)) < 5000
+
+
 @pytest.mark.parametrize(
     ("policy", "payload", "rule"),
     [
