@@ -263,8 +263,8 @@ class Guard:
         """The config of a run, read once: the bundle is an archive of hundreds of files."""
         if bundle.content is None:
             return bundle.overrides
+        check_hash(bundle.content, bundle.name)
         if (run_id, bundle.name) not in self._run_configs:
-            check_hash(bundle.content, bundle.name)
             config = self._read_run_config(bundle.content, dict(bundle.overrides))
             self._run_configs = {(run_id, bundle.name): config}
         return self._run_configs[run_id, bundle.name]

@@ -634,6 +634,15 @@ def test_what_the_outbox_keeps_is_bounded_and_beyond_it_nothing_leaves(
         distils(node, payload, rule)
 
 
+def test_a_bundle_that_changes_during_a_run_is_refused(make_node: MakeNode) -> None:
+    """What was read first was cached, and the hash of what came later was not checked."""
+    node = make_node()
+    check(node.trains(), "")
+    node.bundle = Fab(node.bundle.hash_str, bundle({**PRIVATE, "train.lr": 9.0}).content, {})
+    assert node.takes(train_message(), "train") is None
+    check(node.arrived, "bundle")
+
+
 def test_no_text_of_a_message_or_an_app_makes_a_line_of_the_outbox_long(
     make_node: MakeNode,
 ) -> None:
