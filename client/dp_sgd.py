@@ -266,8 +266,8 @@ def secret_generator() -> torch.Generator:
 def _secret_layers(device: torch.device) -> Iterator[None]:
     """Have dropout draw from the operating system within the block.
 
-    The masks of a minibatch are drawn in the order of its samples: whoever knows them sees one
-    sample less change the gradients of all others, beyond the clip.
+    The masks of a minibatch are drawn in the order of its samples. For a server that knows them, a
+    missing sample changes the gradients of all others, beyond the clip.
     """
     cuda = [device] if device.type == "cuda" else []
     own = secret_generator()
