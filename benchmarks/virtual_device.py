@@ -201,6 +201,7 @@ class VirtualDevice:
             "get_device_capability": lambda device=None: (about.major, about.minor),
             "get_device_name": lambda device=None: about.name,
             "get_device_properties": lambda device=None: about,
+            "get_rng_state": lambda device=None: torch.get_rng_state(),
             "is_available": lambda: True,
             "is_current_stream_capturing": lambda: False,
             "max_memory_allocated": lambda device=None: 0,
@@ -208,6 +209,7 @@ class VirtualDevice:
             "memory_allocated": lambda device=None: 0,
             "reset_peak_memory_stats": lambda device=None: None,
             "set_device": lambda device: None,
+            "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
             "synchronize": lambda device=None: self._count("wait", "synchronize"),
         }
 

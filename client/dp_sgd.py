@@ -3,7 +3,8 @@
 import json
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -192,31 +193,34 @@ class PrivateTraining:
         )
         parameters = [p for p in model.parameters() if p.requires_grad]
         hooks = GradSampleHooks(model)
-        for batch in UniformWithReplacementSampler(
-            num_samples=n, sample_rate=rate, generator=self.generator, steps=steps
-        ):
-            indices = torch.tensor(batch, dtype=torch.int64)
-            indices = indices.to(samples.labels.device, non_blocking=True)
-            inputs, labels = samples.minibatch(indices, device)
-            private.zero_grad(set_to_none=True)
-            if batch:
-                if changes:
-                    numbers = Augment(changes, self.generator).draw(len(batch), device)
-                    inputs = augmented(inputs, changes, numbers)
-                logits = model(inputs)
-                loss = mean_loss(logits, labels, weights)
-                loss = _plus(loss, terms, "sample", inputs, labels, logits)
-                loss.backward()  # type: ignore[no-untyped-call]
-                _without_infinite(parameters)
-            else:
-                logits = labels
-                for p in parameters:
-                    p.grad_sample = p.new_zeros(0, *p.shape)  # type: ignore[attr-defined]
-            private.pre_step()  # the noisy mean is now in p.grad
-            rest = _plus(torch.zeros((), device=device), terms, "weights", inputs, labels, logits)
-            if rest.requires_grad:
-                rest.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+        with _secret_layers(device):
+            for batch in UniformWithReplacementSampler(
+                num_samples=n, sample_rate=rate, generator=self.generator, steps=steps
+            ):
+                indices = torch.tensor(batch, dtype=torch.int64)
+                indices = indices.to(samples.labels.device, non_blocking=True)
+                inputs, labels = samples.minibatch(indices, device)
+                private.zero_grad(set_to_none=True)
+                if batch:
+                    if changes:
+                        numbers = Augment(changes, self.generator).draw(len(batch), device)
+                        inputs = augmented(inputs, changes, numbers)
+                    logits = model(inputs)
+                    loss = mean_loss(logits, labels, weights)
+                    loss = _plus(loss, terms, "sample", inputs, labels, logits)
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    _without_infinite(parameters)
+                else:
+                    logits = labels
+                    for p in parameters:
+                        p.grad_sample = p.new_zeros(0, *p.shape)  # type: ignore[attr-defined]
+                private.pre_step()  # the noisy mean is now in p.grad
+                rest = _plus(
+                    torch.zeros((), device=device), terms, "weights", inputs, labels, logits
+                )
+                if rest.requires_grad:
+                    rest.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
         hooks.cleanup()
 
 
@@ -256,6 +260,22 @@ def secret_generator() -> torch.Generator:
     state.view(torch.int64)[STATE_WORDS] = torch.tensor(words)
     generator.set_state(state)
     return generator
+
+
+@contextmanager
+def _secret_layers(device: torch.device) -> Iterator[None]:
+    """Have dropout draw from the operating system within the block.
+
+    The masks of a minibatch are drawn in the order of its samples. For a server that knows them, a
+    missing sample changes the gradients of all others, beyond the clip.
+    """
+    cuda = [device] if device.type == "cuda" else []
+    own = secret_generator()
+    with torch.random.fork_rng(devices=cuda):
+        torch.set_rng_state(own.get_state())
+        for each in cuda:
+            torch.cuda.set_rng_state(_on(each, own).get_state(), each)
+        yield
 
 
 def _on(device: torch.device, generator: torch.Generator) -> torch.Generator:

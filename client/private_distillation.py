@@ -4,6 +4,7 @@ from flwr_distill.client.dp_sgd import PrivacyAccount, secret_generator
 from flwr_distill.client.session import Session
 from flwr_distill.distill.private_matching import distill_dm_privately, noise_for
 from flwr_distill.distill.virtual_data import VirtualData
+from flwr_distill.task.errors import SettingsError
 
 
 def distil_privately(
@@ -20,9 +21,18 @@ def distil_privately(
         If it would exceed ``train.dp-epsilon``.
     DistillError
         If the data cannot be distilled so.
+    SettingsError
+        With ``train.on="virtual"``: each sample is in all virtual images, of which one is hidden.
     """
-    data, train = session.data, session.task.train
-    noise = noise_for(epsilon, train.dp_delta)
+    train = session.task.train
+    if train.on == "virtual":
+        raise SettingsError(
+            "dp-epsilon would protect virtual images, not the samples behind them",
+            where="train.on",
+            value=train.on,
+            remedy="set it to real",
+        )
+    data, noise = session.data, noise_for(epsilon, train.dp_delta)
     PrivacyAccount.of(session, train).spend(noise, rate=1.0, steps=1)
     return distill_dm_privately(
         data.train.inputs,

@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.common import log
 from numpy.typing import NDArray
 
-from flwr_distill.client.session import store_of
+from flwr_distill.client.session import kept_scale, store_of
 from flwr_distill.links import LinkError
 from flwr_distill.links.credentials import Credentials
 from flwr_distill.links.masks import (
@@ -184,7 +184,8 @@ def summed(
     del message.content[SECURE]
     start = as_arrays(message.content.array_records.get(ARRAYS, ArrayRecord()))
     view, bounds = bytes.fromhex(state["view"]), (request.longest, request.most)
-    seen = context_of(view, message.content, phase, context.run_config, bounds)
+    scale = kept_scale(store_of(context))
+    seen = context_of(view, message.content, phase, context.run_config, bounds, scale)
     records = summed_records(phase, message.content, start)
     reply = handler(message, context)
     if not reply.content.array_records:  # a reason for not training
@@ -227,13 +228,13 @@ def _summed_phase(message: Message, context: Context) -> Phase | None:
     """
     if not context.run_config.get("secure-sums"):
         return None
-    method = find_method(str(context.run_config.get("strategy", "")))
-    message_type = message.metadata.message_type
+    strategy = str(context.run_config.get("strategy", ""))
+    method, message_type = find_method(strategy), message.metadata.message_type
     if message_type in summed_in(method):
         return phases_of(method)[message_type]
-    if method and method.summed and message_type not in phases_of(method, secure_sums=True):
+    if message_type not in phases_of(method, secure_sums=True):
         raise SumRefusedError(
-            f"there are no masks for {message_type!r}", where="strategy", value=method.name
+            f"there are no masks for {message_type!r}", where="strategy", value=strategy
         )
     return None
 

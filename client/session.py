@@ -34,6 +34,7 @@ from flwr_distill.task.compute.device import choose_device
 from flwr_distill.task.datasets import DataSpec, Samples
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.file_state import FilesChangedError
+from flwr_distill.task.labels import MAX_NAMES
 from flwr_distill.task.models import model_of
 from flwr_distill.task.settings import TaskSettings
 from flwr_distill.task.source import data_spec, open_columns, server_data
@@ -216,9 +217,13 @@ def data_name(context: Context) -> str:
 
 def scale_of(store: NodeStore, task: TaskSettings) -> Scale | None:
     """What a table's columns are standardised by in the run, if this node knows it."""
-    if not (names := open_columns(task)):
-        return None
-    text = store.at(None).read(SCALE, most=SCALE_BYTES * len(names))
+    names = open_columns(task)
+    return kept_scale(store, len(names)) if names else None
+
+
+def kept_scale(store: NodeStore, num_columns: int = MAX_NAMES) -> Scale | None:
+    """What the server said that columns are standardised by; None if it has not."""
+    text = store.at(None).read(SCALE, most=SCALE_BYTES * num_columns)
     return None if text is None else TypeAdapter(Scale).validate_json(text)
 
 

@@ -29,9 +29,11 @@ from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.supercore.run import Run
 from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
 
+from flwr_distill.flower.app_config import run_config_of
 from flwr_distill.flower.lines import module_of_line
 from flwr_distill.flower.payload import Payload
 from flwr_distill.flower.task_identity import identify
+from flwr_distill.node.bundle import BundleError
 
 appio: Any = module_of_line("node", "appio")
 _MESSAGE_TIMEOUT = 10.0
@@ -102,12 +104,12 @@ class Task:
                 raise UnanswerableError(reason)
             time.sleep(0.02)
         given = appio.pull_task_input(self._calls)
-        context = context_from_proto(given.context)
+        run, bundle = run_from_proto(given.run), fab_from_proto(given.fab)
+        context = _context_of(run, bundle, context_from_proto(given.context))
         task_id = getattr(given, "task_id", 0)
         identify(task_id, context.run_id, context.node_id)
         header = message_from_proto(response.messages_list[0])
         tree = response.message_object_trees[0]
-        run, bundle = run_from_proto(given.run), fab_from_proto(given.fab)
         return Work(header, tree, context, run, bundle, task_id)
 
     def pull_contents(self, work: Work) -> dict[str, bytes]:
@@ -135,3 +137,18 @@ class Task:
             sub_status=SubStatus.COMPLETED if failed is None else SubStatus.FAILED,
             details=failed or "",
         )
+
+
+def _context_of(run: Run, bundle: Fab, context: Context) -> Context:
+    """The context with the run's own id and config.
+
+    A SuperNode keeps one for all runs of a series, that of the run which was new last, and the
+    SuperLink says which run is of which series.
+    """
+    if context.run_id != run.run_id:
+        context.run_id = run.run_id
+        try:
+            context.run_config = run_config_of(bundle.content, run.override_config)
+        except BundleError:  # the guard refuses it
+            context.run_config = {}
+    return context

@@ -50,7 +50,7 @@ from flwr_distill.node.settings import FLOWER_HOME
 from flwr_distill.node.statistics import cost_of_statistics, release_statistics
 from flwr_distill.protocol.codecs import CodecError
 from flwr_distill.protocol.meeting import DESCRIBE, identity, one_line, place_secrets
-from flwr_distill.protocol.messages import CONFIG, FINGERPRINT, METRICS
+from flwr_distill.protocol.messages import CONFIG, FINGERPRINT, LINK_ERROR, METRICS
 from flwr_distill.protocol.replies import REFUSED, no_handler, reason_of
 from flwr_distill.protocol.statistics import ASK_STATISTICS
 from flwr_distill.storage.store import NodeStore
@@ -214,11 +214,15 @@ class Guard:
         return answer
 
     def _bound_words(self, content: RecordDict) -> None:
-        """Bound what the app reports as missing, as its errors: it is free text, too."""
+        """Bound what the app reports as missing or not sent, as its errors: it is free text."""
         config = content.config_records.get(CONFIG, ConfigRecord())
-        if self._policy.replies == "declared" and "missing" in config:
+        if self._policy.replies != "declared":
+            return
+        if "missing" in config:
             missing = cast(list[str], config["missing"])
             config["missing"] = [self._words.spend(text, self._now()) for text in missing]
+        if LINK_ERROR in config:
+            config[LINK_ERROR] = self._words.spend(str(config[LINK_ERROR]), self._now())
 
     def _refused(self, bundle: Bundle) -> Refusal | None:
         """Why a bundle is not opened: by its hash, or because no publisher has signed it.
@@ -259,8 +263,8 @@ class Guard:
         """The config of a run, read once: the bundle is an archive of hundreds of files."""
         if bundle.content is None:
             return bundle.overrides
+        check_hash(bundle.content, bundle.name)
         if (run_id, bundle.name) not in self._run_configs:
-            check_hash(bundle.content, bundle.name)
             config = self._read_run_config(bundle.content, dict(bundle.overrides))
             self._run_configs = {(run_id, bundle.name): config}
         return self._run_configs[run_id, bundle.name]
@@ -306,24 +310,23 @@ class Guard:
         drop_details(policy, request, content)
         if of_statistics:  # that the app's are refused is an answer, too
             self._account.book_statistics(pending.data, of_statistics)
-        refusal = (
-            release_statistics(
-                policy,
-                request,
-                content,
-                samples=self._num_samples(request),
-                class_names=self._data.class_names(),
-            )
-            or judge_reply(
-                policy,
-                request,
-                content,
-                payloads,
-                self._own_words(header, request),
-                self._max_classes if policy.classes or policy.counts_classes else None,
-            )
-            or judge_evaluation(policy, request, content, self._num_samples(request))
+        refusal = release_statistics(
+            policy,
+            request,
+            content,
+            samples=self._num_samples(request),
+            class_names=self._data.class_names(),
+        ) or judge_reply(
+            policy,
+            request,
+            content,
+            payloads,
+            self._own_words(header, request),
+            self._max_classes if policy.classes or policy.counts_classes else None,
         )
+        if refusal is not None and request.evaluates:  # as one that fails
+            self._account.book_evaluation(pending.data, 0.0)
+        refusal = refusal or judge_evaluation(policy, request, content, self._num_samples(request))
         images: Images = {}
         if refusal is None:
             images = self._virtual.with_reply(run, request, payloads)
@@ -345,10 +348,10 @@ class Guard:
             ],
             parcels=[
                 {
-                    "to": request.route_of(name).get("receiver"),
+                    "to": _short(request.route_of(name).get("receiver")),
                     "purpose": one_line(str(purpose_of(request, name))),
-                    "link": content.config_records[name].get("link"),
-                    "bytes": content.config_records[name].get("num-bytes"),
+                    "link": _short(content.config_records[name].get("link")),
+                    "bytes": _short(content.config_records[name].get("num-bytes")),
                 }
                 for name in parcels_of(content)
             ],
@@ -366,8 +369,8 @@ class Guard:
             self._now(),
             num_bytes,
             run=str(header.run_id),
-            strategy=request.strategy if request else "",
-            type=header.message_type,
+            strategy=one_line(request.strategy) if request else "",
+            type=one_line(header.message_type),
             title=phase.title if phase else "",
             data=pending.data,
             **about,
@@ -410,6 +413,11 @@ class Guard:
 
     def _opener(self, header: Header) -> Opener:
         return Opener(self._state_dir, self._node_config, header.run_id, header.node_id)
+
+
+def _short(value: object) -> object:
+    """A value of a message or a reply for a line of the outbox, which any may be."""
+    return value if isinstance(value, int | float | None) else one_line(value)
 
 
 def _described(name: str, record: object) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from flwr_distill.node.account import DataSet
 from flwr_distill.node.requests import MessageRequest, table_of
+from flwr_distill.protocol.meeting import one_line
 from flwr_distill.task.errors import DatasetError, SettingsError
 from flwr_distill.task.file_state import read_once
 from flwr_distill.task.image_files import class_names
@@ -38,7 +39,7 @@ class OwnData:
             return self._identify()
         name = self._node_config.get("dataset", run_config.get("dataset", ""))
         own = [self._node_config.get(key, "") for key in ("partition-id", "num-partitions")]
-        return DataSet(f"{name} {own[0]}/{own[1]}")
+        return DataSet(f"{one_line(name)} {own[0]}/{own[1]}")
 
     def class_names(self) -> list[str]:
         """Names of all classes by the node's images; empty if there are none."""

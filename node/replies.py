@@ -101,9 +101,11 @@ def claimed_epsilon(reply: RecordDict) -> float | None:
 def releases(request: MessageRequest, reply: RecordDict) -> bool:
     """Whether a reply holds something that was made from samples: arrays, a parcel, or bytes.
 
-    At meetings and in steps of secure sums bytes are keys and shares.
+    Or a metric that differential privacy covers. At meetings and in steps of secure sums bytes are
+    keys and shares.
     """
-    if reply.array_records or parcels_of(reply):
+    covered = request.phase.covered if request.phase is not None else ()
+    if reply.array_records or parcels_of(reply) or not _metrics(reply).keys().isdisjoint(covered):
         return True
     if any(request.message_type == phase.message_type for phase in COMMON):
         return False

@@ -118,7 +118,7 @@ def phases_of(
     own = [phase for each in (start, method) if each for phase in each.phases]
     common = (*MEETING, *STATISTICS, TRAIN_PHASE, EVALUATE_PHASE)
     phases = {p.message_type: p for p in (*common, *own)}
-    if secure_sums and method and method.summed:
+    if secure_sums:
         phases |= {name: in_secure_sums(phases[name]) for name in summed_in(method)}
         phases = {name: phase for name, phase in phases.items() if not phase.shows_single}
         phases |= {phase.message_type: phase for phase in SECURE_SUMS}

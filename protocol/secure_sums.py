@@ -9,7 +9,7 @@ message under masks (:class:`SumRequest`, :class:`MaskedMetrics`), and helps to 
 import hashlib
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import lru_cache, partial
 from typing import Annotated, Any, Self
 
@@ -31,6 +31,7 @@ from flwr_distill.protocol.messages import (
 )
 from flwr_distill.protocol.method import Phase
 from flwr_distill.protocol.schema import Reply, Request
+from flwr_distill.task.columns import Scale
 from flwr_distill.task.settings import Block
 
 ANNOUNCE = "query.secure_keys"
@@ -213,15 +214,18 @@ def context_of(
     phase: Phase,
     run_config: Mapping[str, Any],
     bounds: tuple[float, int],
+    scale: Scale | None,
 ) -> bytes:
-    """What masks depend on: the view, the phase's message, the run config, and the sum's bounds.
+    """What masks depend on: view, the phase's message, run config, the sum's bounds, and the scale.
 
     A server that sends single nodes something else (another model, a learning rate of 0, a term
-    that outweighs the loss, lower bounds) gets a sum whose masks do not cancel; else it could make
-    all but one update vanish (Pasquini et al. 2022, "Eluding secure aggregation in federated
-    learning via model inconsistency").
+    that outweighs the loss, lower bounds, at the meeting a scale at which all values are 0) gets a
+    sum whose masks do not cancel; else it could make all but one update vanish (Pasquini et al.
+    2022, "Eluding secure aggregation in federated learning via model inconsistency").
     """
-    checksum = hashlib.sha256(view + json.dumps([sorted(run_config.items()), *bounds]).encode())
+    columns = [] if scale is None else [asdict(scale)]
+    common = json.dumps([sorted(run_config.items()), *bounds, *columns])
+    checksum = hashlib.sha256(view + common.encode())
     for name, record in sorted(told_alike(content, phase.own).items()):
         if not isinstance(record, ArrayRecord):
             values = json.dumps([name, sorted(record.items())], default=bytes.hex)

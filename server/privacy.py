@@ -13,8 +13,18 @@ from flwr_distill.task.models import why_not_private, why_private_step_fails
 def check_privacy(settings: RunSettings, method: Method | None) -> None:
     """Raise SettingsError if ``train.dp-noise`` is set and the method sends unprotected data.
 
-    `method` is None for classes of no method; nodes handle only plain training for them.
+    Or if the method has an epsilon of its own, which would protect virtual images alone. `method`
+    is None for classes of no method; nodes handle only plain training for them.
     """
+    own_epsilon = getattr(settings.of_method(method), "dp_epsilon", 0.0)
+    if method and own_epsilon and settings.train.on == "virtual":
+        name = f"{method.table_name}.dp-epsilon"
+        raise SettingsError(
+            f"{name} = {own_epsilon:g} would protect virtual images, not the samples behind them",
+            where="train.on",
+            value=settings.train.on,
+            remedy=f"set it to real, or {name} to 0",
+        )
     if not settings.train.dp_noise or method is None:
         return
     hole = ""

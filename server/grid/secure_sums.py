@@ -204,8 +204,14 @@ class SecureSums:
                 {*published} - {*replies} | {node for pair in refusals for node in pair},
             )
         first, most = messages[0], self._max_samples(pipeline, messages)
-        view, bounds = peers.view(self.run_id), (self.longest, most)
-        context = context_of(view, first.content, self._phase(first), self.run_config, bounds)
+        context = context_of(
+            peers.view(self.run_id),
+            first.content,
+            self._phase(first),
+            self.run_config,
+            (self.longest, most),
+            self.screening.directory.scale,
+        )
         return Sum(peers, context, needed, shares, most)
 
     def _published(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
 from flwr_distill.task.compute.opacus_import import root_logger_unchanged
@@ -72,15 +73,26 @@ def why_not_private(model: nn.Module) -> str:
     with root_logger_unchanged():  # here: importing Opacus takes a second
         from opacus.validators import ModuleValidator
 
-    if not ModuleValidator.validate(model.train(), strict=False):
-        return ""
+    is_refused = bool(ModuleValidator.validate(model.train(), strict=False))
     layers = [
         f"layer {name!r}, a {type(module).__name__}, "
         for name, module in model.named_modules()
-        if type(module) in ModuleValidator.VALIDATORS
-        and ModuleValidator.validate(module, strict=False)
+        if _keeps_statistics(module)
+        or (
+            is_refused
+            and type(module) in ModuleValidator.VALIDATORS
+            and ModuleValidator.validate(module, strict=False)
+        )
     ]
+    if not (is_refused or layers):
+        return ""
     return f"{layers[0] if layers else 'it '}has no gradients of single samples {_NOT_PRIVATE}"
+
+
+def _keeps_statistics(module: nn.Module) -> bool:
+    """Whether a layer's buffers follow the samples; Opacus asks layers with weights alone."""
+    instances = isinstance(module, _InstanceNorm) and module.track_running_stats
+    return module.training and (isinstance(module, _BatchNorm) or instances)
 
 
 def why_private_step_fails(model: nn.Module, spec: DataSpec) -> str:
@@ -92,6 +104,8 @@ def why_private_step_fails(model: nn.Module, spec: DataSpec) -> str:
     try:
         # Inputs have no gradients, of which Opacus warns; dropout draws from torch's generator.
         with warnings.catch_warnings(action="ignore"), torch.random.fork_rng(devices=[]):
+            if leak := _leak_past_clip(model, spec):
+                return f"{leak} {_NOT_PRIVATE}"
             hooks = GradSampleHooks(tried)
             labels = torch.zeros(2, dtype=torch.int64)
             loss = functional.cross_entropy(tried(torch.zeros(2, *spec.shape)), labels)
@@ -103,6 +117,26 @@ def why_private_step_fails(model: nn.Module, spec: DataSpec) -> str:
     for name, weight in tried.named_parameters():
         if weight.requires_grad and weight.grad is None:
             return f"{name!r} takes no part in training (remove it, or set requires_grad to False)"
+    return ""
+
+
+def _leak_past_clip(model: nn.Module, spec: DataSpec) -> str:
+    """How samples reach a trained model past the clip of their gradients; empty if they do not."""
+    draws = torch.Generator().manual_seed(0)
+    buffers = []
+    for _ in range(2):
+        tried = deepcopy(model).train()
+        inputs = torch.rand(2, *spec.shape, generator=draws).requires_grad_()
+        with torch.random.fork_rng(devices=[]):
+            logits = tried(inputs)
+        buffers.append(dict(tried.named_buffers()))
+    for name, first in buffers[0].items():
+        if not torch.equal(first, buffers[1][name]):
+            return f"its buffer {name!r} follows the samples, without clip and noise"
+    shown = (logits[0] * torch.arange(1, spec.num_classes + 1)).sum()
+    (gradient,) = torch.autograd.grad(shown, inputs, allow_unused=True)
+    if gradient is not None and (gradient[1].abs() > 0).any():
+        return "what it returns for a sample depends on the others of the minibatch"
     return ""
 
 

@@ -6,14 +6,17 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from flwr_distill.node.policy import OPEN, STANDARD, Policy
+from flwr_distill.node.policy import HOSPITAL, OPEN, STANDARD, Policy
 from flwr_distill.node.requests import MessageRequest
 from flwr_distill.storage.store import NodeStore
 from flwr_distill.strategies.feddm.method import DISTILL_AROUND
+from flwr_distill.strategies.fedlgd.method import TRAIN_VIRTUAL
 from flwr_distill.strategies.hfldd.client import REFINED
 from flwr_distill.strategies.hfldd.method import DISTILL
+from flwr_distill.task.errors import SettingsError
+from tests.errors import at
 
-from .site import HFLDD, NODE, Site, refused
+from .site import HFLDD, NODE, Site, crafted, refused
 from .test_resumed_runs import begin, distil, epsilon, resume
 
 __all__ = ["begin"]
@@ -33,6 +36,24 @@ def test_noise_for_a_huge_epsilon_is_no_protection(
     site = Site(tmp_path / "noisy", NOISY)
     begin(site, 8, **HFLDD)
     assert refused(distil(site, **many), "least-noise")
+
+
+def test_noise_on_virtual_images_of_virtual_images_protects_no_sample(
+    tmp_path: Path, begin: Any
+) -> None:
+    """Each sample is in all of those that were distilled first, and noise hid one of these."""
+    site = Site(tmp_path / "open", OPEN)
+    first = {"virtual__first_steps": 1, "virtual__per_class": 2, "train__on": "virtual"}
+    begin(site, 7, strategy="hfldd", hfldd__dp_epsilon=3.0, hfldd__start="noise", **first)
+    with pytest.raises(SettingsError, match="the samples behind them", check=at("train.on")):
+        distil(site, **{"dp-epsilon": 3.0})
+    site = Site(tmp_path / "hospital", HOSPITAL)  # whose server says so to nodes alone
+    own = {"fedlgd__dp_epsilon": 3.0, "fedlgd__refine_steps": 0, "fedlgd__starts_from": "noise"}
+    begin(site, 8, strategy="fedlgd", **own, **first)
+    asked = {"per-class": 1, "first-steps": 2, "dp-epsilon": 3.0, "gradient": list[str]()}
+    content = {"arrays": crafted(), "config": ConfigRecord(), "virtual": ConfigRecord(asked)}
+    with pytest.raises(SettingsError, match="the samples behind them", check=at("train.on")):
+        site.ask(TRAIN_VIRTUAL, RecordDict(dict(content)))
 
 
 def test_noise_for_a_small_epsilon_is(tmp_path: Path, begin: Any) -> None:

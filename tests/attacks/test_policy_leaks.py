@@ -8,6 +8,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 
+from flwr_distill.client.app import app
 from flwr_distill.client.secure_sums import SumRefusedError
 from flwr_distill.node.outbox import FOLDER, entries
 from flwr_distill.node.policy import HOSPITAL, OPEN, Policy
@@ -16,6 +17,7 @@ from flwr_distill.strategies.feddm.method import DISTILL_AROUND
 from flwr_distill.strategies.hfldd.method import LABEL_KNOWLEDGE
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.models import create_model
+from flwr_distill_baselines.fedseq_zaccone.method import REPORT_CONFIDENCE
 
 from . import site as site_module
 from .site import (
@@ -198,6 +200,19 @@ def test_no_single_model_leaves_without_masks(strategy: str, tmp_path: Path) -> 
         site.ask("train", message)
 
 
+@pytest.mark.parametrize("strategy", ["krum", "feddf", "their_pkg:Theirs", "unknown"])
+def test_in_a_run_with_secure_sums_a_strategy_without_gets_no_model(
+    strategy: str, tmp_path: Path
+) -> None:
+    """Of these the node knew no sums, and so it sent its model as if there were none."""
+    site = Site(tmp_path, OPEN)
+    site.run(strategy=strategy, secure_sums=True)
+    message = RecordDict({"arrays": crafted(), "config": ConfigRecord({"server-round": 1})})
+    with pytest.raises(SumRefusedError, match="masks"):
+        site.ask("train", message)
+    assert evaluated(site, crafted()).has_content()
+
+
 def test_no_message_of_another_method_is_a_way_around_the_masks(tmp_path: Path) -> None:
     """Nodes serve the messages of all methods, and one without policy had nothing against it."""
     site = Site(tmp_path, OPEN)
@@ -245,10 +260,47 @@ def test_evaluations_that_fail_are_counted(tmp_path: Path, monkeypatch: pytest.M
     assert account(site) == 0.0
 
 
+def test_evaluations_that_are_refused_are_counted_but_not_those_on_too_few(tmp_path: Path) -> None:
+    """Whether the loss is a number, and so refused, was a question that cost nothing."""
+    policy = Policy(replies="declared", holdout=0.1, most_evaluations=3)
+    site = Site(tmp_path, policy, number=1500)
+    site.run(strategy="fedavg")
+    for _ in range(3):
+        assert refused(evaluated(site, failing_above(3, 0)), "replies")
+    assert refused(evaluated(site, failing_above(3, 0)), "most-evaluations")
+    site = Site(tmp_path / "few", policy.model_copy(update={"fewest_held_out": 1000}))
+    site.run(strategy="fedavg")
+    for _ in range(4):
+        assert refused(evaluated(site, crafted()), "fewest-held-out")
+
+
 def trained(site: Site, **settings: float) -> Message:
     request = {"server-round": 1, "dp-noise": 1.0, "dp-delta": 1e-5, "local-epochs": 1}
     config = ConfigRecord({**request, "batch-size": 300, **settings})
     return site.ask("train", RecordDict({"arrays": overflowing(), "config": config}))
+
+
+def test_predictions_that_leave_as_a_metric_say_what_they_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that asked for nothing else cost up to `train.dp-epsilon`, and its account said 0."""
+    site = Site(tmp_path, Policy(replies="declared", least_noise=1.0, most_epsilon=5.0))
+    site.run(strategy="fedseq-zaccone", train__dp_noise=1.0)
+
+    def report() -> Message:
+        asked = {"pretraining-epochs": 1, "auxiliary": "noise", "auxiliary-size": 10}
+        return site.ask(REPORT_CONFIDENCE, RecordDict({"config": ConfigRecord(asked)}))
+
+    metrics = report().content.metric_records["metrics"]
+    assert account(site) == metrics["dp-epsilon"] > 1
+
+    def silent(message: Message, context: Context) -> Message:
+        reply = app(message, context)
+        del reply.content.metric_records["metrics"]["dp-epsilon"]
+        return reply
+
+    monkeypatch.setattr(site_module, "app", silent)
+    assert refused(report(), "most-epsilon")
 
 
 def overflowing() -> ArrayRecord:

@@ -67,6 +67,7 @@ from flwr_distill.protocol.parcels import to_payload
 from flwr_distill.protocol.registry import find_method
 from flwr_distill.protocol.replies import REFUSED
 from flwr_distill.storage.store import CONTINUES, NodeStore
+from flwr_distill.strategies.fedhead.method import HAND_IN
 from flwr_distill.strategies.fedlgd.method import TRAIN_VIRTUAL, VirtualTraining
 from flwr_distill_baselines.common.passing.messages import PASSED_MODEL
 from flwr_distill_baselines.fedseq.method import TURNS
@@ -633,6 +634,28 @@ def test_what_the_outbox_keeps_is_bounded_and_beyond_it_nothing_leaves(
         distils(node, payload, rule)
 
 
+def test_a_bundle_that_changes_during_a_run_is_refused(make_node: MakeNode) -> None:
+    """What was read first was cached, and the hash of what came later was not checked."""
+    node = make_node()
+    check(node.trains(), "")
+    node.bundle = Fab(node.bundle.hash_str, bundle({**PRIVATE, "train.lr": 9.0}).content, {})
+    assert node.takes(train_message(), "train") is None
+    check(node.arrived, "bundle")
+
+
+def test_no_text_of_a_message_or_an_app_makes_a_line_of_the_outbox_long(
+    make_node: MakeNode,
+) -> None:
+    """The strategy's name had all its characters there, again with each message."""
+    node, long = make_node(OPEN, strategy="x" * 50_000), "y" * 50_000
+    route = ConfigRecord({"receiver": long, "purpose": long})
+    parcel = ConfigRecord({"link": long, "num-bytes": long})
+    message, reply = RecordDict({"route": route}), RecordDict({"parcel": parcel})
+    check(node.answers(message, f"train.{long}", reply), "")
+    (line,) = node.log()
+    assert len(json.dumps(line)) < 5000
+
+
 @pytest.mark.parametrize(
     ("policy", "payload", "rule"),
     [
@@ -1009,6 +1032,17 @@ def test_what_an_app_says_is_missing_counts_as_its_errors_do(make_node: MakeNode
         missing: Any = node.describes({"name": "ward-3", "missing": texts})["missing"]
         left += " ".join(missing)
     assert 0 < left.count("x" * 250) <= 40
+    assert left.endswith("(the node's log says why)")
+
+
+def test_why_a_parcel_was_not_sent_counts_as_an_error_does(make_node: MakeNode) -> None:
+    """It had 2,000 characters of the app's in each message, and no bound over a day."""
+    node, left = make_node(Policy(replies="declared"), strategy="fedhead"), ""
+    for number in range(60):
+        report = RecordDict({"config": ConfigRecord({"link-error": f"{number} " + "x" * 1900})})
+        answer = node.answers(RecordDict(), HAND_IN, report)
+        left += str(answer.content.config_records["config"]["link-error"])
+    assert 0 < left.count("x") <= 10_000
     assert left.endswith("(the node's log says why)")
 
 

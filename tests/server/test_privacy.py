@@ -63,6 +63,14 @@ def test_a_hole_is_refused_with_the_remedy(settings, complaint):
         check(**NOISE, **settings)
 
 
+@pytest.mark.parametrize("method", ["hfldd", "fedlgd"])
+def test_an_epsilon_of_virtual_images_made_of_virtual_images_is_refused(method):
+    run = {"strategy": method, f"{method}.dp-epsilon": 2.0, "train.on": "virtual"}
+    own = {"hfldd.start": "noise"} if method == "hfldd" else {"fedlgd.refine-steps": 0}
+    with pytest.raises(SettingsError, match=f"{method}.dp-epsilon", check=at("train.on")):
+        check(**run, **own)
+
+
 @pytest.mark.parametrize("brings", [{"phases": (TRAIN_PHASE,)}, {"terms": {"r": "m:Term"}}])
 def test_a_method_that_does_not_say_what_is_covered_is_refused(brings):
     settings = RunSettings.from_run_config(NOISE | {"strategy": "mine"})

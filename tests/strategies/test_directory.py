@@ -1,11 +1,13 @@
 """The directory: each node is asked who it is once, and again where what it said is forgotten."""
 
+import pytest
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from flwr_distill.base.text import listed
 from flwr_distill.links.records import Introduction
 from flwr_distill.protocol.meeting import DESCRIBE, Requirement
 from flwr_distill.strategies.common.directory import Description, Directory, by_reason
+from tests.odd_certificates import ODD, odd_certificate
 
 
 class Node:
@@ -61,6 +63,16 @@ def test_what_a_node_says_is_read_whole(memory_grid):
         class_names=("cat", "dog"),
         classes=(0, 7),
     )
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_a_certificate_that_nobody_can_read_does_not_end_the_meeting(memory_grid, kind):
+    """The curve raised an error of the parser's own, and with it ended the run of all nodes."""
+    node = Node()
+    introduction = Introduction(public_key=b"k" * 32, certificate=odd_certificate(kind))
+    node.content["introduction"] = ConfigRecord(introduction.model_dump(by_alias=True))
+    found = Directory().look_up(memory_grid({1: node, 2: Node()}), [1, 2])
+    assert [about.key for about in found.values()] == ["", ""]
 
 
 def test_a_node_that_cannot_take_part_says_why_and_is_asked_again(memory_grid, flower_log):

@@ -15,7 +15,12 @@ from flwr_distill.server.export.model import write_model
 from flwr_distill.server.export.prediction import read_model
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.labels import LabelMap, positions
-from flwr_distill.task.models import ModelError, create_model, why_private_step_fails
+from flwr_distill.task.models import (
+    ModelError,
+    create_model,
+    why_not_private,
+    why_private_step_fails,
+)
 from tests.errors import at
 
 SPEC = load_dataset("digits").spec
@@ -179,3 +184,57 @@ def test_a_step_of_dp_sgd_is_tried_beforehand():
     before = torch.get_rng_state()
     why_private_step_fails(model, SPEC)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+class OwnStatistics(nn.Module):
+    """Batch normalisation written by hand: no layer's type shows it."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(16))
+
+    def forward(self, features):
+        if self.training:
+            self.mean.lerp_(features.detach().mean(0), 0.1)
+        return features - self.mean
+
+
+class Centred(nn.Module):
+    def forward(self, features):
+        return features - features.mean(0) if self.training else features
+
+
+@pytest.mark.parametrize(
+    ("layer", "named"),
+    [
+        (nn.BatchNorm1d(16, affine=False), "layer '2', a BatchNorm1d,"),
+        (type("Renamed", (nn.BatchNorm1d,), {})(16), "layer '2', a Renamed,"),
+        (OwnStatistics(), "buffer '2.mean' follows the samples"),
+        (Centred(), "depends on the others of the minibatch"),
+    ],
+    ids=["without weights", "subclass", "own statistics", "centred"],
+)
+def test_what_lets_samples_past_the_clip_is_refused(layer, named):
+    """Opacus passed each: it asks layers that have weights, and those by their exact type."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), layer, nn.Linear(16, SPEC.num_classes))
+    assert named in (why_not_private(model) or why_private_step_fails(model, SPEC))
+
+
+def test_a_buffer_that_counts_steps_and_frozen_statistics_are_no_leak():
+    class Counted(nn.Sequential):
+        def __init__(self, *layers):
+            super().__init__(*layers)
+            self.register_buffer("steps", torch.zeros(()))
+
+        def forward(self, images):
+            self.steps += 1
+            return super().forward(images)
+
+    model = Counted(nn.Flatten(), nn.Dropout(), nn.Linear(64, SPEC.num_classes))
+    assert "follows" not in why_private_step_fails(model, SPEC)
+    frozen = nn.BatchNorm1d(64).requires_grad_(requires_grad=False)
+    frozen.train = lambda mode=True: frozen
+    frozen.training = False
+    model = nn.Sequential(nn.Flatten(), frozen, nn.Linear(64, SPEC.num_classes))
+    assert not why_not_private(model)
+    assert not why_private_step_fails(model, SPEC)

@@ -26,6 +26,7 @@ def report_confidence(message: Message, context: Context) -> Message:
     session = Session.of(context)
     request = Pretraining.checked(message.content.config_records[CONFIG], "message")
     samples, settings = session.data.train, session.task.train
+    privacy = PrivateTraining.of(session, settings)
     labels = soft_labels(
         session.new_model().to(session.device),
         samples,
@@ -34,8 +35,10 @@ def report_confidence(message: Message, context: Context) -> Message:
         lr=settings.lr,
         batch_size=settings.batch_size,
         generator=session.generator("fedseq-confidence"),
-        privacy=PrivateTraining.of(session, settings),
+        privacy=privacy,
     )
     confidence = labels.double().mean(0).tolist()
     metrics = MetricRecord({NUM_EXAMPLES: len(samples), CONFIDENCE: confidence})
+    if privacy:
+        metrics.update(privacy.account.numbers(len(samples)))
     return Message(RecordDict({METRICS: metrics}), reply_to=message)

@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Field
 
 from flwr_distill.protocol.messages import CONFIG
 from flwr_distill.protocol.method import Method, Phase, all_protected
-from flwr_distill.protocol.schema import Count, Reply, Request, Share
+from flwr_distill.protocol.schema import Count, PrivacyMetrics, Reply, Request, Share
 from flwr_distill.task.auxiliary_names import check_auxiliary
 from flwr_distill.task.settings import Block
 from flwr_distill_baselines.common.passing.messages import Turns
@@ -48,7 +48,7 @@ class FedSeqSettings(Pretraining):
         return Pretraining(**self.model_dump(include=set(Pretraining.model_fields)))
 
 
-class ConfidenceMetrics(Block):
+class ConfidenceMetrics(PrivacyMetrics):
     """What a node's pre-trained model predicts on average: a probability for each class."""
 
     num_examples: Count

@@ -11,9 +11,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from benchmarks.in_process import InProcessGrid
 from flwr_distill.client.app import MethodApp
 from flwr_distill.client.secure_sums import FOLDER, STATE
+from flwr_distill.client.session import keep_scale, store_of
 from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.fleet.node_request import request_node
-from flwr_distill.links.masks import digest, quantised
+from flwr_distill.links.masks import digest, open_secret, quantised
 from flwr_distill.protocol.arrays import as_arrays, as_record
 from flwr_distill.protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES
 from flwr_distill.protocol.registry import find_method, phases_of
@@ -27,7 +28,10 @@ from flwr_distill.protocol.secure_sums import (
     num_masked,
 )
 from flwr_distill.server.grid.pipeline import QuorumError
+from flwr_distill.server.grid.secure_sums import SecureSums
+from flwr_distill.server.grid.sums import mask_of, mean_of
 from flwr_distill.server.record.journal import Journal
+from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.strategies.fedlgd.method import (
     GRADIENT,
     NEEDS_GLOBAL_DATA,
@@ -35,8 +39,10 @@ from flwr_distill.strategies.fedlgd.method import (
     VirtualTraining,
 )
 from flwr_distill.strategies.hfldd.method import NUM_PARCELS
+from flwr_distill.task.columns import Scale
 from tests.errors import at
 from tests.grids import screening_grid
+from tests.odd_certificates import ODD, odd_certificate
 from tests.server.run_folder import journal as journal_of
 
 RUN, FIRST = 7, 2**64 - 50
@@ -100,10 +106,12 @@ class Federation:
                 RUN, FIRST + node, config, RecordDict(), run_config.copy()
             )
             self.apps[node] = self._app(node)
+        self.run_config, self.directory = run_config, Directory()
         self.grid = screening_grid(
             InProcessGrid({FIRST + n: self._node(n) for n in range(num_nodes)}),
             **{"norm_threshold": 0.0, **more},
             phases=phases_of(method, secure_sums=True),
+            directory=self.directory,
             model=start,
             summed={
                 "summed": method.summed,
@@ -379,6 +387,31 @@ def test_sums_of_two_groups_that_differ_by_a_node_give_its_update_away(federatio
     np.testing.assert_allclose(update, model["weight"], atol=1e-5)
 
 
+def test_a_server_that_tells_each_node_of_other_losses_gets_the_sum_of_half(
+    federation, monkeypatch
+):
+    """Four of six must be left, as each node sees it. Docs/what-leaves.md says so."""
+    six, sums, agreed = federation(6), [], SecureSums._agreed
+    monkeypatch.setattr(
+        SecureSums, "_agreed", lambda *given: sums.append(agreed(*given)) or sums[0]
+    )
+    six.lie = lambda node, step, content: step == UNMASK and content.pop(SECURE)
+    six.train()
+    half, lost = [0, 1, 2], [{3, 4}, {4, 5}, {3, 5}, {4, 5}, {3, 5}, {3, 4}]
+    shares = [
+        six.ask(node, UNMASK, number=1, survivors=[*{*range(6)} - lost[node]])[SECURE]["shares"]
+        for node in range(6)
+    ]
+    total = sum(as_arrays(six.seen[node, "train"][MASKED])[MASKED] for node in half)
+    for place in range(6):
+        helpers = [node for node in range(6) if (place in lost[node]) != (place in half)]
+        secret = open_secret([shares[node][place] for node in helpers], 4)
+        total = total - mask_of(sums[0], place, half, secret, total.size)
+    means, _, samples = mean_of(total, {ARRAYS: START}, 3)
+    assert samples == sum(update_of(node)[1] for node in half)
+    np.testing.assert_allclose(means[ARRAYS]["weight"], plain_mean(half)["weight"], atol=1e-6)
+
+
 def chi_squared(values):
     """Distance of each of the 8 bytes from the uniform distribution; 255 on average if it is."""
     octets = values.view(np.uint8).reshape(-1, 8)
@@ -516,6 +549,22 @@ def test_a_server_that_makes_the_others_updates_vanish_gets_nothing(federation, 
     assert "the masks do not cancel" in caplog.text
 
 
+def test_a_server_that_scales_the_columns_of_others_to_nothing_gets_nothing(federation, caplog):
+    """All values of these nodes were 0, and what was left of the sum was one node's update."""
+    table = {"dataset": "private", "private.columns": "age,sex:f|m", "private.classes": "no,yes"}
+    three = federation(3)
+    three.run_config.update(table)
+    for node, context in three.contexts.items():
+        context.run_config.update(table)
+        keep_scale(store_of(context), Scale((50.0,), (1e30 if node else 9.0,)))
+    three.directory.scale = Scale((50.0,), (9.0,))
+    assert three.fails()
+    assert "masks do not cancel" in caplog.text
+    for context in three.contexts.values():
+        keep_scale(store_of(context), three.directory.scale)
+    check_mean(three.train(), range(3))
+
+
 def test_wrong_shares_of_a_helper_are_not_used(federation):
     five = federation(5)
     five.tamper = changing(3, UNMASK, shares=[b"x" * 52] * 5)
@@ -544,6 +593,23 @@ def test_who_answers_a_step_with_nonsense_costs_no_sum_and_is_in_no_further_one(
     four.tamper = untampered
     check_mean(four.train(), [0, 2, 3])
     assert four.in_sum() == {0, 2, 3}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_a_certificate_that_nobody_can_read_ends_no_run(federation, kind):
+    four = federation(4)
+    four.tamper = changing(1, ANNOUNCE, certificate=odd_certificate(kind))
+    check_mean(four.train(), range(4))
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_who_sends_such_a_certificate_to_nodes_with_one_is_left_out(
+    federation, credentials, kind, caplog
+):
+    five = federation(5, node_config=credentials.__getitem__)
+    five.tamper = changing(1, ANNOUNCE, certificate=odd_certificate(kind))
+    assert five.fails()
+    assert f"without node {FIRST + 1}: 5 of 5 nodes refuse its keys" in caplog.text
 
 
 def test_nodes_with_one_key_between_them_cost_no_sum(federation):
