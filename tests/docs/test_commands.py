@@ -234,6 +234,8 @@ def train(command, folder):
         if option == "-c":
             config |= read_run_config(value.removesuffix(" ..."))
     config |= {**LITTLE, "data-root": str(folder / "data")}
+    if "backbone.size" in config:
+        config["backbone.size"] = 32
     private = {"data": str(folder / "own")} if config.get("dataset") == "private" else {}
     (*rows,) = run_in_process(config, [{"num-partitions": PARTS, **private}] * NODES)
     assert rows[-1]["round"] == 1

@@ -39,8 +39,11 @@ FEDLGD = {
     "settings",
     [
         {"strategy": "fedavg"},
-        {"strategy": "fedprox", "train.proximal-mu": 0.1},
-        {"strategy": "hfldd", "model": "resnet8", "hfldd.complete-clusters": False},
+        pytest.param({"strategy": "fedprox", "train.proximal-mu": 0.1}, marks=pytest.mark.matrix),
+        pytest.param(
+            {"strategy": "hfldd", "model": "resnet8", "hfldd.complete-clusters": False},
+            marks=pytest.mark.matrix,
+        ),
         {"strategy": "hfldd", "hfldd.heads": "all"},
         {"strategy": "fedlgd", **FEDLGD},
         {"strategy": "analytic", "model": "random-features"},

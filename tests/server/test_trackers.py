@@ -247,7 +247,7 @@ def test_the_real_packages_have_all_of_a_run_and_of_the_one_that_resumes_it(tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hangs", [False, True])
+@pytest.mark.parametrize("hangs", [pytest.param(False, marks=pytest.mark.matrix), True])
 def test_real_packages_whose_service_refuses_or_hangs_neither_fail_a_run_nor_its_process(
     hangs, tmp_path
 ):
