@@ -19,6 +19,9 @@ from flwr_distill.server.page.numbers import TARGET, reached
 from flwr_distill.server.record.history import History
 from flwr_distill.server.settings import RunSettings
 
+MODEL, SUMMARY = "model.safetensors", "summary.json"
+"""Files of a run that has ended."""
+
 
 class Recorder(Hook):
     """Writes one run's folder, ``runs/<run-id>/``."""
@@ -29,7 +32,12 @@ class Recorder(Hook):
         self._history = history
 
     def on_run_start(self, run: RunStart) -> None:
-        """Write the settings, and rows of rounds that were over before."""
+        """Write the settings, and rows of rounds that were over before.
+
+        Results of the end of a run that this one resumes are removed: they are of an earlier round.
+        """
+        for name in (MODEL, SUMMARY):
+            (self._folder / name).unlink(missing_ok=True)
         self._write("settings.json", run.settings)
         write_rows(self._folder, self._history)
 
@@ -70,7 +78,7 @@ class Recorder(Hook):
             "seconds": last.seconds,
             "warnings": list(end.warnings),
         }
-        self._write("summary.json", summary)
+        self._write(SUMMARY, summary)
         log(INFO, "Results in %s", self._folder.resolve())
 
     def _write(self, name: str, content: Any) -> None:
@@ -104,7 +112,7 @@ class Recorder(Hook):
     def _save_model(self, arrays: ArrayRecord) -> None:
         # In C order, since safetensors writes bytes as they lie in memory.
         weights = {name: np.array(array.numpy(), order="C") for name, array in arrays.items()}
-        save_file(weights, self._folder / "model.safetensors")
+        save_file(weights, self._folder / MODEL)
 
     def _draw_accuracy(self) -> None:
         rows = [row for row in self._history.rows if row.accuracy is not None]

@@ -15,6 +15,8 @@ from safetensors.numpy import load_file
 from flwr_distill.protocol.registry import all_methods
 from flwr_distill.server import app as server_app
 from flwr_distill.server.app import main
+from flwr_distill.server.export.model import run_to_export, weights_of
+from flwr_distill.server.page.run_files import read_run
 from flwr_distill.server.record import resume
 from flwr_distill.server.record.checkpoint import (
     Checkpoint,
@@ -152,6 +154,20 @@ def test_a_resumed_run_ends_with_the_very_model_of_one_that_was_never_interrupte
     newest.unlink()
     run(strategy, resume=folder.name)
     assert_same(folder, whole)
+
+
+def test_what_a_run_left_at_its_end_is_no_result_of_the_rounds_after_which_it_continues(run):
+    folder = run(num_rounds=2)
+    with pytest.raises(Killed):
+        run(num_rounds=4, resume=folder.name, killed_in=4)
+    checkpoints(folder)[3].unlink()  # as if it was killed while this was written
+    left = read_run(folder)
+    exported = run_to_export(left)
+    assert (left.state, left.rows[-1]["round"], exported.rows[-1]["round"]) == ("killed", 3, 2)
+    second = load_checkpoint(checkpoints(folder)[2]).arrays
+    weights = weights_of(exported)
+    assert weights.keys() == second.keys()
+    assert all(np.array_equal(weights[name], second[name].numpy()) for name in weights)
 
 
 def test_nodes_that_are_back_under_other_ids_go_on_with_what_they_kept(run, killed):
