@@ -13,6 +13,7 @@ from flwr.common import log
 from matplotlib.figure import Figure
 from safetensors.numpy import save_file
 
+from flwr_distill.base.files import replacing
 from flwr_distill.server.hooks import Hook, RoundEnd, RoundRow, RunEnd, RunStart
 from flwr_distill.server.page.drawings import topology_picture
 from flwr_distill.server.page.numbers import TARGET, reached
@@ -131,11 +132,13 @@ class Recorder(Hook):
 
 
 def write_json(file: Path, content: Any) -> None:
-    """Write a JSON file of a run's folder."""
-    file.write_text(json.dumps(content, indent=2) + "\n")
+    """Write a JSON file of a run's folder; where there is no room, the one before stays."""
+    with replacing(file, durable=False) as partial:
+        partial.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def write_rows(folder: Path, history: History) -> None:
     """Write ``metrics.jsonl`` of a run's folder again."""
     lines = (json.dumps(row) + "\n" for row in history.dicts())
-    (folder / "metrics.jsonl").write_text("".join(lines))
+    with replacing(folder / "metrics.jsonl", durable=False) as partial:
+        partial.write_text("".join(lines))

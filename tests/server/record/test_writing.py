@@ -11,6 +11,9 @@ from functools import partial
 import pytest
 from safetensors import SafetensorError
 
+from flwr_distill.server.page.run_files import read_run
+from flwr_distill.server.page.run_page import write_report
+from flwr_distill.server.record.recorder import write_json
 from flwr_distill.server.record.writing import ResultsError, results_in
 
 KILOBYTES = 1000
@@ -79,3 +82,16 @@ def test_a_full_disk_is_named_as_every_safetensors_describes_it(tmp_path, text):
     with pytest.raises(ResultsError, match=resume) as caught, results_in(tmp_path, resume):
         raise SafetensorError(text)
     check_line(caught.value, tmp_path)
+
+
+def test_where_there_is_no_room_the_files_of_the_last_round_stay_readable(run, tmp_path):
+    folder = run()
+    before = read_run(folder)
+    for name in ("traffic.json", "about.json", "topology.json", "settings.json"):
+        with files_of_at_most(100), pytest.raises(OSError, match="too large"):
+            write_json(folder / name, {"a": "b" * KILOBYTES})
+    with files_of_at_most(KILOBYTES), pytest.raises(OSError, match="too large"):
+        write_report(folder)
+    assert read_run(folder) == before
+    assert (folder / "report.html").read_text().endswith("</html>")
+    assert not [*folder.glob(".*.*")]
