@@ -239,11 +239,11 @@ class Rounds:
         row = self.history.end_round(server_round, metrics, topology)
         model = None if self._personal else arrays
         self._choose_codecs(server_round, arrays)
+        self.model = arrays  # before the row: an export of a run that fails goes by rows
         self.hooks.on_round_end(RoundEnd(row, model, topology, failure))
         if failure:
             log(ERROR, "Round %d failed: %s", server_round, failure)
         self._failures = [*self._failures, failure] if failure else []
-        self.model = arrays
         self.grid.nodes.excluded = self.roster.not_due(server_round)
         self.roster.meet_new(self.grid, self.settings.phase_timeout, server_round=server_round)
         self._follow_roster()

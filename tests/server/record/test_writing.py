@@ -6,14 +6,18 @@ on the size of files for a full disk.
 
 import resource
 from contextlib import contextmanager
+from errno import ENOSPC
 from functools import partial
 
+import numpy as np
 import pytest
 from safetensors import SafetensorError
+from safetensors.numpy import load_file
 
+from flwr_distill.server.export.model import run_to_export, weights_of
 from flwr_distill.server.page.run_files import read_run
 from flwr_distill.server.page.run_page import write_report
-from flwr_distill.server.record.recorder import write_json
+from flwr_distill.server.record.recorder import Recorder, write_json
 from flwr_distill.server.record.writing import ResultsError, results_in
 
 KILOBYTES = 1000
@@ -95,3 +99,22 @@ def test_where_there_is_no_room_the_files_of_the_last_round_stay_readable(run, t
     assert read_run(folder) == before
     assert (folder / "report.html").read_text().endswith("</html>")
     assert not [*folder.glob(".*.*")]
+
+
+def test_a_run_that_cannot_record_all_of_a_round_leaves_the_model_of_that_round(
+    run, monkeypatch, tmp_path
+):
+    """The round's row is there already, and an export goes by rows."""
+    second = load_file(run(num_rounds=2) / "model.safetensors")
+
+    def fill(recorder, formula_bytes):
+        if recorder._history.rows[-1].round == 2:
+            raise OSError(ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Recorder, "_write_traffic", fill)
+    with pytest.raises(ResultsError):
+        run(num_rounds=3, run_id=2)
+    left = read_run(tmp_path / "runs" / "2")
+    assert left.rows[-1]["round"] == 2
+    weights = weights_of(run_to_export(left))
+    assert all(np.array_equal(weights[name], second[name]) for name in second)
