@@ -174,24 +174,35 @@ class Nursery:
         except OSError:
             message, fds = b"", []
         if not message:
-            self._selector.unregister(connection)
             for pid in [pid for pid, owner in self._children.items() if owner is connection]:
                 del self._children[pid]
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
-            connection.close()
+            self._hang_up(connection)
             return
         request = json.loads(message)
         parent = os.getpid()
-        if (pid := os.fork()) == 0:
+        try:
+            pid = os.fork()
+        except OSError as error:  # of processes or memory: the requester starts a program
+            print(f"nursery: no fork: {error}", file=sys.stderr, flush=True)
+            pid = None
+        if pid == 0:
             self._become(request, fds, parent)
-        with suppress(OSError):
-            os.setpgid(pid, pid)  # here and in the child: whoever comes first
         for fd in fds:
             os.close(fd)
+        if pid is None:
+            self._hang_up(connection)
+            return
+        with suppress(OSError):
+            os.setpgid(pid, pid)  # here and in the child: whoever comes first
         self._children[pid] = connection
         with suppress(OSError):
             connection.send(json.dumps({"pid": pid}).encode())
+
+    def _hang_up(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        connection.close()
 
     def _report_the_dead(self) -> None:
         while True:
@@ -205,8 +216,7 @@ class Nursery:
                 with suppress(OSError):
                     code = os.waitstatus_to_exitcode(status)
                     connection.send(json.dumps({"code": code}).encode())
-                self._selector.unregister(connection)
-                connection.close()
+                self._hang_up(connection)
 
     def _become(self, request: dict[str, Any], fds: list[int], parent: int) -> NoReturn:
         code = 1
