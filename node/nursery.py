@@ -15,6 +15,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import selectors
 import signal
 import site
@@ -148,6 +149,7 @@ class Nursery:
         self._wake.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._children: dict[int, socket.socket] = {}
+        self._spare = os.open(os.devnull, os.O_RDONLY)
 
     def serve(self) -> NoReturn:
         """Fork until this process is ended."""
@@ -157,7 +159,7 @@ class Nursery:
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is self._listener:
-                    self._selector.register(self._listener.accept()[0], selectors.EVENT_READ)
+                    self._accept()
                 elif key.fileobj is self._woken:
                     self._woken.recv(4096)
                     self._report_the_dead()
@@ -168,12 +170,24 @@ class Nursery:
         signal.set_wakeup_fd(self._wake.fileno())
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
+    def _accept(self) -> None:
+        try:
+            self._selector.register(self._listener.accept()[0], selectors.EVENT_READ)
+        except OSError:  # too many open files: hang up, as else it would ask again and again
+            os.close(self._spare)
+            self._listener.accept()[0].close()
+            self._spare = os.open(os.devnull, os.O_RDONLY)
+
     def _receive(self, connection: socket.socket) -> None:
         try:
-            message, fds, _, _ = socket.recv_fds(connection, _MAX_REQUEST, 16)
+            message, fds, flags, _ = socket.recv_fds(connection, _MAX_REQUEST, 16)
         except OSError:
-            message, fds = b"", []
+            message, fds, flags = b"", [], 0
+        if flags & socket.MSG_CTRUNC:  # too many open files: some are not here
+            message = b""
         if not message:
+            for fd in fds:
+                os.close(fd)
             for pid in [pid for pid, owner in self._children.items() if owner is connection]:
                 del self._children[pid]
                 with suppress(ProcessLookupError):
@@ -255,7 +269,7 @@ class Nursery:
 
 def _place(fds: Sequence[int], numbers: Sequence[int]) -> None:
     """Give file descriptors these numbers, which others may have, and close the old ones."""
-    above = max([*numbers, *fds]) + 1
+    above = max(numbers) + 1
     copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in fds]
     for fd in fds:
         os.close(fd)
@@ -276,6 +290,8 @@ def _import(modules: Sequence[str]) -> None:
 def main() -> None:
     """Run a nursery; arguments: its name, its socket's file descriptor, more modules to import."""
     name, listener, *preload = sys.argv[1:]
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each child has a socket here
     own = _FOR_ALL_PARTS if name == PARTS else NURSERIES[name]
     _import([*own, *preload])
     Nursery(socket.socket(fileno=int(listener))).serve()

@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -259,6 +260,22 @@ def test_a_fork_that_fails_ends_no_other_process(server: Process, tmp_path: Path
     third = start(tmp_path, "sleep")
     assert isinstance(third, ForkedProcess)
     stop([first, second, third])
+
+
+def test_more_processes_than_a_nursery_may_have_open_files_end_no_other_one(
+    server: Process, tmp_path: Path
+) -> None:
+    """It has a socket for each."""
+    processes = [start(tmp_path, "sleep")]
+    lines(tmp_path)
+    open_files = len(os.listdir(f"/proc/{server.pid}/fd"))
+    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (open_files + 8,) * 2)
+    processes += [start(tmp_path, "sleep") for _ in range(10)]
+    forked = [process for process in processes if isinstance(process, ForkedProcess)]
+    lines(tmp_path, len(forked))
+    assert 2 < len(forked) < len(processes)
+    assert [server.poll(), *(process.poll() for process in forked)] == [None] * (len(forked) + 1)
+    stop(processes)
 
 
 def test_parts_are_not_forked_from_a_nursery_that_is_older_than_a_package(
