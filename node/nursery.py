@@ -196,11 +196,11 @@ class Nursery:
             return
         request = json.loads(message)
         parent = os.getpid()
+        pid: int | None = None
         try:
             pid = os.fork()
         except OSError as error:  # of processes or memory: the requester starts a program
             print(f"nursery: no fork: {error}", file=sys.stderr, flush=True)
-            pid = None
         if pid == 0:
             self._become(request, fds, parent)
         for fd in fds:
