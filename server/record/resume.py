@@ -116,7 +116,8 @@ def checkpoint_to_resume(settings: RunSettings, folder: Path, data: str = "") ->
             "read it",
             "restore the earlier files, or start a new run",
         )
-    if checkpoint.round >= settings.num_rounds:
+    # Below an edge, the evaluation of the last round may be left.
+    if checkpoint.round >= settings.num_rounds and not settings.edge:
         raise _refusal(
             settings,
             f"run {folder.name} is over: round {checkpoint.round} of {settings.num_rounds}",

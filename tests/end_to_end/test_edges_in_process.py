@@ -182,6 +182,23 @@ def test_a_run_below_that_ends_too_early_goes_on_with_the_next_message(tiers, fl
     assert [row["round"] for row in rows(folder)] == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
+def test_an_edge_that_was_away_after_the_last_round_evaluates_it(tiers):
+    two = tiers()
+
+    def ends(place, node):
+        def answer(message):
+            if place == 0 and message.metadata.message_type == "evaluate":
+                two.edges[0].end()
+            return node(message)
+
+        return answer
+
+    folder = two.run(wrap=ends, **{"fraction-evaluate": 1.0, "num-rounds": 1})
+    (evaluated,) = phases(folder, "evaluate")
+    assert len(evaluated["nodes"]) == EDGES
+
+
 @pytest.mark.matrix
 def test_nodes_below_evaluate_if_nodes_above_are_to(tiers, flat_run):
     settings = {"fraction-evaluate": 1.0, "num-rounds": 2}
