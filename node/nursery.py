@@ -196,23 +196,23 @@ class Nursery:
             return
         request = json.loads(message)
         parent = os.getpid()
-        pid: int | None = None
+        child: int | None = None
         try:
-            pid = os.fork()
+            child = os.fork()
         except OSError as error:  # of processes or memory: the requester starts a program
             print(f"nursery: no fork: {error}", file=sys.stderr, flush=True)
-        if pid == 0:
+        if child == 0:
             self._become(request, fds, parent)
         for fd in fds:
             os.close(fd)
-        if pid is None:
+        if child is None:
             self._hang_up(connection)
             return
         with suppress(OSError):
-            os.setpgid(pid, pid)  # here and in the child: whoever comes first
-        self._children[pid] = connection
+            os.setpgid(child, child)  # here and in the child: whoever comes first
+        self._children[child] = connection
         with suppress(OSError):
-            connection.send(json.dumps({"pid": pid}).encode())
+            connection.send(json.dumps({"pid": child}).encode())
 
     def _hang_up(self, connection: socket.socket) -> None:
         self._selector.unregister(connection)
