@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 @contextmanager
-def replacing(target: Path) -> Iterator[Path]:
+def replacing(target: Path, *, durable: bool = True) -> Iterator[Path]:
     """Yield a new path to write to; then sync that file, and move it to `target`.
 
     Whatever fails, `target` stays as it was, and no temporary file is left, so that a full disk
@@ -18,6 +18,8 @@ def replacing(target: Path) -> Iterator[Path]:
     ----------
     target : Path
         File to write or replace; its folder must exist.
+    durable : bool (default: True)
+        Whether to sync. Without, a power cut may take it back: for what is written each round.
 
     Raises
     ------
@@ -27,12 +29,14 @@ def replacing(target: Path) -> Iterator[Path]:
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
         yield partial
-        _sync(partial)
+        if durable:
+            _sync(partial)
         os.replace(partial, target)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    _sync(target.parent)
+    if durable:
+        _sync(target.parent)
 
 
 def _sync(path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from flwr.common import log
 
 from flwr_distill.base.files import replacing
-from flwr_distill.flower.control import Control, SuperLinkError
+from flwr_distill.flower.control import Control, SuperLinkError, UnknownRunError
 from flwr_distill.protocol.edge import DOOR, END, GREET, OPEN, SHARE, Opened, Opening, task_of
 from flwr_distill.protocol.edge_calls import EdgeError, NobodyThereError, call, listen
 from flwr_distill.protocol.meeting import Continuation
@@ -43,13 +43,17 @@ _GREETING_TIMEOUT = 2.0
 
 @dataclass(frozen=True)
 class RunBelow:
-    """A run below: its socket, its folder, and when it was last requested."""
+    """A run below: its socket, its folder, and when it was last requested.
+
+    `has_listened` is false until it has answered at its socket.
+    """
 
     run_id: int
     socket: Path
     folder: Path
     resumed: bool
     requested: float
+    has_listened: bool = False
 
 
 class EdgeRuns:
@@ -95,7 +99,8 @@ class EdgeRuns:
             below = self._below.get(opening.run)
             if below is None or not _listens(below):
                 below = self._start(opening, end)
-            self._below[opening.run] = replace(below, requested=time.monotonic())
+            now = time.monotonic()
+            self._below[opening.run] = replace(below, requested=now, has_listened=True)
         finally:
             self._lock.release()
         opened = Opened(socket=str(below.socket), resumed=below.resumed)
@@ -126,13 +131,24 @@ class EdgeRuns:
         self._record(run, folder.name)
 
     def _start(self, opening: Opening, end: float) -> RunBelow:
-        """Start a run below, and wait until it listens."""
+        """Wait until a run below listens; start it, unless an earlier message has."""
         present = {run: below for run, below in self._below.items() if _listens(below)}
         while len(present) >= MAX_RUNS:
             longest = min(present, key=lambda run: present[run].requested)
             log(WARNING, "More than %d runs: the one for %s ends", MAX_RUNS, longest)
             self._end(longest)
             del present[longest]
+        try:
+            with self._control() as control:
+                below = self._below.get(opening.run)
+                if below is None or below.has_listened or _is_over(below, control):
+                    below = self._submit(opening, control)
+                _wait_for(below, control, end)
+        except (SettingsError, SuperLinkError) as error:
+            raise EdgeError(f"the edge cannot start a run below: {error}") from error
+        return below
+
+    def _submit(self, opening: Opening, control: Control) -> RunBelow:
         folder = self._folder(opening.run)
         resumed = folder is not None and bool(checkpoints(folder))
         socket = self._sockets / secrets.token_hex(8)
@@ -141,19 +157,14 @@ class EdgeRuns:
             "runs-dir": str(self._runs_dir),
             "resume": folder.name if folder is not None and resumed else "",
         }
-        try:
-            RunSettings.from_run_config(config)
-            with self._control() as control:
-                run_id = control.start_run(self._bundle, config)
-                if folder is None or not resumed:
-                    folder = self._runs_dir / str(run_id)
-                    self._record(opening.run, folder.name)
-                log(INFO, "Run %d below serves run %s above", run_id, opening.run)
-                below = RunBelow(run_id, socket, folder, resumed, time.monotonic())
-                self._below[opening.run] = below
-                _wait_for(below, control, end)
-        except (SettingsError, SuperLinkError) as error:
-            raise EdgeError(f"the edge cannot start a run below: {error}") from error
+        RunSettings.from_run_config(config)
+        run_id = control.start_run(self._bundle, config)
+        if folder is None or not resumed:
+            folder = self._runs_dir / str(run_id)
+            self._record(opening.run, folder.name)
+        log(INFO, "Run %d below serves run %s above", run_id, opening.run)
+        below = RunBelow(run_id, socket, folder, resumed, time.monotonic())
+        self._below[opening.run] = below
         return below
 
     def _end(self, run: str) -> None:
@@ -217,6 +228,13 @@ def _wait_for(below: RunBelow, control: Control, end: float) -> None:
         if time.monotonic() > end:
             raise EdgeError("the run below did not start in time")
         time.sleep(_CHECK_EVERY)
+
+
+def _is_over(below: RunBelow, control: Control) -> bool:
+    try:
+        return control.run_status(below.run_id).finished
+    except UnknownRunError:
+        return True
 
 
 def _listens(below: RunBelow) -> bool:

@@ -15,6 +15,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import selectors
 import signal
 import site
@@ -148,6 +149,7 @@ class Nursery:
         self._wake.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._children: dict[int, socket.socket] = {}
+        self._spare = os.open(os.devnull, os.O_RDONLY)
 
     def serve(self) -> NoReturn:
         """Fork until this process is ended."""
@@ -157,7 +159,7 @@ class Nursery:
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is self._listener:
-                    self._selector.register(self._listener.accept()[0], selectors.EVENT_READ)
+                    self._accept()
                 elif key.fileobj is self._woken:
                     self._woken.recv(4096)
                     self._report_the_dead()
@@ -168,30 +170,53 @@ class Nursery:
         signal.set_wakeup_fd(self._wake.fileno())
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
+    def _accept(self) -> None:
+        try:
+            self._selector.register(self._listener.accept()[0], selectors.EVENT_READ)
+        except OSError:  # too many open files: hang up, as else it would ask again and again
+            os.close(self._spare)
+            self._listener.accept()[0].close()
+            self._spare = os.open(os.devnull, os.O_RDONLY)
+
     def _receive(self, connection: socket.socket) -> None:
         try:
-            message, fds, _, _ = socket.recv_fds(connection, _MAX_REQUEST, 16)
+            message, fds, flags, _ = socket.recv_fds(connection, _MAX_REQUEST, 16)
         except OSError:
-            message, fds = b"", []
+            message, fds, flags = b"", [], 0
+        if flags & socket.MSG_CTRUNC:  # too many open files: some are not here
+            message = b""
         if not message:
-            self._selector.unregister(connection)
+            for fd in fds:
+                os.close(fd)
             for pid in [pid for pid, owner in self._children.items() if owner is connection]:
                 del self._children[pid]
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
-            connection.close()
+            self._hang_up(connection)
             return
         request = json.loads(message)
         parent = os.getpid()
-        if (pid := os.fork()) == 0:
+        child: int | None = None
+        try:
+            child = os.fork()
+        except OSError as error:  # of processes or memory: the requester starts a program
+            print(f"nursery: no fork: {error}", file=sys.stderr, flush=True)
+        if child == 0:
             self._become(request, fds, parent)
-        with suppress(OSError):
-            os.setpgid(pid, pid)  # here and in the child: whoever comes first
         for fd in fds:
             os.close(fd)
-        self._children[pid] = connection
+        if child is None:
+            self._hang_up(connection)
+            return
         with suppress(OSError):
-            connection.send(json.dumps({"pid": pid}).encode())
+            os.setpgid(child, child)  # here and in the child: whoever comes first
+        self._children[child] = connection
+        with suppress(OSError):
+            connection.send(json.dumps({"pid": child}).encode())
+
+    def _hang_up(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        connection.close()
 
     def _report_the_dead(self) -> None:
         while True:
@@ -205,8 +230,7 @@ class Nursery:
                 with suppress(OSError):
                     code = os.waitstatus_to_exitcode(status)
                     connection.send(json.dumps({"code": code}).encode())
-                self._selector.unregister(connection)
-                connection.close()
+                self._hang_up(connection)
 
     def _become(self, request: dict[str, Any], fds: list[int], parent: int) -> NoReturn:
         code = 1
@@ -245,7 +269,7 @@ class Nursery:
 
 def _place(fds: Sequence[int], numbers: Sequence[int]) -> None:
     """Give file descriptors these numbers, which others may have, and close the old ones."""
-    above = max([*numbers, *fds]) + 1
+    above = max(numbers) + 1
     copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in fds]
     for fd in fds:
         os.close(fd)
@@ -266,6 +290,8 @@ def _import(modules: Sequence[str]) -> None:
 def main() -> None:
     """Run a nursery; arguments: its name, its socket's file descriptor, more modules to import."""
     name, listener, *preload = sys.argv[1:]
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each child has a socket here
     own = _FOR_ALL_PARTS if name == PARTS else NURSERIES[name]
     _import([*own, *preload])
     Nursery(socket.socket(fileno=int(listener))).serve()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import select
 import shutil
 import signal
@@ -214,7 +215,7 @@ class Node:
             if time.monotonic() - started > _SETTLED_AFTER:
                 pause = 1.0
             _log(f"{reason}: restarting all processes in {pause:.0f} s")
-            time.sleep(pause)
+            time.sleep(random.uniform(0.5, 1.0) * pause)  # else all nodes of a SuperLink at once
             pause = min(2 * pause, _MAX_PAUSE)
 
     def _start_parts(self) -> None:

@@ -94,9 +94,9 @@ class Rounds:
             done, self.model = checkpoint.round, checkpoint.arrays
             continue_on_nodes(self.grid, checkpoint, self.roster, self.settings.phase_timeout)
             restore(self.strategy, checkpoint, self.roster)
-            self.grid.transport.codec.load_state_dict(
-                checkpoint.record["codec"], ids_of_returned(checkpoint, self.roster)
-            )
+            returned = ids_of_returned(checkpoint, self.roster)
+            self.grid.transport.codec.load_state_dict(checkpoint.record["codec"], returned)
+            self.grid.load_state_dict(checkpoint.record.get("grid", {}), returned)
             if self._auto_codecs:
                 self._auto_codecs.load_state_dict(checkpoint.record["auto-codecs"])
             self.grid.begin_round(done + 1)
@@ -239,11 +239,11 @@ class Rounds:
         row = self.history.end_round(server_round, metrics, topology)
         model = None if self._personal else arrays
         self._choose_codecs(server_round, arrays)
+        self.model = arrays  # before the row: an export of a run that fails goes by rows
         self.hooks.on_round_end(RoundEnd(row, model, topology, failure))
         if failure:
             log(ERROR, "Round %d failed: %s", server_round, failure)
         self._failures = [*self._failures, failure] if failure else []
-        self.model = arrays
         self.grid.nodes.excluded = self.roster.not_due(server_round)
         self.roster.meet_new(self.grid, self.settings.phase_timeout, server_round=server_round)
         self._follow_roster()
@@ -303,6 +303,7 @@ class Rounds:
                 **self.history.state_dict(),
                 "data": self.task.fingerprint,
                 "codec": self.grid.transport.codec.state_dict(),
+                "grid": self.grid.state_dict(),
                 **auto,
                 "classes": list(self.roster.directory.class_names),
                 "scale": asdict(scale) if (scale := self.roster.directory.scale) else None,

@@ -11,6 +11,7 @@ import os
 import pwd
 import socket
 import socketserver
+import sqlite3
 import struct
 import sys
 import threading
@@ -139,6 +140,8 @@ class _Call(socketserver.BaseRequestHandler):
                 answer = {"error": {name: getattr(error, name) for name in parts}}
             except ValueError:  # of JSON, or numbers beyond all bounds
                 answer = {"error": {"problem": "the call cannot be read"}}
+            except sqlite3.Error as error:  # a full disk, or a damaged file
+                answer = {"error": {"problem": f"the queue's file cannot be used: {error}"}}
             _send(self.request, json.dumps(answer).encode(), deadline)
         finally:
             door.leave(uid)

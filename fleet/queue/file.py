@@ -73,20 +73,33 @@ class QueueFile:
         The file; it is made if it does not exist, and only this user can read it.
     clock : Callable[[], float] (default: time.time)
         Seconds since 1970.
+
+    Raises
+    ------
+    QueueError
+        If the file is damaged, locked or not writable.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
-        path.touch(mode=0o600)
-        self._path = path
         self._clock = clock
         self._lock = threading.RLock()
-        self._database = sqlite3.connect(
-            path, timeout=_BUSY, isolation_level=None, check_same_thread=False
-        )
-        self._database.row_factory = sqlite3.Row
-        self._database.execute("PRAGMA journal_mode = WAL")
-        self._database.execute("PRAGMA synchronous = FULL")  # as WAL alone may lose the last ones
-        self._database.executescript(_SCHEMA)
+        try:
+            path.touch(mode=0o600)
+            self._database = sqlite3.connect(
+                path, timeout=_BUSY, isolation_level=None, check_same_thread=False
+            )
+            self._database.row_factory = sqlite3.Row
+            self._database.execute("PRAGMA journal_mode = WAL")
+            # WAL alone may lose the last ones.
+            self._database.execute("PRAGMA synchronous = FULL")
+            self._database.executescript(_SCHEMA)
+        except (OSError, sqlite3.Error) as error:
+            raise QueueError(
+                f"cannot be used: {error}",
+                where=path,
+                remedy="free it (space, permissions, other processes), restore a backup, or move "
+                "it away to begin with an empty queue",
+            ) from error
 
     def close(self) -> None:
         """Close the file."""

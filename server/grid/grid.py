@@ -79,6 +79,21 @@ class RunGrid(Grid):
         """Whether any node sent something usable, by phase of this round."""
         return self._pipeline.answered
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to judge replies as this one does, for a checkpoint."""
+        screening, sums = self._pipeline.screening, self._sums
+        return {
+            "screening": screening.state_dict() if screening else [],
+            "blame": sums.blame.state_dict() if sums else {},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], returned: Mapping[int, int]) -> None:
+        """Take over what a checkpoint has; `returned` are the nodes' ids by their earlier ones."""
+        if screening := self._pipeline.screening:
+            screening.load_state_dict(state.get("screening", []))
+        if self._sums and (blame := state.get("blame")):
+            self._sums.blame.load_state_dict(blame, returned)
+
     def begin_round(self, server_round: int) -> None:
         """Seed node sampling for a round; drop the failures of the one before."""
         self._pipeline.begin_round(server_round)

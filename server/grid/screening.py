@@ -6,10 +6,11 @@ then compared with each other.
 
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
 from statistics import median
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
@@ -59,6 +60,15 @@ class Screening:
         """Nodes that claimed more samples than they have, for the log."""
         self._sent: ArrayRecord | None = None
         self._start: Arrays = {}
+
+    def state_dict(self) -> list[list[Any]]:
+        """Norms of the last rounds, for a checkpoint: phase, record and medians."""
+        return [[*key, list(medians)] for key, medians in self._earlier.items()]
+
+    def load_state_dict(self, state: Iterable[Sequence[Any]]) -> None:
+        """Take over what a checkpoint has."""
+        for phase, record, medians in state:
+            self._earlier[phase, record].extend(medians)
 
     def check(self, message: Message, reply: Message) -> str:
         """Why a reply with content matches none of its phase's schemas; empty if it matches one."""

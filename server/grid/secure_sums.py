@@ -79,7 +79,8 @@ class SecureSums:
 
     def __post_init__(self) -> None:
         self._numbers = itertools.count(1)
-        self._blame = Blame()
+        self.blame = Blame()
+        """Nodes that sums exclude."""
 
     def ask(
         self, pipeline: Pipeline, messages: list[Message], timeout: float | None
@@ -90,7 +91,7 @@ class SecureSums:
         """
         phase, num_asked = messages[0].metadata.message_type, len(messages)
         nodes = [message.metadata.dst_node_id for message in messages]
-        excluded = self._blame.excluded(nodes, pipeline.round, MIN_NODES)
+        excluded = self.blame.excluded(nodes, pipeline.round, MIN_NODES)
         replies = [
             _error(pipeline, message, f"secure sums exclude it: {excluded[node]}")
             for message, node in zip(messages, nodes, strict=True)
@@ -160,7 +161,7 @@ class SecureSums:
                 reason = f"{MASKED} is {array.shape}, and the sum is of ({size},)"
         if reason:
             node = message.metadata.dst_node_id
-            self._blame.lied(node, f"its answer is malformed: {one_line(reason)}")
+            self.blame.lied(node, f"its answer is malformed: {one_line(reason)}")
         return reason
 
     def _common_records(self, messages: list[Message]) -> Mapping[str, Arrays]:
@@ -191,13 +192,13 @@ class SecureSums:
             if all(len(each) == len(published) for each in lists):
                 shares[place] = shared
             else:
-                self._blame.lied(node, "it did not share its secrets with all others")
+                self.blame.lied(node, "it did not share its secrets with all others")
         refusals = refused_keys(published, replies)
         num_published = counted(len(published), "node")
         for node, count in Counter(node for _, node in refusals).items():
             if count > max_hostile(len(published), needed):
                 reason = f"{count} of {num_published} refuse its keys ({_ONE_AUTHORITY})"
-                self._blame.lied(node, reason)
+                self.blame.lied(node, reason)
         if len(shares) < needed:
             raise SumError(
                 f"{len(shares)} of {num_published} shared their secrets, and it needs {needed}",
@@ -226,7 +227,7 @@ class SecureSums:
         }
         lies = unusable_keys(keys)
         for node, reason in lies.items():
-            self._blame.lied(node, reason)
+            self.blame.lied(node, reason)
         usable = {node: of_node for node, of_node in keys.items() if node not in lies}
         if len(usable) < threshold(len(nodes)):
             raise SumError(
@@ -316,7 +317,7 @@ class SecureSums:
         wrong = {(h, m) for m in members for h in helpers if h not in shares[m]}
         lies |= liars(the_sum, wrong)
         for node, reason in lies.items():
-            self._blame.lied(node, reason)
+            self.blame.lied(node, reason)
         reasons = {the_sum.node(place): "too few shares fit" for place in closed} | lies
         nodes = [f"node {node} ({reason})" for node, reason in sorted(reasons.items())]
         raise SumError(
@@ -343,7 +344,7 @@ class SecureSums:
         """Error replies of nodes whose sum has failed; note who is to blame."""
         reason = f"the secure sum has failed: {error}"
         log(ERROR, "%s: %s", messages[0].metadata.message_type if messages else "", reason)
-        self._blame.doubted(error.doubts, pipeline.round, str(error))
+        self.blame.doubted(error.doubts, pipeline.round, str(error))
         return [_error(pipeline, message, reason) for message in messages]
 
 

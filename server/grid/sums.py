@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import WARNING
+from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -47,6 +48,19 @@ class Blame:
         self._lies: dict[int, str] = {}
         self._doubts: dict[int, str] = {}
         self._retries = Retries()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Excluded nodes, for a checkpoint."""
+        retries = self._retries.state_dict()
+        return {"lies": dict(self._lies), "doubts": dict(self._doubts), "retries": retries}
+
+    def load_state_dict(self, state: Mapping[str, Any], returned: Mapping[int, int]) -> None:
+        """Take over what a checkpoint has of nodes that are back: their ids by earlier ones."""
+        lies, doubts, retries = (
+            {returned[node]: own for node, own in state[key].items() if node in returned}
+            for key in ("lies", "doubts", "retries")
+        )
+        self._lies, self._doubts, self._retries = lies, doubts, Retries(retries)
 
     def lied(self, node: int, reason: str) -> None:
         """Exclude a node until the run ends."""

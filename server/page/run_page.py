@@ -7,6 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from flwr_distill.base.files import replacing
 from flwr_distill.base.text import counted
 from flwr_distill.protocol.registry import phase_titles
 from flwr_distill.server.page.beyond_accuracy import beyond_accuracy
@@ -32,7 +33,9 @@ MAX_IN_HALF = 14
 def write_report(folder: Path) -> Path:
     """Write ``report.html`` from the files in a run's folder."""
     report = folder / REPORT
-    report.write_text(run_page(read_run(folder)), encoding="utf-8")
+    page = run_page(read_run(folder))
+    with replacing(report, durable=False) as partial:
+        partial.write_text(page, encoding="utf-8")
     return report
 
 

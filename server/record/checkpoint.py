@@ -105,7 +105,7 @@ class PackedCheckpoint:
         }
         target = folder / FOLDER / f"{PREFIX}{self.round:06d}.safetensors"
         target.parent.mkdir(parents=True, exist_ok=True)
-        for leftover in target.parent.glob(".*"):  # of killed processes: only this one writes here
+        for leftover in target.parent.glob(f".{PREFIX}*"):  # of killed processes
             leftover.unlink()
         with replacing(target) as partial:
             save_file(self.arrays, partial, metadata={KEY: json.dumps(header)})
@@ -151,6 +151,7 @@ def load_checkpoint(file: Path) -> Checkpoint:
 
 
 def checkpoints(folder: Path) -> dict[int, Path]:
-    """Checkpoints in a run's folder by round, in ascending order."""
+    """Checkpoints in a run's folder by round, in ascending order; no copies by other names."""
     files = sorted((folder / FOLDER).glob(f"{PREFIX}*.safetensors"))
-    return {int(file.stem.removeprefix(PREFIX)): file for file in files}
+    rounds = ((file.stem.removeprefix(PREFIX), file) for file in files)
+    return {int(number): file for number, file in rounds if number.isdecimal()}

@@ -17,6 +17,7 @@ from flwr_distill.server.record.history import History
 from flwr_distill.server.record.recorder import Recorder
 from flwr_distill.server.record.scalars import scalars
 from flwr_distill.server.settings import RunSettings
+from flwr_distill.storage.store import ROUNDS_TO_KEEP
 
 PIXELS = 16
 """Of a cell's side in the images of confusion matrices."""
@@ -86,8 +87,9 @@ def hooks_of_run(
     """Hooks after the journal, in order: the report reads what the others write.
 
     Checkpoints are written at once where others' hooks read them, and before an edge answers above.
+    An edge keeps as many rounds as nodes do: the server may resume that far behind.
     """
-    keep = settings.keep_checkpoints
+    keep = max(settings.keep_checkpoints, ROUNDS_TO_KEEP if settings.edge else 0)
     at_once = bool(settings.edge) or any(
         type(hook).on_checkpoint is not Hook.on_checkpoint for hook in others
     )

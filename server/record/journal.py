@@ -1,7 +1,9 @@
 """A run's journal: data that were read, phases, replies rejected, warnings in the log."""
 
+import errno
 import json
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -11,6 +13,7 @@ from typing import Any, Self
 
 from flwr.app import ArrayRecord
 
+from flwr_distill.base.files import replacing
 from flwr_distill.protocol.replies import Stage
 from flwr_distill.server.hooks import Hook, PhaseEnd, RoundEnd
 from flwr_distill.server.names import FLOWER_LOGGER
@@ -36,7 +39,8 @@ class Journal(Hook, logging.Handler):
         self._failed = False
         self._read: set[str] = set()
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("" if rounds is None else _lines_up_to(file, rounds))
+        with replacing(file) as partial:
+            partial.write_text("" if rounds is None else _lines_up_to(file, rounds))
 
     def __enter__(self) -> Self:
         FLOWER_LOGGER.addHandler(self)
@@ -125,9 +129,18 @@ class Journal(Hook, logging.Handler):
         return fmean(values) if values else None
 
     def _write(self, **entry: Any) -> None:
-        with self._file.open("a") as file:
-            line = {"round": self.round, "time": round(time.time(), 1), **entry}
-            file.write(json.dumps(line) + "\n")
+        """Append a line whole or not at all: behind half a line, no resumed run could read it."""
+        line = {"round": self.round, "time": round(time.time(), 1), **entry}
+        content = json.dumps(line).encode() + b"\n"
+        assert self.lock
+        with self.lock, self._file.open("ab", buffering=0) as file:
+            size = file.tell()
+            try:
+                if file.write(content) < len(content):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._file))
+            except OSError:
+                file.truncate(size)
+                raise
 
 
 def _lines_up_to(file: Path, rounds: int) -> str:

@@ -3,10 +3,10 @@
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from logging import WARNING
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from flwr.common import log
 from prometheus_client import CollectorRegistry, start_http_server
@@ -55,7 +55,11 @@ class RunMetrics(Collector):
         """Read new lines, and yield all metrics."""
         for row in self._rounds.new():
             self._round = row
-        for entry in self._journal.new():
+        entries = self._journal.new()
+        if self._journal.restarted:
+            self._phase = {}
+            self._seconds.clear()
+        for entry in entries:
             if "phase" in entry:
                 self._phase = entry
                 self._seconds[entry["phase"]] += entry["seconds"]
@@ -84,19 +88,27 @@ class RunMetrics(Collector):
 
 
 class _Tail:
-    """JSON lines added to a file since the last read."""
+    """JSON lines added to a file since the last read; of one that took its place, all."""
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._position = 0
+    def __init__(self, path: Path) -> None:
+        self.restarted = False
+        """Whether the last read was of another file than the one before."""
+        self._path = path
+        self._file: BinaryIO | None = None  # open, so that no other file gets its inode
 
-    def new(self) -> Iterator[dict[str, Any]]:
-        if not self._file.exists():
-            return
-        with self._file.open("rb") as file:
-            file.seek(self._position)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return  # not written completely yet
-                self._position += len(line)
-                yield json.loads(line)
+    def new(self) -> list[dict[str, Any]]:
+        if not self._path.exists():
+            return []
+        self.restarted = self._file is not None and not _is(self._path, self._file)
+        if self._file is not None and self.restarted:
+            self._file.close()
+        if self._file is None or self.restarted:
+            self._file = self._path.open("rb")
+        start = self._file.tell()
+        whole, end, _ = self._file.read().rpartition(b"\n")  # the last one may be incomplete
+        self._file.seek(start + len(whole + end))
+        return [json.loads(line) for line in whole.splitlines()]
+
+
+def _is(path: Path, file: BinaryIO) -> bool:
+    return os.path.samestat(path.stat(), os.fstat(file.fileno()))

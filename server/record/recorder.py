@@ -13,11 +13,15 @@ from flwr.common import log
 from matplotlib.figure import Figure
 from safetensors.numpy import save_file
 
+from flwr_distill.base.files import replacing
 from flwr_distill.server.hooks import Hook, RoundEnd, RoundRow, RunEnd, RunStart
 from flwr_distill.server.page.drawings import topology_picture
 from flwr_distill.server.page.numbers import TARGET, reached
 from flwr_distill.server.record.history import History
 from flwr_distill.server.settings import RunSettings
+
+MODEL, SUMMARY = "model.safetensors", "summary.json"
+"""Files of a run that has ended."""
 
 
 class Recorder(Hook):
@@ -29,7 +33,12 @@ class Recorder(Hook):
         self._history = history
 
     def on_run_start(self, run: RunStart) -> None:
-        """Write the settings, and rows of rounds that were over before."""
+        """Write the settings, and rows of rounds that were over before.
+
+        Results of the end of a run that this one resumes are removed: they are of an earlier round.
+        """
+        for name in (MODEL, SUMMARY):
+            (self._folder / name).unlink(missing_ok=True)
         self._write("settings.json", run.settings)
         write_rows(self._folder, self._history)
 
@@ -70,7 +79,7 @@ class Recorder(Hook):
             "seconds": last.seconds,
             "warnings": list(end.warnings),
         }
-        self._write("summary.json", summary)
+        self._write(SUMMARY, summary)
         log(INFO, "Results in %s", self._folder.resolve())
 
     def _write(self, name: str, content: Any) -> None:
@@ -104,7 +113,7 @@ class Recorder(Hook):
     def _save_model(self, arrays: ArrayRecord) -> None:
         # In C order, since safetensors writes bytes as they lie in memory.
         weights = {name: np.array(array.numpy(), order="C") for name, array in arrays.items()}
-        save_file(weights, self._folder / "model.safetensors")
+        save_file(weights, self._folder / MODEL)
 
     def _draw_accuracy(self) -> None:
         rows = [row for row in self._history.rows if row.accuracy is not None]
@@ -123,11 +132,13 @@ class Recorder(Hook):
 
 
 def write_json(file: Path, content: Any) -> None:
-    """Write a JSON file of a run's folder."""
-    file.write_text(json.dumps(content, indent=2) + "\n")
+    """Write a JSON file of a run's folder; where there is no room, the one before stays."""
+    with replacing(file, durable=False) as partial:
+        partial.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def write_rows(folder: Path, history: History) -> None:
     """Write ``metrics.jsonl`` of a run's folder again."""
     lines = (json.dumps(row) + "\n" for row in history.dicts())
-    (folder / "metrics.jsonl").write_text("".join(lines))
+    with replacing(folder / "metrics.jsonl", durable=False) as partial:
+        partial.write_text("".join(lines))

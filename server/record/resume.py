@@ -116,7 +116,8 @@ def checkpoint_to_resume(settings: RunSettings, folder: Path, data: str = "") ->
             "read it",
             "restore the earlier files, or start a new run",
         )
-    if checkpoint.round >= settings.num_rounds:
+    # Below an edge, the evaluation of the last round may be left.
+    if checkpoint.round >= settings.num_rounds and not settings.edge:
         raise _refusal(
             settings,
             f"run {folder.name} is over: round {checkpoint.round} of {settings.num_rounds}",
@@ -246,23 +247,31 @@ def returned_nodes(
 
     A node must show what it showed when the run met it: a signature of the same certificate's key,
     or the same secret of a state directory. A node that has lost both is new to the run. `places`
-    are identities of the checkpoint's nodes, such as partitions, in the order of meeting: the last
-    of equal ones counts. `keys` are fingerprints of what these nodes had shown. `claims` and
-    `shown` are the same of the nodes that are connected now.
+    are identities of the checkpoint's nodes, such as partitions, in the order of meeting. Several
+    nodes may have had the same: each is known by what it showed, or by its id. Of those that none
+    of this tells apart the last counts, as of a node that came back. `keys` are fingerprints of
+    what these nodes had shown. `claims` and `shown` are the same of the nodes that are connected
+    now.
     """
-    returned = {}
-    for name, old in {name: old for old, name in places.items()}.items():
-        if claims.get(old) == name and keys.get(old) == shown.get(old):
-            returned[old] = old
-            continue
-        for node, claimed in claims.items():
-            if claimed != name or places.get(node, name) != name:
-                continue
-            if keys.get(old) == shown.get(node):
-                returned[old] = node
-            else:
-                text = "Node %d claims the place of %s, but not its key or secret: it is new"
-                log(WARNING, text, node, _display_name(name))
+    returned = {
+        old: old
+        for old, name in places.items()
+        if claims.get(old) == name and keys.get(old) == shown.get(old)
+    }
+    last = {(name, keys.get(old)): old for old, name in places.items()}
+    claimants = {
+        (name, shown.get(node)): node
+        for node, name in claims.items()
+        if node not in returned and places.get(node, name) == name
+    }
+    names = set(places.values())
+    for (name, key), node in claimants.items():
+        old = last.get((name, key))
+        if old is None and name in names:
+            text = "Node %d claims the place of %s, but not its key or secret: it is new"
+            log(WARNING, text, node, _display_name(name))
+        elif old is not None and old not in returned:
+            returned[old] = node
     return returned
 
 

@@ -299,3 +299,21 @@ def test_a_user_cannot_cancel_anothers_run_over_the_socket():
                 os._exit(1)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
             assert [run.state for run in listed_runs(folder, ended=10)] == [State.WAITING]
+
+
+def test_a_damaged_file_is_named_and_to_users_as_well(tmp_path):
+    (tmp_path / FILE).write_bytes(b"garbage" * 1000)
+    with pytest.raises(QueueError, match="file is not a database") as caught:
+        QueueFile(tmp_path / FILE)
+    assert caught.value.where == str(tmp_path / FILE)
+    (tmp_path / FILE).unlink()
+    with closing(QueueFile(tmp_path / FILE)) as queue, Door(tmp_path, queue, lambda: None) as door:
+        threading.Thread(target=door.serve_forever, daemon=True).start()
+        call(tmp_path, b"app", call="add", order={"run_config": {"a": "b" * 4000}})
+        queue._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        with (tmp_path / FILE).open("r+b") as file:
+            file.seek(4096)
+            file.write(b"\xff" * 4096 * 8)
+        with pytest.raises(QueueError, match=r"the queue's file cannot be used: .*malformed"):
+            listed_runs(tmp_path, ended=0)
+        door.shutdown()

@@ -18,6 +18,7 @@ from benchmarks.in_process import FIRST_NODE, InProcessGrid
 from flwr_distill.protocol.meeting import DESCRIBE
 from flwr_distill.server.app import main
 from flwr_distill.server.page.run_files import flat
+from flwr_distill.server.record.checkpoint import checkpoints
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.task.errors import SettingsError
 
@@ -143,6 +144,28 @@ def test_a_run_that_breaks_off_above_goes_on_below_where_it_was(tiers, flat_run)
 
 
 @pytest.mark.slow
+def test_it_goes_on_below_also_where_the_server_was_killed_as_it_wrote_a_checkpoint(tiers):
+    def breaks(place, node):
+        def answer(message):
+            content = node(message)  # the edge is two rounds ahead of the checkpoint above
+            if place == 1 and round_of(message) == 3:
+                raise KeyboardInterrupt
+            return content
+
+        return answer
+
+    two = tiers()
+    with pytest.raises(KeyboardInterrupt):
+        two.run(wrap=breaks, **{"num-rounds": 4})
+    checkpoints(two.folder / "above" / "1")[2].unlink()
+    two.run(run_id=2, resume="1", **{"num-rounds": 4})
+    for place in range(EDGES):
+        (folder,) = two.runs_below(place)
+        assert [row["round"] for row in rows(folder)] == [0, 1, 2, 3, 4]
+        assert two.controls[place].configs[-1]["resume"] == folder.name
+
+
+@pytest.mark.slow
 def test_a_run_below_that_ends_too_early_goes_on_with_the_next_message(tiers, flat_run):
     two = tiers()
 
@@ -157,6 +180,23 @@ def test_a_run_below_that_ends_too_early_goes_on_with_the_next_message(tiers, fl
     assert_alike(weights(flat_run()), weights(two.run(wrap=ends)), **FLOAT)
     (folder,) = two.runs_below(0)
     assert [row["round"] for row in rows(folder)] == [0, 1, 2, 3]
+
+
+@pytest.mark.slow
+def test_an_edge_that_was_away_after_the_last_round_evaluates_it(tiers):
+    two = tiers()
+
+    def ends(place, node):
+        def answer(message):
+            if place == 0 and message.metadata.message_type == "evaluate":
+                two.edges[0].end()
+            return node(message)
+
+        return answer
+
+    folder = two.run(wrap=ends, **{"fraction-evaluate": 1.0, "num-rounds": 1})
+    (evaluated,) = phases(folder, "evaluate")
+    assert len(evaluated["nodes"]) == EDGES
 
 
 @pytest.mark.matrix

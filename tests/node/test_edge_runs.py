@@ -156,6 +156,27 @@ def test_a_run_below_that_does_not_start_is_waited_for_no_longer_than_the_messag
         edge().open(wanted("1"), 0.5)
 
 
+def test_a_run_below_that_starts_late_serves_the_next_message(edge, control):
+    """Another one would wait in vain for its folder."""
+    runs, control.listens = edge(), False
+    for _ in range(2):
+        with pytest.raises(EdgeError, match="did not start in time"):
+            runs.open(wanted("1"), 0.5)
+    (config,) = control.configs
+    server = listen(Path(config["edge"]), {GREET: lambda request, seconds: b""}, threads=2)
+    assert opened(runs, "1").socket == config["edge"]
+    assert len(control.configs) == 1
+    server.stop(grace=None).wait()
+
+
+def test_in_place_of_a_run_below_that_failed_as_it_started_another_one_starts(edge, control):
+    runs, control.listens = edge(), False
+    with pytest.raises(EdgeError, match="did not start in time"):
+        runs.open(wanted("1"), 0.5)
+    control.listens, control.status = True, RunStatus("finished:failed")
+    assert opened(runs, "1").socket == control.configs[1]["edge"]
+
+
 def test_settings_that_cannot_be_are_told(edge):
     with pytest.raises(EdgeError, match="seed = -1"):
         opened(edge(), "1", seed=-1)

@@ -12,6 +12,8 @@ import pytest
 
 from flwr_distill.node.kernel import die_with
 from flwr_distill.node.processes import start_bound, stop
+from flwr_distill.node.settings import NodeSettings
+from flwr_distill.node.supervisor import Node
 from tests.waiting import wait_until
 
 PARENT = """
@@ -78,3 +80,29 @@ def test_processes_that_obey_end_together_and_not_one_after_the_other() -> None:
     stop(processes)
     assert time.monotonic() - start < 5
     assert [process.returncode for process in processes] == [-signal.SIGTERM] * 3
+
+
+def test_nodes_that_end_together_do_not_start_again_together(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def pauses() -> list[float]:
+        seen: list[float] = []
+
+        def sleep(seconds: float) -> None:
+            seen.append(seconds)
+            if len(seen) == 5:
+                raise EOFError
+
+        node = Node(NodeSettings(insecure=True, state_dir=tmp_path))
+        monkeypatch.setattr(node, "_start_parts", lambda: None)
+        monkeypatch.setattr(node, "_wait_for_an_end", lambda: "the supernode ended")
+        monkeypatch.setattr(time, "sleep", sleep)
+        with pytest.raises(EOFError):
+            node._supervise()
+        return seen
+
+    first, second = pauses(), pauses()
+    assert all(a != b for a, b in zip(first, second, strict=True))
+    assert all(
+        0.5 * longest <= a <= longest for a, longest in zip(first, (1, 2, 4, 8, 10), strict=True)
+    )

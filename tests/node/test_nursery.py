@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -29,6 +30,14 @@ import numpy as np
 from flwr_distill.node import nursery
 
 np.random.random()  # it is imported at its first use
+fork = os.fork
+
+def fork_if_there_is_room():
+    if os.path.exists(os.path.join(os.path.dirname(__file__), "full")):
+        raise BlockingIOError("no more processes")
+    return fork()
+
+os.fork = fork_if_there_is_room
 
 nursery.NURSERIES = {"forklings": ("forkling",)}
 
@@ -237,6 +246,36 @@ def test_a_nursery_that_dies_takes_its_processes_along_and_programs_take_over(
     assert isinstance(after, subprocess.Popen)
     assert after.wait(timeout=10) == 0  # run as a program, that file defines a function and ends
     assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+def test_a_fork_that_fails_ends_no_other_process(server: Process, tmp_path: Path) -> None:
+    """As where an app has started as many processes as this user may have."""
+    first = start(tmp_path, "sleep")
+    lines(tmp_path)
+    (tmp_path / "full").touch()
+    second = start(tmp_path, "sleep")
+    assert not isinstance(second, ForkedProcess)
+    assert (server.poll(), first.poll()) == (None, None)
+    (tmp_path / "full").unlink()
+    third = start(tmp_path, "sleep")
+    assert isinstance(third, ForkedProcess)
+    stop([first, second, third])
+
+
+def test_more_processes_than_a_nursery_may_have_open_files_end_no_other_one(
+    server: Process, tmp_path: Path
+) -> None:
+    """It has a socket for each."""
+    processes = [start(tmp_path, "sleep")]
+    lines(tmp_path)
+    open_files = len(os.listdir(f"/proc/{server.pid}/fd"))
+    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (open_files + 8,) * 2)
+    processes += [start(tmp_path, "sleep") for _ in range(10)]
+    forked = [process for process in processes if isinstance(process, ForkedProcess)]
+    lines(tmp_path, len(forked))
+    assert 2 < len(forked) < len(processes)
+    assert [server.poll(), *(process.poll() for process in forked)] == [None] * (len(forked) + 1)
+    stop(processes)
 
 
 def test_parts_are_not_forked_from_a_nursery_that_is_older_than_a_package(

@@ -56,3 +56,16 @@ def test_sums_that_one_node_can_spoil_grow_with_the_logarithm_of_the_rounds():
             blame.doubted([3], server_round, "it failed")
             spoilt += 1
     assert spoilt == 10
+
+
+def test_a_resumed_run_excludes_who_lied_under_the_ids_that_nodes_have_now():
+    blame = Blame()
+    blame.lied(1, "a reason")
+    blame.lied(2, "it is not back")
+    blame.doubted([3], 1, "it failed")
+    blame.doubted([3], 2, "it failed again")
+    resumed = Blame()
+    resumed.load_state_dict(blame.state_dict(), {1: 11, 3: 13, 4: 14})
+    nodes = range(10, 20)
+    assert resumed.excluded(nodes, 3, 3).keys() == {11, 13}
+    assert resumed.excluded(nodes, 4, 3) == {11: "a reason"}

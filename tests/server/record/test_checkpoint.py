@@ -124,6 +124,18 @@ def test_a_checkpoint_gives_back_the_run(tmp_path):
     assert_equal(found.state, {"clusters": [{"nodes": [NODE]}], "m": {"w": np.ones(4)}})
 
 
+def test_what_others_have_put_beside_checkpoints_ends_no_run_and_stays(tmp_path):
+    """A copy by another name, and what file systems and notebooks leave there."""
+    first = save_checkpoint(tmp_path, checkpoint())
+    copy = first.with_name("round-000003-good.safetensors")
+    copy.write_bytes(first.read_bytes())
+    (hidden := first.with_name(".ipynb_checkpoints")).mkdir()
+    (leftover := first.with_name(f".{first.name}.0123abcd")).touch()
+    last = save_checkpoint(tmp_path, checkpoint(4), keep=1)
+    assert checkpoints(tmp_path) == {4: last}
+    assert (copy.exists(), hidden.exists(), leftover.exists()) == (True, True, False)
+
+
 def test_the_same_run_gives_the_same_bytes(tmp_path):
     files = [save_checkpoint(tmp_path / name, checkpoint()) for name in "ab"]
     assert files[0].read_bytes() == files[1].read_bytes()

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from resource import RLIMIT_FSIZE, getrlimit, setrlimit
 
 import pytest
 from flwr.app import Error, MetricRecord, RecordDict
@@ -97,6 +98,36 @@ def test_the_journal_of_a_resumed_run_keeps_the_rounds_that_are_over(tmp_path):
     assert read_lines(tmp_path / "none.jsonl") == []
     Journal(file)
     assert read_lines(file) == []
+
+
+def test_a_disk_that_is_full_leaves_no_half_line_that_no_resumed_run_could_read(tmp_path):
+    file = tmp_path / "journal.jsonl"
+    journal, before = Journal(file), getrlimit(RLIMIT_FSIZE)
+    journal.round = 1
+    journal.book_error("first")
+    setrlimit(RLIMIT_FSIZE, (file.stat().st_size + 20, before[1]))
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            journal.book_error("second")
+    finally:
+        setrlimit(RLIMIT_FSIZE, before)
+    journal.book_error("there is room again")
+    Journal(file, rounds=1)
+    assert [line["error"] for line in read_lines(file)] == ["first", "there is room again"]
+
+
+def test_a_resumed_run_that_cannot_write_its_journal_loses_no_line(tmp_path):
+    file, before = tmp_path / "journal.jsonl", getrlimit(RLIMIT_FSIZE)
+    journal = Journal(file)
+    for _ in range(10):
+        journal.book_error("a text")
+    setrlimit(RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            Journal(file, rounds=1)
+    finally:
+        setrlimit(RLIMIT_FSIZE, before)
+    assert len(read_lines(file)) == 10
 
 
 def test_what_heads_and_leaders_reject_is_set_aside_too(memory_grid, tmp_path):

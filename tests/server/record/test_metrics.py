@@ -8,6 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from flwr_distill.base.files import replacing
 from flwr_distill.fleet.local_federation import free_ports
 from flwr_distill.server.record.metrics import PORT_VARIABLE, RunMetrics, serve_metrics
 
@@ -53,6 +54,21 @@ def append(file, text):
 
 def test_a_run_that_has_written_nothing_yet_has_no_numbers(scrape):
     assert scrape() == {}
+
+
+def test_files_that_are_replaced_are_read_from_their_beginning(folder, scrape):
+    """As those of a resumed run, and an edge's rows once its nodes have evaluated."""
+    files = {"metrics.jsonl": row(0) + row(1) + row(2), "journal.jsonl": phase("train", 1.5) * 2}
+    for name, text in files.items():
+        append(folder / name, text)
+    assert scrape()["flwr_distill_phase_seconds_total", "train"] == 3
+    for name, text in files.items():
+        with replacing(folder / name) as partial:
+            partial.write_text(text.splitlines()[0] + "\n")
+    append(folder / "metrics.jsonl", row(1, accuracy=0.625))
+    numbers = scrape()
+    assert numbers["flwr_distill_accuracy",] == 0.625
+    assert numbers["flwr_distill_phase_seconds_total", "train"] == 1.5
 
 
 def test_every_scrape_tells_the_latest_round_and_the_sums_of_all_phases(folder, scrape):

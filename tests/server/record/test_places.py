@@ -34,6 +34,30 @@ def test_of_a_node_that_came_back_in_the_earlier_run_its_last_id_counts():
     assert returned_nodes({11: "0", 12: "1", 13: "0"}, {}, {21: "0"}, {}) == {13: 21}
 
 
+@pytest.mark.parametrize(
+    ("keys", "claims", "shown", "returned"),
+    [
+        pytest.param(
+            *({11: "a", 13: "z"}, {11: "0", 13: "0"}, {11: "a", 13: "z"}),
+            {11: 11, 13: 13},
+            id="both are back",
+        ),
+        pytest.param(
+            *({11: "a", 13: "z"}, {21: "0", 23: "0"}, {21: "a", 23: "z"}),
+            {11: 21, 13: 23},
+            id="both under other ids",
+        ),
+        pytest.param({}, {11: "0", 13: "0"}, {}, {11: 11, 13: 13}, id="known by their ids"),
+        pytest.param({}, {11: "0"}, {}, {11: 11}, id="the first alone"),
+        pytest.param({11: "a", 13: "a"}, {21: "0"}, {21: "a"}, {13: 21}, id="it came back before"),
+    ],
+)
+def test_who_claims_a_partition_in_the_run_does_not_take_its_place_in_one_that_resumes_it(
+    keys, claims, shown, returned
+):
+    assert returned_nodes({11: "0", 13: "0"}, keys, claims, shown) == returned
+
+
 def test_a_node_is_known_by_its_state_directory_and_who_claims_its_partition_is_not_taken_for_it(
     client_grid, tmp_path
 ):

@@ -8,13 +8,15 @@ from itertools import count
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context, RecordDict
+from flwr.app import Array, ArrayRecord, Context, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from safetensors.numpy import load_file
 
 from flwr_distill.protocol.registry import all_methods
 from flwr_distill.server import app as server_app
 from flwr_distill.server.app import main
+from flwr_distill.server.export.model import run_to_export, weights_of
+from flwr_distill.server.page.run_files import read_run
 from flwr_distill.server.record import resume
 from flwr_distill.server.record.checkpoint import (
     Checkpoint,
@@ -152,6 +154,56 @@ def test_a_resumed_run_ends_with_the_very_model_of_one_that_was_never_interrupte
     newest.unlink()
     run(strategy, resume=folder.name)
     assert_same(folder, whole)
+
+
+def test_what_a_run_left_at_its_end_is_no_result_of_the_rounds_after_which_it_continues(run):
+    folder = run(num_rounds=2)
+    with pytest.raises(Killed):
+        run(num_rounds=4, resume=folder.name, killed_in=4)
+    checkpoints(folder)[3].unlink()  # as if it was killed while this was written
+    left = read_run(folder)
+    exported = run_to_export(left)
+    assert (left.state, left.rows[-1]["round"], exported.rows[-1]["round"]) == ("killed", 3, 2)
+    second = load_checkpoint(checkpoints(folder)[2]).arrays
+    weights = weights_of(exported)
+    assert weights.keys() == second.keys()
+    assert all(np.array_equal(weights[name], second[name].numpy()) for name in weights)
+
+
+def test_a_resumed_run_rejects_what_the_whole_one_rejects(play, client_grid, tmp_path):
+    """Updates of three nodes are compared with those of earlier rounds."""
+    config = {"num-rounds": 4, "min-nodes": 3, "train.local-epochs": 1, "runs-dir": str(tmp_path)}
+
+    def run(run_id, killed_in=None, **settings):
+        grid = client_grid(3, {"strategy": "fedavg", **config})
+
+        def spoiling(node, answer):
+            def answer_or_spoil(message):
+                content = answer(message)
+                server_round = message.content.config_records.get("config", {}).get("server-round")
+                if killed_in and server_round == killed_in:
+                    raise Killed
+                if server_round == 3 and node == min(grid.nodes):
+                    content["arrays"] = ArrayRecord(
+                        {
+                            k: Array(v.numpy() * np.float32(1e6))
+                            for k, v in content["arrays"].items()
+                        }
+                    )
+                return content
+
+            return answer_or_spoil
+
+        grid.nodes = {node: spoiling(node, answer) for node, answer in grid.nodes.items()}
+        return play(config, grid=grid, run_id=run_id, **settings)
+
+    whole = run(1)
+    with pytest.raises(Killed):
+        run(2, killed_in=3)
+    run(3, resume="2")
+    assert [row["set_aside"] for row in rows(whole)] == [0, 0, 0, 1, 0]
+    assert rows(tmp_path / "2")[-1]["set_aside"] == 0
+    assert scores(tmp_path / "2") == scores(whole)
 
 
 def test_nodes_that_are_back_under_other_ids_go_on_with_what_they_kept(run, killed):

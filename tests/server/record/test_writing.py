@@ -6,11 +6,18 @@ on the size of files for a full disk.
 
 import resource
 from contextlib import contextmanager
+from errno import ENOSPC
 from functools import partial
 
+import numpy as np
 import pytest
 from safetensors import SafetensorError
+from safetensors.numpy import load_file
 
+from flwr_distill.server.export.model import run_to_export, weights_of
+from flwr_distill.server.page.run_files import read_run
+from flwr_distill.server.page.run_page import write_report
+from flwr_distill.server.record.recorder import Recorder, write_json
 from flwr_distill.server.record.writing import ResultsError, results_in
 
 KILOBYTES = 1000
@@ -79,3 +86,35 @@ def test_a_full_disk_is_named_as_every_safetensors_describes_it(tmp_path, text):
     with pytest.raises(ResultsError, match=resume) as caught, results_in(tmp_path, resume):
         raise SafetensorError(text)
     check_line(caught.value, tmp_path)
+
+
+def test_where_there_is_no_room_the_files_of_the_last_round_stay_readable(run, tmp_path):
+    folder = run()
+    before = read_run(folder)
+    for name in ("traffic.json", "about.json", "topology.json", "settings.json"):
+        with files_of_at_most(100), pytest.raises(OSError, match="too large"):
+            write_json(folder / name, {"a": "b" * KILOBYTES})
+    with files_of_at_most(KILOBYTES), pytest.raises(OSError, match="too large"):
+        write_report(folder)
+    assert read_run(folder) == before
+    assert (folder / "report.html").read_text().endswith("</html>")
+    assert not [*folder.glob(".*.*")]
+
+
+def test_a_run_that_cannot_record_all_of_a_round_leaves_the_model_of_that_round(
+    run, monkeypatch, tmp_path
+):
+    """The round's row is there already, and an export goes by rows."""
+    second = load_file(run(num_rounds=2) / "model.safetensors")
+
+    def fill(recorder, formula_bytes):
+        if recorder._history.rows[-1].round == 2:
+            raise OSError(ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Recorder, "_write_traffic", fill)
+    with pytest.raises(ResultsError):
+        run(num_rounds=3, run_id=2)
+    left = read_run(tmp_path / "runs" / "2")
+    assert left.rows[-1]["round"] == 2
+    weights = weights_of(run_to_export(left))
+    assert all(np.array_equal(weights[name], second[name]) for name in second)
