@@ -172,13 +172,15 @@ class VirtualData:
         Pixels have 2^bits evenly spaced levels from the least to the largest value, so each is
         restored to within (max - min) / 2 / (2^bits - 1). The packing leaves about `bits` bits of
         them, or fewer. Labels are int16; soft labels stay float32. Equal data give equal bytes.
+        Pixels beyond `MAX_VALUE` become that: receivers refuse larger ones, with all of the data.
         """
         within = 1 <= bits <= MAX_BITS
         require(within, f"must be from 1 to {MAX_BITS}", where="bits", value=bits)
-        low, high = float(self.images.min()), float(self.images.max())
+        images = self.images.clamp(-MAX_VALUE, MAX_VALUE)
+        low, high = float(images.min()), float(images.max())
         most = 2**bits - 1
         scale = (high - low) / most
-        levels = (self.images.double() - low) / (scale or 1.0)
+        levels = (images.double() - low) / (scale or 1.0)
         tensors = {
             "pixels": levels.round().clamp(0, most).to(torch.uint8).contiguous(),
             "labels": self.labels.to(torch.int16).contiguous(),
