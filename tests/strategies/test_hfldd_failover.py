@@ -158,7 +158,9 @@ def one_cluster(failures=()):
     """Five nodes that all differ, of which some have failed as heads."""
     clusters = Clusters(seed=0)
     clusters.form({node: np.eye(5)[[node]] for node in range(5)}, groups=5)
-    clusters.load_state_dict({**clusters.state_dict(), "failures": dict.fromkeys(failures, 3)})
+    clusters.load_state_dict(
+        {**clusters.state_dict(), "failures": {node: [3, 2 + 8] for node in failures}}
+    )
     return clusters
 
 
@@ -186,8 +188,23 @@ def test_a_node_is_head_as_often_as_it_has_samples():
 def test_a_node_that_failed_or_is_away_has_no_turn(failures, failed, connected):
     clusters = one_cluster(failures)
     clusters.failed = failed
-    heads = heads_of(clusters, 20, dict.fromkeys(range(5), 10), set(connected))
+    heads = heads_of(clusters, 8, dict.fromkeys(range(5), 10), set(connected))
     assert heads.keys() == {0, 2, 3, 4}
+
+
+def test_a_head_that_failed_once_has_its_turns_again():
+    """A late reply must not keep a node's own data from being trained on for the rest of a run."""
+    clusters, everyone = one_cluster(), set(range(5))
+    samples = dict.fromkeys(everyone, 10)
+    heads = Counter()
+    for server_round in range(2, 52):
+        clusters.rotate_heads(server_round, everyone, samples)
+        clusters.replace_heads(server_round, everyone)
+        (cluster,) = clusters
+        heads[cluster.head] += 1
+        clusters.failed = {cluster.head} if server_round == 7 else set()
+    assert heads.keys() == everyone
+    assert min(heads.values()) >= 8
 
 
 def test_heads_of_different_clusters_have_different_data_at_a_time():
@@ -219,7 +236,9 @@ def test_a_member_that_is_not_connected_does_not_take_over_however_reliable():
     clusters.form({node: np.eye(3)[[node]] for node in range(3)}, groups=3)
     (cluster,) = clusters
     first, away, there = cluster.head, *(node for node in range(3) if node != cluster.head)
-    clusters.load_state_dict({**clusters.state_dict(), "failures": {there: 9}, "failed": [first]})
+    clusters.load_state_dict(
+        {**clusters.state_dict(), "failures": {there: [9, 99]}, "failed": [first]}
+    )
     clusters.replace_heads(2, connected={first, there})
     assert [cluster.head for cluster in clusters] == [there]
     assert away not in clusters.by_head()
