@@ -166,6 +166,12 @@ class ModelCodec:
                 self._sent[node] = message_id, version.name
         self._forget_versions()
 
+    def on_nodes(self, model: Arrays) -> Arrays:
+        """A model as nodes have it that were sent it last; unchanged if it was not coded."""
+        source = version_of(model) if self._versions else ""
+        versions = [one.arrays for one in self._versions.values() if one.source == source]
+        return versions[-1] if versions else model
+
     def decode(self, message: Message, reply: Message, most: int) -> None:
         """Decode a reply with content in place; it has so many bytes at most then.
 
