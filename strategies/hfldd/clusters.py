@@ -1,6 +1,6 @@
 """HFLDD's clusters: how they form, and how they change as nodes come and go."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import zip_longest
@@ -73,6 +73,21 @@ class LiveCluster:
         """Note that a head no longer has its members' virtual data."""
         self.held[head] = []
         self.verdicts.pop(head, None)
+
+    def rename(self, node: int, new: int) -> None:
+        """Give a node its new id, under which it has kept nothing that others sent."""
+        self.held.pop(node, None)
+        self.verdicts.pop(node, None)
+        self.nodes = _renamed(self.nodes, node, new)
+        self.head = new if self.head == node else self.head
+        self.held = {head: _renamed(nodes, node, new) for head, nodes in self.held.items()}
+        for judged in self.verdicts.values():
+            if node in judged:
+                judged[new] = judged.pop(node)
+
+
+def _renamed(nodes: Sequence[int], node: int, new: int) -> list[int]:
+    return [new if one == node else one for one in nodes]
 
 
 class Clusters:
@@ -197,6 +212,25 @@ class Clusters:
         """The nodes that are in no cluster."""
         placed = self.by_node()
         return [node for node in nodes if node not in placed]
+
+    def restore_places(
+        self, new: Iterable[int], connected: Collection[int], data: Callable[[int], str]
+    ) -> list[int]:
+        """Give nodes that are back under a new id their places; return the others.
+
+        They are known by their `data`; under two ids, heads would have their virtual data twice.
+        """
+        gone = {data(node): node for node in self.nodes if node not in connected}
+        others = []
+        for node in new:
+            known = gone.pop(data(node), None) if data(node) else None
+            if known is None:
+                others.append(node)
+                continue
+            self.by_node()[known].rename(known, node)
+            self._groups = [_renamed(group, known, node) for group in self._groups]
+            log(INFO, "HFLDD: node %d is back as node %d", known, node)
+        return others
 
     def place(self, node: int, soft_labels: NDArray[Any]) -> None:
         """Have a new node join a cluster."""

@@ -6,8 +6,9 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, Context, RecordDict
 
+from flwr_distill.client.app import app
 from flwr_distill.distill import VirtualData
 from flwr_distill.strategies.common.retries import Retries
 from flwr_distill.strategies.hfldd import HFLDD
@@ -21,7 +22,7 @@ from flwr_distill.strategies.hfldd.method import (
     TRAIN_POOL,
 )
 
-from .rounds import assert_equal, spoil, start
+from .rounds import FIRST, assert_equal, spoil, start
 
 RUN_CONFIG = {"partition.classes": 2, "train.local-epochs": 1}
 PER_NODE = 6
@@ -308,6 +309,25 @@ def test_a_member_that_has_lost_its_key_with_all_else_is_asked_anew_who_it_is(fe
     replies = federation.run()
     heir = federation.cluster_of(lost.members[0]).head
     assert federation.parcels(replies, heir) == len(lost.members) - 1
+
+
+@pytest.mark.parametrize("is_head", [False, True])
+def test_a_node_that_is_back_under_another_id_takes_its_place(federation, is_head, tmp_path):
+    """A SuperNode without a key file is another node to the SuperLink when it starts again."""
+    federation.run()
+    cluster = federation.largest()
+    lost = cluster.head if is_head else cluster.members[0]
+    place, new = federation.ids.index(lost), FIRST + 99
+    config = {"partition-id": place, "num-partitions": 6, "state-dir": str(tmp_path / "state")}
+    context = Context(1, new, {**config, "device": "cpu"}, RecordDict(), RUN_CONFIG)
+    federation.lose(lost)
+    federation.grid.nodes[new] = lambda message: app(message, context).content
+    replies = federation.run()
+    now = federation.cluster_of(new)
+    assert {now.head, *now.members} == {cluster.head, *cluster.members} - {lost} | {new}
+    assert (now.head == new) == is_head
+    assert federation.parcels(replies, now.head) == len(cluster.members)
+    assert federation.asked[DISTILL] == (len(cluster.members) if is_head else 0)
 
 
 def test_a_cluster_that_is_all_gone_is_left_out_and_joins_again(federation):
