@@ -27,6 +27,8 @@ from flwr_distill.distill.virtual_header import (
 
 MAX_VALUE = 20.0
 """Largest pixel size accepted; normalised pixels lie within a few units of 0."""
+MAX_MEAN = 5.0
+"""Mean size of pixels above which they are not normalised at all."""
 MAX_BITS = 8
 _CHUNK = 2**20
 
@@ -172,13 +174,17 @@ class VirtualData:
         Pixels have 2^bits evenly spaced levels from the least to the largest value, so each is
         restored to within (max - min) / 2 / (2^bits - 1). The packing leaves about `bits` bits of
         them, or fewer. Labels are int16; soft labels stay float32. Equal data give equal bytes.
+        Single pixels beyond `MAX_VALUE` become that: receivers refuse all of the data for one.
         """
         within = 1 <= bits <= MAX_BITS
         require(within, f"must be from 1 to {MAX_BITS}", where="bits", value=bits)
-        low, high = float(self.images.min()), float(self.images.max())
+        images = self.images
+        if float(images.abs().mean()) <= MAX_MEAN:
+            images = images.clamp(-MAX_VALUE, MAX_VALUE)
+        low, high = float(images.min()), float(images.max())
         most = 2**bits - 1
         scale = (high - low) / most
-        levels = (self.images.double() - low) / (scale or 1.0)
+        levels = (images.double() - low) / (scale or 1.0)
         tensors = {
             "pixels": levels.round().clamp(0, most).to(torch.uint8).contiguous(),
             "labels": self.labels.to(torch.int16).contiguous(),

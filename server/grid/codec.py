@@ -17,14 +17,15 @@ from logging import WARNING
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.common import log
 
 from flwr_distill.base.text import listed
-from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record
+from flwr_distill.protocol.arrays import Arrays, DecodedArray, as_arrays, as_record
 from flwr_distill.protocol.coded import (
     BESIDE,
     CODEC,
+    PREFIX,
     Coding,
     DownCodec,
     UpCodec,
@@ -168,6 +169,12 @@ class ModelCodec:
                 self._sent[node] = message_id, version.name
         self._forget_versions()
 
+    def on_nodes(self, model: Arrays) -> Arrays:
+        """A model as nodes have it that were sent it last; unchanged if it was not coded."""
+        source = version_of(model) if self._versions else ""
+        versions = [one.arrays for one in self._versions.values() if one.source == source]
+        return versions[-1] if versions else model
+
     def decode(self, message: Message, reply: Message, most: int) -> None:
         """Decode a reply with content in place; it has so many bytes at most then.
 
@@ -184,12 +191,38 @@ class ModelCodec:
         if sent is None or not self.is_used:
             return
         if model is not None:
-            reply.content[ARRAYS] = decoded(model, as_arrays(sent), exact=False)
+            start = as_arrays(sent)
+            plain = {n: a for n, a in model.items() if not a.stype.startswith(PREFIX)}
+            trained = decoded(model, start, exact=False)
+            trained.update(self._from_start(plain, start, reply))
+            reply.content[ARRAYS] = trained
         records = reply.content.array_records
         beside = {name: records[name] for name in self.beside if name in records}
         check_claims((array for each in beside.values() for array in each.values()), most)
         for name, record in beside.items():
             reply.content[name] = decoded(record, exact=False)
+
+    def _from_start(
+        self, plain: Mapping[str, Array], start: Arrays, reply: Message
+    ) -> dict[str, Array]:
+        """Arrays that a node sends uncoded, as if it had trained `start` itself.
+
+        It trained the coded one. Without this, each round would lose again what coding loses, with
+        all that training has moved by less.
+        """
+        message_id, name = self._sent.get(reply.metadata.src_node_id, ("", ""))
+        version = self._versions.get(name)
+        if version is None or message_id != reply.metadata.reply_to_message_id:
+            return {}
+        moved: dict[str, Array] = {}
+        for key, array in as_arrays(ArrayRecord(dict(plain))).items():
+            before, sent = start.get(key), version.arrays.get(key)
+            if before is None or sent is None or array.dtype != np.float32:
+                continue
+            if array.shape == before.shape and not np.array_equal(before, sent):
+                change = np.subtract(array, sent, dtype=np.float64)
+                moved[key] = DecodedArray((before + change).astype(np.float32))
+        return moved
 
     def note(self, reply: Message, *, counts: bool) -> None:
         """Note what a node's reply shows: what the node has, and whether its reply counts."""

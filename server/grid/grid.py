@@ -6,6 +6,7 @@ from typing import Any
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
+from flwr_distill.protocol.arrays import Arrays
 from flwr_distill.protocol.method import Phase
 from flwr_distill.protocol.registry import phases_of
 from flwr_distill.protocol.replies import Stage
@@ -93,6 +94,10 @@ class RunGrid(Grid):
             screening.load_state_dict(state.get("screening", []))
         if self._sums and (blame := state.get("blame")):
             self._sums.blame.load_state_dict(blame, returned)
+
+    def on_nodes(self, model: Arrays) -> Arrays:
+        """A model as nodes have it that were sent it; see `ModelCodec.on_nodes`."""
+        return self.transport.codec.on_nodes(model)
 
     def begin_round(self, server_round: int) -> None:
         """Seed node sampling for a round; drop the failures of the one before."""

@@ -57,8 +57,9 @@ class Analytic(CheckedFedAvg):
     A node sends sums over its samples' features x: ``x x^T``, x by class, and counts. Added up,
     they are the sums over all samples, however these are spread, so the head is that of pooling the
     data (AFL, He et al. 2025; Fed3R, Fanì et al. 2024; FedCGS, Guan et al. 2025). In later rounds
-    only nodes whose sums are missing get a message. Each node's sums are stored, in checkpoints
-    too, so that a node can be taken out again (`forget`).
+    only nodes whose sums are missing get a message; one that is back under another id does not.
+    Each node's sums are stored, in checkpoints too, so that a node can be taken out again
+    (`forget`).
 
     Parameters
     ----------
@@ -135,7 +136,12 @@ class Analytic(CheckedFedAvg):
         content = RecordDict({self.configrecord_key: config, FEATURES: record})
         sampled = super().configure_train(server_round, arrays, config, grid)
         nodes = [message.metadata.dst_node_id for message in sampled]
-        return [Message(content, node, TRAIN_SUMS) for node in nodes if node not in self.names]
+        summed = {self._directory.data(node) for node in self.names} - {""}
+        new = [node for node in nodes if node not in self.names]
+        missing = [node for node in new if self._directory.data(node) not in summed]
+        for node in set(new) - set(missing):
+            log(INFO, "Node %d has sent its sums under another id", node)
+        return [Message(content, node, TRAIN_SUMS) for node in missing]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

@@ -163,6 +163,13 @@ class Directory:
         """Codecs of each node; none of one that is not described."""
         return [self._descriptions.get(node, Description(0)).codecs for node in nodes]
 
+    def data(self, node: int) -> str:
+        """Fingerprint of a node's data, which only the same data in the same state directory have.
+
+        Empty if the node is not described.
+        """
+        return self._descriptions.get(node, Description(0)).fingerprint
+
     def name(self, node: int) -> str:
         """What to call a node; one that has no name by the last digits of its id."""
         return self.names.get(node, f"node …{str(node)[-5:]}")

@@ -7,9 +7,12 @@ from flwr_distill.task.datasets import DataSpec
 from flwr_distill.task.errors import SettingsError
 
 
-def require_images(spec: DataSpec, strategy: str) -> None:
-    """Raise SettingsError if the data are texts or tables."""
-    if spec.kind != "image":
+def require_images(spec: DataSpec, strategy: str, *, or_tables: bool = False) -> None:
+    """Raise SettingsError if the data are texts, whose words a distiller would move like pixels.
+
+    Or tables, unless `or_tables` is set.
+    """
+    if spec.kind == "text" or (spec.kind == "table" and not or_tables):
         raise SettingsError(
             f"{spec.name!r} contains {spec.kind}s, which cannot be distilled",
             where="strategy",

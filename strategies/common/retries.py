@@ -13,6 +13,10 @@ class Retries:
         """Whether to ask a node in this round."""
         return server_round >= self._attempts.get(node, (0, 0))[1]
 
+    def failures(self, node: int) -> int:
+        """How often a node failed."""
+        return self._attempts.get(node, (0, 0))[0]
+
     def failed(self, node: int, server_round: int) -> None:
         """Note that a node failed."""
         attempts, _ = self._attempts.get(node, (0, 0))

@@ -153,7 +153,8 @@ class VirtualTraining(CheckedFedAvg):
             total.zero_()
             order = torch.randperm(len(labels), generator=generator).to(images.device)
             for rows in torch.split(order, settings.server_batch_size):
-                if len(rows) == 1 < len(order):  # batch normalisation cannot train on one
+                if len(rows) == 1 < min(len(order), settings.server_batch_size):
+                    # Batch normalisation cannot train on one.
                     continue
                 optimizer.zero_grad(set_to_none=True)
                 loss = loss_of(model(images[rows]), labels[rows])

@@ -127,7 +127,7 @@ def hand_in(message: Message, context: Context) -> Message:
 
 
 def hand_out(message: Message, context: Context) -> Message:
-    """Store the global model, and send it to every member with a route (step 5).
+    """Store the global model as members get it, and send it to every one with a route (step 5).
 
     The reply has a ``parcel.<rank>`` for each member that was reached; failures are logged. Members
     are sent to side by side, so that one that does not answer costs the others nothing.
@@ -136,7 +136,8 @@ def hand_out(message: Message, context: Context) -> Message:
     session = Session.of(context)
     model = received_arrays(message.content)
     payload = to_payload(model, asked_codec(message.content))
-    session.store.write(GLOBAL_MODEL, save(dict(model)))
+    # Coded, it is another model: updates that start from two could not be compared.
+    session.store.write(GLOBAL_MODEL, save(dict(from_payload(payload, MAX_PARCEL))))
     routes = ranked(message.content.config_records, ROUTE)
 
     def send_to(rank: int) -> ConfigRecord | None:

@@ -1,7 +1,9 @@
 """Messages of FedHEAD's server to leaders and members in a round, and parcels between these."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from logging import WARNING
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -20,7 +22,8 @@ from flwr_distill.protocol.messages import (
     ROUTE,
     ranked,
 )
-from flwr_distill.protocol.parcels import coding_record
+from flwr_distill.protocol.outliers import update_norm
+from flwr_distill.protocol.parcels import coding_record, from_payload, to_payload
 from flwr_distill.protocol.replies import set_aside, usable
 from flwr_distill.strategies.common.topology import Cluster
 from flwr_distill.strategies.fedhead.membership import Membership
@@ -65,6 +68,20 @@ class Exchange:
     codec_of_model: str = "float32"
     routes: dict[int, ConfigRecord] = field(default_factory=dict)
     codings: dict[int, dict[str, ConfigRecord]] = field(default_factory=dict)
+
+    @cached_property
+    def start_on_nodes(self) -> Arrays:
+        """The global model as nodes have it once they trained, which may be coded on its way."""
+        on_nodes: Callable[[Arrays], Arrays] | None = getattr(self.grid, "on_nodes", None)
+        return on_nodes(self.start) if on_nodes else self.start
+
+    @cached_property
+    def rounding(self) -> float:
+        """How far from that the model may be that leaders hand out."""
+        if self.codec_of_model == "float32":
+            return 0.0
+        model = self.start_on_nodes
+        return update_norm(from_payload(to_payload(model, self.codec_of_model), sys.maxsize), model)
 
     def ask(self, messages: Sequence[Message]) -> dict[int, Message]:
         """Replies by node, in the order of ``messages``; nodes without one count as failed."""

@@ -123,7 +123,8 @@ class SectorMeans:
             averaged = {*nodes.values()} - rejected.keys()
             try:
                 mean = self.exchange.model_of(reply)
-                self.norms.check_mean(mean, self.exchange.start, averaged)
+                start, rounding = self.exchange.start_on_nodes, self.exchange.rounding
+                self.norms.check_mean(mean, start, averaged, rounding)
             except ValueError as error:
                 self._distrust(leader, one_line(error))
                 continue

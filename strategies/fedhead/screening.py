@@ -49,16 +49,19 @@ class Norms:
         for node in nodes:
             self.of_round.pop(node, None)
 
-    def check_mean(self, mean: Arrays, start: Arrays, averaged: Iterable[int]) -> None:
+    def check_mean(
+        self, mean: Arrays, start: Arrays, averaged: Iterable[int], rounding: float = 0.0
+    ) -> None:
         """Refuse a mean that is further from the start than all models that it is made of.
 
+        `rounding` is how far nodes may have been from the start before they trained.
         Raises ValueError if it is, or is made of none.
         """
         longest = max((self.of_round[node] for node in averaged), default=None)
         if longest is None:
             raise ValueError("all models of the sector were rejected, the leader's own too")
         norm = update_norm(mean, start)
-        if self.threshold and norm > LONGER * longest:
+        if self.threshold and norm > LONGER * longest + rounding:
             raise ValueError(f"its norm is {norm:.3g}, above {longest:.3g}, its members' largest")
 
     def check_student(self, leader: int, student: Arrays, start: Arrays) -> None:

@@ -31,7 +31,7 @@ from flwr_distill.strategies.agreement.strategy import Agreement
 from flwr_distill.strategies.common.averages import weighted_mean
 from flwr_distill.strategies.common.checked import RobustFedAvg, Update
 from flwr_distill.strategies.common.directory import Directory
-from flwr_distill.strategies.common.images import chosen_formation
+from flwr_distill.strategies.common.images import chosen_formation, require_images
 from flwr_distill.strategies.common.run import Run
 from flwr_distill.strategies.common.virtual_files import virtual_files
 from flwr_distill.strategies.fedlgd.method import (
@@ -121,6 +121,7 @@ class FedLGD(RobustFedAvg):
                 value=run.train.on,
                 remedy='set it to "real"',
             )
+        require_images(run.seen_spec, "fedlgd", or_tables=True)
         if settings.dp_epsilon and run.seen_spec != run.spec:
             raise SettingsError(
                 "nothing but the head of the frozen network trains, and features have no "

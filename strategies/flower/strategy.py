@@ -26,8 +26,8 @@ from flwr_distill.strategies.common.averages import weighted_mean
 from flwr_distill.strategies.common.run import Run
 from flwr_distill.task.errors import SettingsError
 
-HIGH_LOSS = 10.0
-"""Loss of a node that counts, in units of the median."""
+FAR_LOSS = 10.0
+"""Times the median, or its part, that the loss of a node may count as."""
 
 
 class _OnPart(Answered, FedAvg):
@@ -143,7 +143,8 @@ class FedYogi(_OnWeights, flower.FedYogi):
 class QFedAvg(_OnWeights, flower.QFedAvg):
     """Flower's q-FedAvg, with the run's learning rate and the loss as our nodes name it.
 
-    A loss counts at most ten times the median: a node says itself how high its own is.
+    A loss counts as ten times the median at most, and as a tenth at least: a node says itself how
+    high its own is, and a single one of 0 would leave nothing of everyone's step.
     """
 
     @classmethod
@@ -161,9 +162,10 @@ class QFedAvg(_OnWeights, flower.QFedAvg):
         """Aggregate the replies' models; names, order and types stay."""
         replies = usable(replies)
         losses = [number(reply, TRAIN_LOSS) for reply in replies]
+        usual = median(losses) if losses else 0.0
         for reply, loss in zip(replies, losses, strict=True):
-            most = HIGH_LOSS * median(losses)
-            reply.content.metric_records[METRICS][TRAIN_LOSS] = min(loss, most)
+            counting = min(max(loss, usual / FAR_LOSS), usual * FAR_LOSS)
+            reply.content.metric_records[METRICS][TRAIN_LOSS] = counting
         return super().aggregate_train(server_round, replies)
 
 

@@ -38,6 +38,7 @@ from flwr_distill.protocol.messages import (
     ROUTE,
     ranked,
 )
+from flwr_distill.strategies.common.images import require_images
 from flwr_distill.strategies.hfldd.distillation import Encoded, distilled, refined
 from flwr_distill.strategies.hfldd.method import (
     KEPT_PARCELS,
@@ -59,6 +60,7 @@ from flwr_distill.strategies.hfldd.requests import (
     Refinement,
 )
 from flwr_distill.task.auxiliary_names import NOISE
+from flwr_distill.task.backbones import seen_spec
 from flwr_distill.task.datasets import Samples
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.evaluation import outputs
@@ -77,7 +79,9 @@ FileState = tuple[Path, int]
 
 
 def needs(session: Session, settings: HFLDDSettings) -> Iterator[Callable[[], object]]:
-    """Calls that fail where the node is missing the distiller or the auxiliary set."""
+    """Calls that fail where the node is missing distiller or auxiliary set, or has texts."""
+    spec = seen_spec(session.new_model(), session.own.spec, session.task.train)
+    yield partial(require_images, spec, "hfldd", or_tables=True)
     yield partial(formation_arguments, settings.distiller, settings.formation)
     yield lambda: network_arguments(
         settings.distiller,
@@ -131,6 +135,7 @@ def distill(message: Message, context: Context) -> Message:
     deadline = deadline_of(message)
     session = Session.of(context)
     request = Distillation.checked(message.content.config_records[CONFIG], "message")
+    require_images(seen_data(session).spec, "hfldd", or_tables=True)
     if not request.dp_epsilon:
         require_no_privacy(session.task.train, "distillation with hfldd.dp-epsilon = 0")
     encoded = _virtual_data(message.content, context, request)

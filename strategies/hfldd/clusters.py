@@ -1,7 +1,6 @@
 """HFLDD's clusters: how they form, and how they change as nodes come and go."""
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import zip_longest
@@ -13,6 +12,7 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from flwr_distill.base.text import counted, listed
+from flwr_distill.strategies.common.retries import Retries
 from flwr_distill.strategies.common.topology import Cluster, Topology, successor
 from flwr_distill.strategies.hfldd.clustering import (
     cluster_to_join,
@@ -74,6 +74,21 @@ class LiveCluster:
         self.held[head] = []
         self.verdicts.pop(head, None)
 
+    def rename(self, node: int, new: int) -> None:
+        """Give a node its new id, under which it has kept nothing that others sent."""
+        self.held.pop(node, None)
+        self.verdicts.pop(node, None)
+        self.nodes = _renamed(self.nodes, node, new)
+        self.head = new if self.head == node else self.head
+        self.held = {head: _renamed(nodes, node, new) for head, nodes in self.held.items()}
+        for judged in self.verdicts.values():
+            if node in judged:
+                judged[new] = judged.pop(node)
+
+
+def _renamed(nodes: Sequence[int], node: int, new: int) -> list[int]:
+    return [new if one == node else one for one in nodes]
+
 
 class Clusters:
     """All clusters, and the homogeneous groups they were drawn from; empty until formed.
@@ -87,7 +102,7 @@ class Clusters:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.failed: set[int] = set()
-        self._failures: Counter[int] = Counter()
+        self._as_heads = Retries()
         self._losers: set[int] = set()
         self._clusters: list[LiveCluster] = []
         self._groups: list[list[int]] = []
@@ -198,6 +213,25 @@ class Clusters:
         placed = self.by_node()
         return [node for node in nodes if node not in placed]
 
+    def restore_places(
+        self, new: Iterable[int], connected: Collection[int], data: Callable[[int], str]
+    ) -> list[int]:
+        """Give nodes that are back under a new id their places; return the others.
+
+        They are known by their `data`; under two ids, heads would have their virtual data twice.
+        """
+        gone = {data(node): node for node in self.nodes if node not in connected}
+        others = []
+        for node in new:
+            known = gone.pop(data(node), None) if data(node) else None
+            if known is None:
+                others.append(node)
+                continue
+            self.by_node()[known].rename(known, node)
+            self._groups = [_renamed(group, known, node) for group in self._groups]
+            log(INFO, "HFLDD: node %d is back as node %d", known, node)
+        return others
+
     def place(self, node: int, soft_labels: NDArray[Any]) -> None:
         """Have a new node join a cluster."""
         group = self._groups[nearest_group(soft_labels, self._group_means)]
@@ -208,7 +242,8 @@ class Clusters:
 
     def replace_heads(self, server_round: int, connected: Set[int]) -> None:
         """Replace heads that disconnected or failed by other nodes of their clusters."""
-        self._failures.update(self.failed)
+        for node in self.failed:
+            self._as_heads.failed(node, server_round)
         for place, cluster in enumerate(self):
             if cluster.head in connected - self.failed:
                 continue
@@ -223,6 +258,7 @@ class Clusters:
     ) -> None:
         """Have another node of each cluster be its head, each as often as it has `samples`.
 
+        One that failed as head has no turn for 1, 2, 4 ... rounds, unless all others have none.
         A point goes along the row of all samples of a cluster by the golden ratio, again from the
         start where it ends, which leaves out no part for long. Clusters begin at even distances, so
         that nodes of different groups train at a time.
@@ -230,7 +266,8 @@ class Clusters:
         for place, cluster in enumerate(self):
             able = [node for node in cluster.nodes if node in connected - self.failed]
             if able:
-                able = self._failed_least(able)
+                due = [node for node in able if self._as_heads.due(node, server_round)]
+                able = due or self._failed_least(able)
                 ends = np.cumsum([samples.get(node, 1) for node in able])
                 point = (place / len(self) + server_round * GOLDEN_RATIO) % 1
                 cluster.head = able[int(np.searchsorted(ends, point * ends[-1], side="right"))]
@@ -264,8 +301,8 @@ class Clusters:
         return candidates[generator.integers(len(candidates))]
 
     def _failed_least(self, able: Sequence[int]) -> list[int]:
-        fewest = min(self._failures[node] for node in able)
-        return [node for node in able if self._failures[node] == fewest]
+        fewest = min(map(self._as_heads.failures, able))
+        return [node for node in able if self._as_heads.failures(node) == fewest]
 
     def members(self, connected: Set[int]) -> dict[int, LiveCluster]:
         """Connected nodes with a connected head, and their clusters."""
@@ -288,7 +325,7 @@ class Clusters:
             "groups": self._groups,
             "group-means": self._group_means,
             "failed": sorted(self.failed),
-            "failures": dict(self._failures),
+            "failures": self._as_heads.state_dict(),
             "losers": sorted(self._losers),
         }
 
@@ -298,5 +335,5 @@ class Clusters:
         self._groups = state["groups"]
         self._group_means = state["group-means"]
         self.failed = set(state["failed"])
-        self._failures = Counter(state["failures"])
+        self._as_heads = Retries(state["failures"])
         self._losers = set(state["losers"])

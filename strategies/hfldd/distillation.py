@@ -170,7 +170,7 @@ def _per_class(session: Session, request: Distillation) -> int:
     wanted = max(1, request.distilled_size // num_present)
     if request.dp_epsilon:
         return wanted
-    formation = request.formation or best_formation(session.data.spec.shape)
+    formation = request.formation or best_formation(seen_data(session).spec.shape)
     return virtual_per_class(session, wanted, formation)
 
 

@@ -393,8 +393,11 @@ class HFLDD(RobustFedAvg):
 
     def _place_new_nodes(self, server_round: int, grid: Grid) -> None:
         """Have new nodes join clusters."""
-        waiting = self._clusters.not_placed(grid.get_node_ids())
+        connected = list(grid.get_node_ids())
+        waiting = self._clusters.not_placed(connected)
         new = [node for node in waiting if self._exchange.retries.due(node, server_round)]
+        self._directory.look_up(grid, new, self.phase_timeout)
+        new = self._clusters.restore_places(new, connected, self._directory.data)
         if not new:
             return
         self.ask_labels(new, grid)

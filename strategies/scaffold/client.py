@@ -25,7 +25,8 @@ class ControlVariate(LossTerm):
     model : nn.Module
         In training; its parameters now are w_t.
     server : Mapping[str, Tensor]
-        c, by name of the parameter; what is missing is 0. A ValueError if c is of another model.
+        c, by name of the parameter; what is missing is 0, and what is not trained is ignored. A
+        ValueError if c is of another model.
     settings : TrainSettings
         Of the round; a SettingsError unless steps are those of plain SGD.
     """
@@ -52,10 +53,12 @@ class ControlVariate(LossTerm):
         self._start = {name: p.detach().clone() for name, p in self._parameters.items()}
         self._own = stored_tensors(session, CONTROL_VARIATE, self._start) or zeros(self._start)
         self._server = zeros(self._start)
+        state = model.state_dict()
         for name, value in server.items():
-            if name not in self._start or value.shape != self._start[name].shape:
+            if name not in state or value.shape != state[name].shape:
                 raise ValueError(f"{CONTROL_VARIATE} {name} is not part of this run's model")
-            self._server[name] = value.to(self._start[name].device)
+            if name in self._start:  # one node can add what is not trained to everyone's c
+                self._server[name] = value.to(self._start[name].device)
 
     @classmethod
     def of(

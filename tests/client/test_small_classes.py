@@ -8,6 +8,7 @@ from torch import nn
 
 from flwr_distill.client.app import app
 from flwr_distill.client.session import Session
+from flwr_distill.distill import formation
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.node.parcels import virtual_data_for_server
 from flwr_distill.strategies.feddm.method import DISTILL_AROUND
@@ -94,6 +95,16 @@ def test_no_more_virtual_images_are_made_than_the_owner_lets_leave(labels_by, co
     context.node_config["real-per-virtual"] = FEWEST // 2
     assert labels_by(context).tolist() == [0, 0, 2, 2]
     assert len(by_hfldd(context, epsilon=5.0)) == Distillation().distilled_size
+
+
+def test_of_features_a_virtual_one_needs_no_more_real_ones_than_it_holds(context, monkeypatch):
+    """An image may hold four smaller ones, and a vector of features is one."""
+    monkeypatch.setattr(formation, "MIN_SIDE", 8)  # that of digits
+    context.node_config["real-per-virtual"] = FEWEST // 2
+    with pytest.raises(SettingsError, match=r"40 samples of a class.* 20"):
+        by_hfldd(context)
+    context.run_config["model"] = "random-features"
+    assert by_hfldd(context).tolist() == [0, 0, 2, 2]
 
 
 def test_auto_takes_no_distiller_that_the_owner_would_not_let_leave(context):

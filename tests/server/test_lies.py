@@ -141,14 +141,22 @@ def test_steps_of_fednova_are_those_that_samples_allow():
     np.testing.assert_allclose(with_claim(10**15), with_claim(4) * 4 / 5, rtol=1e-6)
 
 
-def test_a_loss_weighs_at_most_ten_times_the_median_in_q_fedavg():
-    def after(loss):
-        strategy = QFedAvg(client_learning_rate=1.0, q=1.0, train_loss_key="train-loss")
-        answers = [trained(-1.0, train_loss=loss), *[trained()] * 4]
-        return moved(strategy, answers, "qfedavg")
+def after_a_loss(loss, q):
+    """The weights after a round of q-FedAvg with a node that claims this loss."""
+    strategy = QFedAvg(client_learning_rate=1.0, q=q, train_loss_key="train-loss")
+    answers = [trained(-1.0, train_loss=loss), *[trained()] * 4]
+    return moved(strategy, answers, "qfedavg")
 
-    np.testing.assert_array_equal(after(1e15), after(10.0))
-    assert (after(5.0) > after(10.0)).all()
+
+def test_a_loss_weighs_at_most_ten_times_the_median_in_q_fedavg():
+    np.testing.assert_array_equal(after_a_loss(1e15, 1.0), after_a_loss(10.0, 1.0))
+    assert (after_a_loss(5.0, 1.0) > after_a_loss(10.0, 1.0)).all()
+
+
+def test_a_loss_of_0_does_not_keep_q_fedavg_from_learning():
+    """The step is divided by ``q loss^(q - 1)`` times a node's squared update, and more."""
+    np.testing.assert_array_equal(after_a_loss(0.0, 0.1), after_a_loss(0.1, 0.1))
+    assert (after_a_loss(0.0, 0.1) > 0.5 * after_a_loss(1.0, 0.1)).all()
 
 
 ROUTE = {"token": "0" * 32, "largest": 1000}

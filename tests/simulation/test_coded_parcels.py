@@ -54,6 +54,27 @@ def test_models_between_nodes_take_a_fraction_and_a_sector_learns_as_much(run):
     assert small["set_aside"] == plain["set_aside"] == 0
 
 
+SHORT_STEPS = {"num-rounds": 3, "partition.scheme": "iid", "train.lr": 0.005}
+"""Updates that are shorter than what a model loses on its way to nodes."""
+
+
+def test_short_updates_of_a_coded_model_are_no_lies_of_leaders(run):
+    """Leaders that the server takes for liars lead no more, and the run ends."""
+    assert (
+        last_row(run("run", **FEDHEAD, **SHORT_STEPS, **{"down-codec": "bfloat16"}))["round"] == 3
+    )
+
+
+def test_nor_are_those_of_a_model_that_leaders_coded_again(run, tmp_path):
+    server, port = start_server(Mailbox(tmp_path / "run" / "nodes"), "127.0.0.1:0", {})
+    config = {**FEDHEAD, **SHORT_STEPS, "links": "direct", "down-codec": "delta-int4"}
+    try:
+        folder = run("run", address=f"127.0.0.1:{port}", **config)
+    finally:
+        server.stop(grace=None).wait()
+    assert last_row(folder)["set_aside"] == 0
+
+
 @pytest.mark.parametrize("config", [FEDHEAD, RING], ids=["sectors", "ring"])
 def test_relayed_and_direct_parcels_give_the_same_model_to_the_last_bit(config, run, tmp_path):
     relayed = run("relayed", **config, **CODED)

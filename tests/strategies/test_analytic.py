@@ -196,6 +196,19 @@ def test_a_late_node_adds_its_sums_and_the_others_are_not_asked_again(client_gri
     assert_head(again, pooled(IID, 3))
 
 
+def test_a_node_that_is_back_under_another_id_counts_once(client_grid):
+    """A SuperNode without a key file is another node to the SuperLink when it starts again."""
+    grid, directory = client_grid(3, IID), Directory(most_samples=0)
+    strategy = strategy_of(directory=directory)
+    directory.look_up(grid, grid.nodes)
+    arrays = play(strategy, grid, 1, start(MODEL))
+    grid.nodes[FIRST + 9] = grid.nodes.pop(FIRST + 2)
+    directory.look_up(grid, grid.nodes)
+    grid.pushed.clear()
+    assert_head(play(strategy, grid, 2, arrays), pooled(IID, 3))
+    assert not grid.pushed
+
+
 def test_a_node_taken_back_leaves_the_head_of_the_others(client_grid):
     grid, strategy = client_grid(3, IID), strategy_of()
     arrays = play(strategy, grid, 1, start(MODEL))

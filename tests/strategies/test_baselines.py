@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import nn
 from torch.nn import functional
 
@@ -20,8 +20,9 @@ from flwr_distill.strategies.fednova.strategy import FedNova
 from flwr_distill.strategies.moon.strategy import MOON
 from flwr_distill.strategies.scaffold.method import CONTROL_VARIATE
 from flwr_distill.strategies.scaffold.strategy import SCAFFOLD
+from flwr_distill.task.models import create_model
 
-from .rounds import FIRST, MODEL
+from .rounds import FIRST, MODEL, SPEC
 
 NODES = 3
 LR = 0.02
@@ -303,6 +304,20 @@ def test_a_malformed_reply_is_set_aside_with_a_line_in_the_log(memory_grid, kind
     assert metrics == expected_metrics
     assert any("rejected" in record.message for record in flower_log.records)
     assert_same_state(strategy.state_dict(), twin.state_dict())
+
+
+def test_a_control_variate_of_what_is_not_trained_ends_no_other_nodes_training(client_grid):
+    """One node's change may name statistics of batch normalisation: all get it in the server's."""
+    grid = client_grid(NODES, {**RUN_CONFIG, "model": "resnet8"})
+    strategy, arrays = (
+        strategy_of(SCAFFOLD),
+        ArrayRecord(create_model("resnet8", SPEC).state_dict()),
+    )
+    *good, bad = ask(strategy, grid, 1, arrays)
+    statistics = next(name for name in arrays if name.endswith("running_mean"))
+    bad.content[CONTROL_VARIATE][statistics] = Array(np.ones_like(arrays[statistics].numpy()))
+    arrays, _ = strategy.aggregate_train(1, [*good, bad])
+    assert not any(reply.has_error() for reply in ask(strategy, grid, 2, arrays))
 
 
 def fake_node(seed):

@@ -71,6 +71,13 @@ def test_the_model_goes_no_farther_than_the_radius(client_grid):
     assert length == pytest.approx(0.01, rel=1e-3)
 
 
+def test_minibatches_of_one_are_trained_on(client_grid):
+    found = play(strategy_of(server_batch_size=1, server_epochs=1), client_grid(2, RUN_CONFIG))
+    assert any(
+        (array.numpy() != MODEL.state_dict()[name].numpy()).any() for name, array in found.items()
+    )
+
+
 def test_within_the_ball_weights_stay_as_they_are():
     weights = [torch.nn.Parameter(torch.tensor([3.0, 4.0])), torch.nn.Parameter(torch.zeros(2))]
     start = [torch.zeros(2), torch.zeros(2)]

@@ -6,8 +6,9 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, Context, RecordDict
 
+from flwr_distill.client.app import app
 from flwr_distill.distill import VirtualData
 from flwr_distill.strategies.common.retries import Retries
 from flwr_distill.strategies.hfldd import HFLDD
@@ -21,7 +22,7 @@ from flwr_distill.strategies.hfldd.method import (
     TRAIN_POOL,
 )
 
-from .rounds import assert_equal, spoil, start
+from .rounds import FIRST, assert_equal, spoil, start
 
 RUN_CONFIG = {"partition.classes": 2, "train.local-epochs": 1}
 PER_NODE = 6
@@ -158,7 +159,9 @@ def one_cluster(failures=()):
     """Five nodes that all differ, of which some have failed as heads."""
     clusters = Clusters(seed=0)
     clusters.form({node: np.eye(5)[[node]] for node in range(5)}, groups=5)
-    clusters.load_state_dict({**clusters.state_dict(), "failures": dict.fromkeys(failures, 3)})
+    clusters.load_state_dict(
+        {**clusters.state_dict(), "failures": {node: [3, 2 + 8] for node in failures}}
+    )
     return clusters
 
 
@@ -186,8 +189,23 @@ def test_a_node_is_head_as_often_as_it_has_samples():
 def test_a_node_that_failed_or_is_away_has_no_turn(failures, failed, connected):
     clusters = one_cluster(failures)
     clusters.failed = failed
-    heads = heads_of(clusters, 20, dict.fromkeys(range(5), 10), set(connected))
+    heads = heads_of(clusters, 8, dict.fromkeys(range(5), 10), set(connected))
     assert heads.keys() == {0, 2, 3, 4}
+
+
+def test_a_head_that_failed_once_has_its_turns_again():
+    """A late reply must not keep a node's own data from being trained on for the rest of a run."""
+    clusters, everyone = one_cluster(), set(range(5))
+    samples = dict.fromkeys(everyone, 10)
+    heads = Counter()
+    for server_round in range(2, 52):
+        clusters.rotate_heads(server_round, everyone, samples)
+        clusters.replace_heads(server_round, everyone)
+        (cluster,) = clusters
+        heads[cluster.head] += 1
+        clusters.failed = {cluster.head} if server_round == 7 else set()
+    assert heads.keys() == everyone
+    assert min(heads.values()) >= 8
 
 
 def test_heads_of_different_clusters_have_different_data_at_a_time():
@@ -219,7 +237,9 @@ def test_a_member_that_is_not_connected_does_not_take_over_however_reliable():
     clusters.form({node: np.eye(3)[[node]] for node in range(3)}, groups=3)
     (cluster,) = clusters
     first, away, there = cluster.head, *(node for node in range(3) if node != cluster.head)
-    clusters.load_state_dict({**clusters.state_dict(), "failures": {there: 9}, "failed": [first]})
+    clusters.load_state_dict(
+        {**clusters.state_dict(), "failures": {there: [9, 99]}, "failed": [first]}
+    )
     clusters.replace_heads(2, connected={first, there})
     assert [cluster.head for cluster in clusters] == [there]
     assert away not in clusters.by_head()
@@ -289,6 +309,25 @@ def test_a_member_that_has_lost_its_key_with_all_else_is_asked_anew_who_it_is(fe
     replies = federation.run()
     heir = federation.cluster_of(lost.members[0]).head
     assert federation.parcels(replies, heir) == len(lost.members) - 1
+
+
+@pytest.mark.parametrize("is_head", [False, True])
+def test_a_node_that_is_back_under_another_id_takes_its_place(federation, is_head, tmp_path):
+    """A SuperNode without a key file is another node to the SuperLink when it starts again."""
+    federation.run()
+    cluster = federation.largest()
+    lost = cluster.head if is_head else cluster.members[0]
+    place, new = federation.ids.index(lost), FIRST + 99
+    config = {"partition-id": place, "num-partitions": 6, "state-dir": str(tmp_path / "state")}
+    context = Context(1, new, {**config, "device": "cpu"}, RecordDict(), RUN_CONFIG)
+    federation.lose(lost)
+    federation.grid.nodes[new] = lambda message: app(message, context).content
+    replies = federation.run()
+    now = federation.cluster_of(new)
+    assert {now.head, *now.members} == {cluster.head, *cluster.members} - {lost} | {new}
+    assert (now.head == new) == is_head
+    assert federation.parcels(replies, now.head) == len(cluster.members)
+    assert federation.asked[DISTILL] == (len(cluster.members) if is_head else 0)
 
 
 def test_a_cluster_that_is_all_gone_is_left_out_and_joins_again(federation):

@@ -4,12 +4,14 @@ import json
 
 import pytest
 import torch
-from flwr.app import Context, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 
+from flwr_distill.client.app import app
 from flwr_distill.client.auxiliary import auxiliary_of
 from flwr_distill.client.session import Session
 from flwr_distill.server.app import main
-from flwr_distill.task.errors import SettingsError
+from flwr_distill.strategies.hfldd.method import DISTILL
+from flwr_distill.task.errors import ReportedError, SettingsError
 from flwr_distill.task.settings import TaskSettings
 from flwr_distill.task.source import data_spec, partition_samples, reserved_samples
 from tests.errors import at
@@ -66,6 +68,27 @@ def test_a_method_trains_on_them_to_the_end(client_grid, config, strategy, tmp_p
     measured = "node_accuracy" if strategy == "fedmd" else "accuracy"
     assert all(0 <= row[measured] <= 1 for row in rows[1:])
     assert not any(row["set_aside"] for row in rows)
+
+
+@pytest.mark.parametrize("config", ["texts"], indirect=True)
+@pytest.mark.parametrize("strategy", ["hfldd", "fedlgd"])
+def test_texts_are_not_distilled(client_grid, config, strategy):
+    """A distiller would move the numbers of their words, and leave no text."""
+    own = {"strategy": strategy, "hfldd.auxiliary": "reserved", "hfldd.auxiliary-size": RESERVED}
+    config = {**config, **own, "hfldd.groups": NODES}
+    with pytest.raises(ReportedError, match="contains texts, which cannot be distilled"):
+        main(client_grid(NODES, config), Context(7, 1, {}, RecordDict(), config))
+
+
+@pytest.mark.parametrize("config", ["texts"], indirect=True)
+def test_a_node_distils_no_texts_whoever_asks(config, tmp_path):
+    """A strategy that takes HFLDD for a while, as `auto` does, declares no needs of HFLDD."""
+    config = {**config, "hfldd.auxiliary": "reserved"}
+    node = {"partition-id": 0, "num-partitions": NODES, "state-dir": str(tmp_path)}
+    message = Message(RecordDict({"config": ConfigRecord()}), 1, DISTILL)
+    message.metadata.__dict__["_message_id"] = "1"
+    with pytest.raises(SettingsError, check=at("strategy")):
+        app(message, Context(1, 1, node, RecordDict(), config))
 
 
 @pytest.mark.parametrize("config", DATA, indirect=True)

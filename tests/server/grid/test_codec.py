@@ -79,6 +79,28 @@ def test_models_to_which_answers_are_differences_do_not_pile_up_over_rounds():
     assert sum(kept() is not None for kept in models) <= MAX_VERSIONS + 1
 
 
+@pytest.mark.parametrize("up", ["float32", "int8"])
+def test_what_coding_loses_on_the_way_to_nodes_is_not_lost_of_the_model(up, tmp_path):
+    """Whether a node's reply is coded or not: a step below the last bit of a value still counts."""
+    server, node, model = ModelCodec(down="bfloat16", up=up), NodeCodec(tmp_path), noise(0)
+    server.meet({1: "1"}, {1: (BESIDE, "bfloat16", "int8")})
+    message = Message(RecordDict({ARRAYS: as_record(model)}), 1, "train")
+    message.metadata.__dict__.update(_message_id="1", _run_id=5)
+    with server.coding([message]):
+        sent = Message(RecordDict(dict(message.content)), 1, "train")
+    sent.metadata.__dict__.update(vars(message.metadata))
+    assert node.receive(sent)
+    received = as_arrays(sent.content[ARRAYS])["w"]
+    assert not np.array_equal(received, model["w"])
+    reply = Message(
+        RecordDict({ARRAYS: as_record({"w": received + np.float32(1e-4)})}), reply_to=sent
+    )
+    reply = node.finish(reply, node.encode(reply), sent)
+    server.decode(message, reply, MOST)
+    found = as_arrays(reply.content[ARRAYS])["w"]
+    np.testing.assert_allclose(found - model["w"], 1e-4, atol=2e-6)
+
+
 def test_what_is_beside_a_model_may_be_larger_than_it():
     """As two moments of each weight are; what any reply may have bounds it."""
     codec = codec_for([1])
