@@ -96,7 +96,7 @@ class Rounds:
             restore(self.strategy, checkpoint, self.roster)
             returned = ids_of_returned(checkpoint, self.roster)
             self.grid.transport.codec.load_state_dict(checkpoint.record["codec"], returned)
-            self.grid.load_state_dict(checkpoint.record.get("grid", {}), returned)
+            self.grid.load_state_dict(checkpoint.record["grid"], returned)
             if self._auto_codecs:
                 self._auto_codecs.load_state_dict(checkpoint.record["auto-codecs"])
             self.grid.begin_round(done + 1)

@@ -91,9 +91,9 @@ class RunGrid(Grid):
     def load_state_dict(self, state: Mapping[str, Any], returned: Mapping[int, int]) -> None:
         """Take over what a checkpoint has; `returned` are the nodes' ids by their earlier ones."""
         if screening := self._pipeline.screening:
-            screening.load_state_dict(state.get("screening", []))
-        if self._sums and (blame := state.get("blame")):
-            self._sums.blame.load_state_dict(blame, returned)
+            screening.load_state_dict(state["screening"])
+        if self._sums:
+            self._sums.blame.load_state_dict(state["blame"], returned)
 
     def on_nodes(self, model: Arrays) -> Arrays:
         """A model as nodes have it that were sent it; see `ModelCodec.on_nodes`."""

@@ -17,7 +17,7 @@ from flwr_distill.server.hooks import Hook, RunEnd
 from flwr_distill.server.record.packing import Arrays, pack, unpack
 from flwr_distill.task.errors import ReportedError
 
-FORMAT = 7
+FORMAT = 8
 KEY = "flwr-distill checkpoint"
 FOLDER = "checkpoints"
 PREFIX = "round-"
