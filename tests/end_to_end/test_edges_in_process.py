@@ -121,20 +121,26 @@ def test_two_edges_of_three_nodes_learn_what_six_nodes_learn(tiers, flat_run):
         assert not [text for text in warnings if text.startswith("Ended")]
 
 
-@pytest.mark.slow
-def test_a_run_that_breaks_off_above_goes_on_below_where_it_was(tiers, flat_run):
-    def breaks(place, node):
+def breaks_off_in(server_round):
+    """The server above ends once the second edge has answered in a round."""
+
+    def wrap(place, node):
         def answer(message):
-            content = node(message)  # the edge is a round ahead of the checkpoint above
-            if place == 1 and round_of(message) == 2:
+            content = node(message)
+            if place == 1 and round_of(message) == server_round:
                 raise KeyboardInterrupt
             return content
 
         return answer
 
+    return wrap
+
+
+@pytest.mark.slow
+def test_a_run_that_breaks_off_above_goes_on_below_where_it_was(tiers, flat_run):
     two = tiers()
     with pytest.raises(KeyboardInterrupt):
-        two.run(wrap=breaks)
+        two.run(wrap=breaks_off_in(2))  # the edge is a round ahead of the checkpoint above
     resumed = two.run(run_id=2, resume="1")
     assert_alike(weights(flat_run()), weights(resumed), **FLOAT)
     for place in range(EDGES):
@@ -145,18 +151,9 @@ def test_a_run_that_breaks_off_above_goes_on_below_where_it_was(tiers, flat_run)
 
 @pytest.mark.slow
 def test_it_goes_on_below_also_where_the_server_was_killed_as_it_wrote_a_checkpoint(tiers):
-    def breaks(place, node):
-        def answer(message):
-            content = node(message)  # the edge is two rounds ahead of the checkpoint above
-            if place == 1 and round_of(message) == 3:
-                raise KeyboardInterrupt
-            return content
-
-        return answer
-
     two = tiers()
     with pytest.raises(KeyboardInterrupt):
-        two.run(wrap=breaks, **{"num-rounds": 4})
+        two.run(wrap=breaks_off_in(3), **{"num-rounds": 4})  # and here it is two rounds ahead
     checkpoints(two.folder / "above" / "1")[2].unlink()
     two.run(run_id=2, resume="1", **{"num-rounds": 4})
     for place in range(EDGES):
