@@ -10,6 +10,7 @@ a GPU.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gc
 import importlib
@@ -22,6 +23,7 @@ import site
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -172,11 +174,16 @@ class Nursery:
 
     def _accept(self) -> None:
         try:
-            self._selector.register(self._listener.accept()[0], selectors.EVENT_READ)
-        except OSError:  # too many open files: hang up, as else it would ask again and again
-            os.close(self._spare)
+            connection, _ = self._listener.accept()
+        except OSError as error:
+            if error.errno != errno.EMFILE:  # of the whole system, say: it asks again
+                time.sleep(0.1)
+                return
+            os.close(self._spare)  # hang up, as the connection would wait here for ever
             self._listener.accept()[0].close()
             self._spare = os.open(os.devnull, os.O_RDONLY)
+        else:
+            self._selector.register(connection, selectors.EVENT_READ)
 
     def _receive(self, connection: socket.socket) -> None:
         try:
@@ -209,7 +216,7 @@ class Nursery:
             self._hang_up(connection)
             return
         with suppress(OSError):
-            os.setpgid(child, child)  # here and in the child: whoever comes first
+            os.setpgid(child, child)  # here and in the child, as either may come first
         self._children[child] = connection
         with suppress(OSError):
             connection.send(json.dumps({"pid": child}).encode())

@@ -81,7 +81,7 @@ def test_texts_are_not_distilled(client_grid, config, strategy):
 
 
 @pytest.mark.parametrize("config", ["texts"], indirect=True)
-def test_a_node_distils_no_texts_whoever_asks(config, tmp_path):
+def test_a_node_distils_no_texts_though_a_server_asks(config, tmp_path):
     """A strategy that takes HFLDD for a while, as `auto` does, declares no needs of HFLDD."""
     config = {**config, "hfldd.auxiliary": "reserved"}
     node = {"partition-id": 0, "num-partitions": NODES, "state-dir": str(tmp_path)}
