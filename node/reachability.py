@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import ssl
 import time
@@ -18,6 +19,8 @@ _FRAME_HEADER = 9
 _SETTINGS_FRAME = 4
 _MAX_PROXY_REPLY = 1 << 14
 _PROXY_TIMEOUT = _ANSWER_TIMEOUT = 5.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 3.0
+"""Seconds between tries: a SuperLink that comes back is not called by all its nodes at once."""
 _PROXY_ERRORS = (403, 407, 502, 503, 504)
 """By which a proxy says that it does not connect; a SuperLink answers 404."""
 
@@ -53,7 +56,7 @@ def check_superlink(
         if context is not None:
             context.set_alpn_protocols(["h2"])
         greet = partial(_greet, host, port, context, proxy_of(address))
-    deadline = time.monotonic() + timeout
+    deadline, pause = time.monotonic() + timeout, _FIRST_PAUSE
     while True:
         try:
             greet()
@@ -68,13 +71,14 @@ def check_superlink(
             raise _unreachable(address, f"no TLS there ({error.reason})", remedy) from error
         except (OSError, EOFError) as error:
             if time.monotonic() > deadline:
-                remedy = (
-                    "is it the Fleet API's address, 9092 by default, and does TLS match?"
-                    + proxy_hint(address)
-                )
+                unknown = isinstance(error, socket.gaierror)
+                remedy = f"is {host} its name, and does this machine's DNS know it?"
+                if not unknown:
+                    remedy = "is it the Fleet API's address, 9092 by default, and does TLS match?"
                 problem = f"no SuperLink answers after {timeout:.0f} s: {error}"
-                raise _unreachable(address, problem, remedy) from error
-            time.sleep(0.2)
+                raise _unreachable(address, problem, remedy + proxy_hint(address)) from error
+            time.sleep(random.uniform(0.5, 1.0) * pause)
+            pause = min(1.5 * pause, _LONGEST_PAUSE)
 
 
 def _unreachable(address: str, problem: str, remedy: str) -> NodeError:

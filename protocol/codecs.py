@@ -21,9 +21,9 @@ Raw = NDArray[Any]
 
 EXACT = "exact"
 """Codec that packs values without loss; no value of a run's settings."""
-TOP_SHARE = 0.1
+TOP_SHARE = 0.3
 """Share of an array's values that ``topk`` sends."""
-TOP_LEVELS = 15
+TOP_LEVELS = 7
 """Levels of these, besides their signs."""
 LEVEL = 3
 """Of Zstandard: its default."""

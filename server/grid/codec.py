@@ -42,10 +42,9 @@ from flwr_distill.protocol.parcels import FOR_CHANGES
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.task.errors import SettingsError
 
-WHOLE = "float16"
-"""Codec of a model that is sent to a node without one to build a difference on."""
-FOR_RECORDS = {"int4": "int8", "topk": "int8"}
-"""In place of these, for records beside the model, which nodes get whole each time."""
+FOR_WHOLE = {"int4": "int8", "topk": "int8"}
+"""In place of these, for what is no difference: records beside the model, and a model to nodes
+without one to build a difference on."""
 MAX_KEPT = 2
 """Models that a node keeps: the last one of training, and one that it got for something else."""
 MAX_VERSIONS = 8
@@ -301,7 +300,7 @@ class ModelCodec:
     def _others_of(self, messages: Sequence[Message]) -> dict[int, ArrayRecord]:
         """Records beside the models in messages, coded, by the ``id`` of the plain ones."""
         base, others = codec_of(self.down)[0], dict[int, ArrayRecord]()
-        codec = FOR_RECORDS.get(base, base)
+        codec = FOR_WHOLE.get(base, base)
         for message in messages if codec != "float32" else ():
             for name in self.beside:
                 record = message.content.array_records.get(name)
@@ -320,7 +319,7 @@ class ModelCodec:
         codec, is_delta = codec_of(self.down)
         base = self._most_known(nodes, arrays) if is_delta else None
         if is_delta and base is None:
-            codec = WHOLE
+            codec = FOR_WHOLE.get(codec, codec)
         if codec == "float32":
             version = _Version(source, source, arrays, model)
         else:

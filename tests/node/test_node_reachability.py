@@ -8,6 +8,7 @@ from concurrent import futures
 from contextlib import ExitStack, closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -102,6 +103,38 @@ def test_an_address_where_nobody_listens_is_given_up_after_the_timeout() -> None
         port = taken.getsockname()[1]
         with pytest.raises(NodeError, match="answers after"):
             check(f"127.0.0.1:{port}")
+
+
+def test_a_host_that_has_no_address_is_no_question_of_ports_or_tls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unknown(*args: Any, **more: Any) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(NodeError) as raised:
+        check("superlink.invalid:9092", timeout=0)
+    assert "DNS" in raised.value.remedy and "TLS" not in raised.value.remedy
+
+
+def test_the_nodes_of_a_superlink_that_is_away_call_it_ever_less_and_not_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses = list[float]()
+    clock = SimpleNamespace(sleep=pauses.append, monotonic=lambda: sum(pauses))
+    monkeypatch.setattr(reachability, "time", clock)
+    monkeypatch.setattr(reachability, "headers_of", refused)
+    monkeypatch.setattr(reachability, "_greet", refused)
+    for _ in range(2):
+        with pytest.raises(NodeError, match="answers after"):
+            check("127.0.0.1:9092", timeout=60)
+    half = len(pauses) // 2
+    assert len(pauses) < 2 * 45 and max(pauses) > 10 * pauses[0]
+    assert pauses[:5] != pauses[half : half + 5]
+
+
+def refused(*args: Any, **more: Any) -> None:
+    raise ConnectionRefusedError("Connection refused")
 
 
 def test_a_superlink_that_starts_later_is_waited_for(flower: tuple[int, int]) -> None:
