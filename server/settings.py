@@ -87,7 +87,7 @@ class RunSettings(TaskSettings):
     nodes' held-out samples, and ``float32`` where all nodes are on loopback."""
     up_codec: UpSetting = "float32"
     """How nodes send what training changed in the model: as above, or ``topk``, the largest
-    tenth, with what was left out added the next time. ``auto`` as above."""
+    three tenths, with what was left out added the next time. ``auto`` as above."""
     patience_failed: Annotated[int, Field(ge=1)] = 2
     """Failed rounds in a row after which the run ends with an error. A round has failed if no node
     sent anything usable, so that the model stayed as it was."""

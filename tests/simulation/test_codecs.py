@@ -38,8 +38,8 @@ def rows(folder):
 def test_a_coded_run_sends_a_fraction_and_learns_as_much(run):
     plain = rows(run("plain", strategy="fedavg", **{"num-rounds": 6}))
     small = rows(run("small", strategy="fedavg", **{"num-rounds": 6}, **SMALL))
-    sent = small[-1]["server_bytes"] - small[1]["server_bytes"]  # after the first, whole model
-    assert sent < 0.12 * (plain[-1]["server_bytes"] - plain[1]["server_bytes"])
+    # With the first model, which nodes get whole: 0.111 if that were of 16 bits a weight.
+    assert small[-1]["server_bytes"] < 0.105 * plain[-1]["server_bytes"]
     assert small[-1]["accuracy"] > plain[-1]["accuracy"] - 0.03
 
 
