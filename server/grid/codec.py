@@ -45,6 +45,9 @@ from flwr_distill.task.errors import SettingsError
 FOR_WHOLE = {"int4": "int8", "topk": "int8"}
 """In place of these, for what is no difference: records beside the model, and a model to nodes
 without one to build a difference on."""
+SHARE_WITH_BASE = 0.9
+"""Of the nodes that get a model, the least that has what a difference builds on. Each of the others
+gets the model exact, which takes as many bytes as four or more coded ones."""
 MAX_KEPT = 2
 """Models that a node keeps: the last one of training, and one that it got for something else."""
 MAX_VERSIONS = 8
@@ -310,14 +313,14 @@ class ModelCodec:
         return others
 
     def _version_of(self, model: ArrayRecord, nodes: Sequence[int]) -> _Version:
-        """The one version of a model; a new one builds on what most of these nodes have."""
+        """The one version of a model; a new one builds on what almost all of these nodes have."""
         arrays = as_arrays(model)
         source = version_of(arrays)
         for version in self._versions.values():
             if version.source == source:
                 return version
         codec, is_delta = codec_of(self.down)
-        base = self._most_known(nodes, arrays) if is_delta else None
+        base = self._base_for(nodes, arrays) if is_delta else None
         if is_delta and base is None:
             codec = FOR_WHOLE.get(codec, codec)
         if codec == "float32":
@@ -331,8 +334,8 @@ class ModelCodec:
         self._versions[version.name] = version
         return version
 
-    def _most_known(self, nodes: Sequence[int], arrays: Arrays) -> _Version | None:
-        """The version of such arrays that most of these nodes have; of several, the latest.
+    def _base_for(self, nodes: Sequence[int], arrays: Arrays) -> _Version | None:
+        """The version of such arrays that most of these nodes have, if enough do; the latest.
 
         Nodes read a model only if it is about as large as what is built on it.
         """
@@ -340,7 +343,8 @@ class ModelCodec:
         known = [
             version
             for name, version in self._versions.items()
-            if counts[name] and _shapes(version.arrays) == _shapes(arrays)
+            if counts[name] >= SHARE_WITH_BASE * len(nodes)
+            and _shapes(version.arrays) == _shapes(arrays)
         ]
         return max(reversed(known), key=lambda version: counts[version.name], default=None)
 

@@ -134,3 +134,26 @@ def test_models_of_several_sizes_in_turn_reach_a_node(tmp_path):
         server.decode(message, reply, MOST)
         server.note(reply, counts=reply.has_content())
         np.testing.assert_allclose(reply.content[ARRAYS]["w"].numpy(), model["w"] + 1, atol=0.02)
+
+
+@pytest.mark.parametrize(("with_base", "most"), [(0, 0.25), (5, 0.25), (9, 0.21), (10, 0.13)])
+def test_a_round_is_never_mostly_exact_models(with_base, most):
+    """Ten nodes, of which so many have taken part: bytes on the way down, of those of float32."""
+    server, nodes = ModelCodec(down="delta-int4", up="int4"), range(10)
+    server.meet({node: str(node) for node in nodes}, dict.fromkeys(nodes, ("int4",)))
+    first, second = noise(0, size=10_000), noise(1, size=10_000)
+    for message, _ in sent_together(server, first, nodes[:with_base]):
+        server.note(Message(RecordDict({ARRAYS: ArrayRecord()}), reply_to=message), counts=True)
+    sizes = [size for _, size in sent_together(server, second, nodes)]
+    assert sum(sizes) < most * len(nodes) * second["w"].nbytes
+
+
+def sent_together(server, model, nodes):
+    """A round's messages, and the bytes of the model in each as it was sent."""
+    record = as_record(model)
+    messages = [Message(RecordDict({ARRAYS: record}), node, "train") for node in nodes]
+    for message in messages:
+        message.metadata.__dict__["_message_id"] = f"{message.metadata.dst_node_id}-{id(record)}"
+    with server.coding(messages):
+        sizes = [len(message.content[ARRAYS]["w"].data) for message in messages]
+    return list(zip(messages, sizes, strict=True))
