@@ -127,10 +127,10 @@ class NodeCodec:
         received.coding = coding
         message.content[ARRAYS] = model
         for name, other in others.items():
-            record = decoded(other)
+            plain = decoded(other)
             if self._shared is not None:
-                record = self._shared.setdefault(version_of(as_arrays(record)), record)
-            message.content[name] = record
+                plain = self._shared.setdefault(version_of(as_arrays(plain)), plain)
+            message.content[name] = plain
         return True
 
     def forget(self) -> None:
