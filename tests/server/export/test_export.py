@@ -184,6 +184,14 @@ def test_the_card_has_what_nodes_measured_and_the_architecture_that_auto_took(ru
     assert "`digits-cnn`" in card
 
 
+def test_a_nodes_name_is_no_markup_in_the_card(run):
+    run.settings["train"]["dp-noise"] = 1.0
+    run.about["nodes"]["7"] = {"name": "<img src=x> [a](b)", "samples": 3}
+    run.journal.append({"round": 1, "nodes": {"7": {"dp-epsilon": 2.5}}})
+    card = model_card(run, "model.onnx")
+    assert r"By node: \<img src=x\> \[a\](b): 2.5." in card
+
+
 def test_the_card_of_a_table_has_all_digits_of_its_means(run):
     run.about["spec"] |= {"kind": "table", "mean": [1700000000123.25], "std": [17320.508]}
     card = model_card(run, "model.onnx")
