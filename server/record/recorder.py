@@ -66,7 +66,8 @@ class Recorder(Hook):
             self._save_picture(topology_picture(topology), "topology.png")
         self._write_traffic(end.formula_bytes)
         for name, content in end.artifacts.items():
-            (self._folder / Path(name).name).write_bytes(content)
+            with replacing(self._folder / Path(name).name, durable=False) as partial:
+                partial.write_bytes(content)
         self._draw_accuracy()
         last, target = self._history.rows[-1], reached(self._history.dicts(), TARGET)
         summary = {
