@@ -8,7 +8,7 @@ cannot be read is not there. Nothing is kept of a message that the guard refuses
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from logging import WARNING
@@ -70,12 +70,23 @@ class NodeCodec:
         Whether what is kept must outlive a loss of power.
     loopback : bool (default: False)
         Whether the node calls its SuperLink on loopback, which the description says.
+    shared : MutableMapping[str, ArrayRecord], optional (default: None)
+        Records of arrays by version that other nodes in this process have: equal ones are in memory
+        once.
     """
 
-    def __init__(self, state_dir: Any, *, durable: bool = True, loopback: bool = False) -> None:
+    def __init__(
+        self,
+        state_dir: Any,
+        *,
+        durable: bool = True,
+        loopback: bool = False,
+        shared: MutableMapping[str, ArrayRecord] | None = None,
+    ) -> None:
         self._state_dir = state_dir
         self._durable = durable
         self._loopback = loopback
+        self._shared = shared
         self._received: _Received | None = None
 
     def receive(self, message: Message) -> bool:
@@ -110,10 +121,16 @@ class NodeCodec:
         received.model = as_arrays(model)
         if version_of(received.model) != coding.version:
             raise CodecError("its model is not the one that the server coded")
+        if self._shared is not None:
+            model = self._shared.setdefault(coding.version, model)
+            received.model = as_arrays(model)
         received.coding = coding
         message.content[ARRAYS] = model
         for name, other in others.items():
-            message.content[name] = decoded(other)
+            plain = decoded(other)
+            if self._shared is not None:
+                plain = self._shared.setdefault(version_of(as_arrays(plain)), plain)
+            message.content[name] = plain
         return True
 
     def forget(self) -> None:

@@ -5,11 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from flwr.app import MetricRecord
-from safetensors.numpy import save_file
 
-from flwr_distill.protocol.arrays import as_arrays
-from flwr_distill.server.export.model import MODEL
 from flwr_distill.server.record.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from flwr_distill.server.record.recorder import write_model
 from flwr_distill.server.record.resume import load_state, lock_run_folder, state_of
 from flwr_distill.server.settings import composed_settings
 from flwr_distill.server.strategy import strategy_of_run
@@ -52,6 +50,9 @@ def forget(folder: Path, names: Collection[str]) -> MetricRecord | None:
             arrays = strategy.forget(names, checkpoint.arrays)  # type: ignore[attr-defined]
         except ValueError as error:
             raise ForgetError(str(error), where=folder) from None
+        # The checkpoint last: until it is replaced, a command that broke off can be repeated.
+        write_model(folder, task.whole(arrays))
+        for older in [*files.values()][:-1]:
+            older.unlink()
         save_checkpoint(folder, replace(checkpoint, arrays=arrays, state=state_of(strategy)), 1)
-        save_file(as_arrays(task.whole(arrays)), folder / MODEL)
         return task.evaluate(checkpoint.round, arrays) if task.evaluate else None

@@ -21,7 +21,7 @@ from flwr_distill.server.grid.failures import reasons_text
 from flwr_distill.server.grid.grid import RunGrid
 from flwr_distill.server.hooks import Hook, RoundEnd, RunEnd, RunStart
 from flwr_distill.server.own_loop import Observed, OwnLoop
-from flwr_distill.server.record.about import about_run, class_counts
+from flwr_distill.server.record.about import FILE, about_run, class_counts, earlier_names
 from flwr_distill.server.record.checkpoint import Checkpoint
 from flwr_distill.server.record.frozen import load_frozen, save_frozen
 from flwr_distill.server.record.history import History
@@ -77,6 +77,7 @@ class Rounds:
         self.model = self.task.start
         """At the end of the last round."""
         self._about: dict[str, Any] = {}
+        self._earlier: dict[str, str] = {}
         self._failures: list[str] = []  # of the last rounds, in a row
         self._broken: tuple[str, ...] = ()  # names of results that are not finite
         self._personal = self.method is not None and self.method.outcome == "personal"
@@ -87,6 +88,7 @@ class Rounds:
 
     def run(self, checkpoint: Checkpoint | None = None) -> None:
         """Run the remaining rounds; hooks write the results, and see an error before the caller."""
+        self._earlier = earlier_names(self.folder) if checkpoint else {}
         self._follow_roster()
         done = None
         if checkpoint:
@@ -344,9 +346,10 @@ class Rounds:
             self._auto_codecs.meet(self.roster)
         self.grid.transport.notices.add(self.roster.notices)
         self.grid.nodes.excluded = self.roster.excluded.keys()
-        about = about_run(self.task.spec, self.roster, self.history.started, self.task.fingerprint)
+        started, data = self.history.started, self.task.fingerprint
+        about = about_run(self.task.spec, self.roster, started, data, self._earlier)
         if about != self._about:
-            write_json(self.folder / "about.json", about)
+            write_json(self.folder / FILE, about)
             self._about = about
 
     def _run_start(self) -> RunStart:

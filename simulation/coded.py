@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from weakref import WeakValueDictionary
 
-from flwr.app import Error, Message, RecordDict
+from flwr.app import ArrayRecord, Error, Message, RecordDict
 
 from flwr_distill.node.codec import NodeCodec
 from flwr_distill.protocol.codecs import CodecError
@@ -40,6 +41,8 @@ class Coded:
         self._run_id = run_id
         self._sent: dict[str, tuple[Message, NodeCodec]] = {}
         self._failed: list[tuple[str, RecordDict | Error]] = []
+        self._models: WeakValueDictionary[str, ArrayRecord] = WeakValueDictionary()
+        """By version: what many nodes get is in memory once, and once in a file for workers."""
 
     def submit(self, messages: Sequence[Message]) -> None:
         """Decode messages, and give them to the pool."""
@@ -52,7 +55,9 @@ class Coded:
                 continue
             node = self._nodes[about.dst_node_id]
             durable = bool(node.get(DURABLE, True))
-            codec = NodeCodec(str(node["state-dir"]), durable=durable, loopback=LOOPBACK)
+            codec = NodeCodec(
+                str(node["state-dir"]), durable=durable, loopback=LOOPBACK, shared=self._models
+            )
             own = Message(RecordDict(dict(message.content)), about.dst_node_id, about.message_type)
             own.metadata.__dict__.update(vars(about), _run_id=self._run_id)
             try:

@@ -178,6 +178,7 @@ class RunFolder:
     run_id: str = ""
     """Of the run that wrote here last: a resumed run continues in the folder of an earlier one."""
     done: bool = False
+    _earlier: Mapping[str, str] = field(default_factory=dict)
     _last: str = ""
     _signature: tuple[Any, ...] = ()
 
@@ -197,7 +198,7 @@ class RunFolder:
         self.title, self.num_rounds = _title(settings), whole(settings.get("num-rounds"))
         self.started, self.warnings = _started(about), _texts(about.get("warnings"))
         self.done = (self.path / "summary.json").is_file()
-        self.nodes = dict(_nodes(about))
+        self.nodes, self._earlier = dict(_nodes(about)), _earlier_names(about)
         run_id = text_of(read_json(self.path / PHASE, MAX_PHASE).get("run"), 20)
         self.run_id = run_id if run_id.isdigit() else self.path.name
         restarted, rows = self._rows.new()
@@ -223,7 +224,9 @@ class RunFolder:
 
     def name(self, node: str) -> str:
         """Name of a node, from its Flower id."""
-        return self.nodes[node].name if node in self.nodes else f"node …{text_of(node[-5:])}"
+        if node in self.nodes:
+            return self.nodes[node].name
+        return self._earlier.get(node) or f"node …{text_of(node[-5:])}"
 
     def phase(self) -> Phase | None:
         """What the run waits for now; None if its file says nothing recent."""
@@ -360,6 +363,13 @@ def _nodes(about: Mapping[str, Any]) -> list[tuple[str, RunNode]]:
                 )
             )
     return found
+
+
+def _earlier_names(about: Mapping[str, Any]) -> dict[str, str]:
+    """Names by the ids that nodes had before the run was resumed."""
+    names = about.get("earlier")
+    pairs = list(names.items())[:MAX_NODES] if isinstance(names, dict) else []
+    return {node: text_of(name, MAX_NAME) for node, name in pairs}
 
 
 def _title(settings: Mapping[str, Any]) -> str:

@@ -164,7 +164,7 @@ def _privacy(run: RunFiles) -> list[str]:
     train, epsilons = run.settings["train"], spent(run)
     by_method = private_by_method(run)
     if epsilons and (by_method or train.get("dp-noise")):
-        by_node = ", ".join(f"{node}: {epsilon:.3g}" for node, epsilon in epsilons.items())
+        by_node = ", ".join(f"{_plain(node)}: {e:.3g}" for node, e in epsilons.items())
         how = (
             "on virtual data from noisy class means"
             if by_method

@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Literal
 
@@ -9,9 +10,10 @@ import numpy as np
 import onnx
 import torch
 from onnx.reference import ReferenceEvaluator
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from flwr_distill.base.files import replacing
 from flwr_distill.protocol.arrays import as_arrays, as_tensors
 from flwr_distill.protocol.meeting import one_line
 from flwr_distill.server.export.description import KEY, Description
@@ -90,65 +92,82 @@ def export_model(run: RunFiles, form: Format, folder: Path) -> Path:
 def write_model(
     weights: dict[str, Tensor], description: Description, form: Format, file: Path
 ) -> Path:
-    """Write a model; see `export_model`."""
+    """Write a model; see `export_model`. Where that fails, a file from before stays as it was.
+
+    OSError names the file if it cannot be written.
+    """
+    # In memory first: PyTorch aborts the process where a file of its own finds no room.
+    content = _content(weights, description, form)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(file) as partial:
+            partial.write_bytes(content)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(file)) from error
+    return file
+
+
+def _content(weights: dict[str, Tensor], description: Description, form: Format) -> bytes:
+    """The bytes of a model file."""
     metadata = {KEY: description.to_json()}
-    file.parent.mkdir(parents=True, exist_ok=True)
     if form == "safetensors":
-        save_file(weights, file, metadata)
-        return file
+        return save(weights, metadata)
     shape = description.spec.shape
     model = description.build()
     model.load_state_dict(weights)
     model.eval()
-    write, inputs = _WRITERS[form], torch.rand(2, *shape)
+    make, inputs = _MAKERS[form], torch.rand(2, *shape)
     try:
         with warnings.catch_warnings(action="ignore"):  # both are deprecated
-            write(model, inputs, file, metadata)
+            content = make(model, inputs, metadata)
     except RuntimeError as error:
         problem = f"{form} cannot hold it: {one_line(error)}"
         raise ExportError(problem, where="model", value=description.architecture) from error
-    return _checked(model, torch.rand(5, *shape), form, file)
+    _check(model, torch.rand(5, *shape), form, content)
+    return content
 
 
-def _torchscript(model: nn.Module, inputs: Tensor, file: Path, metadata: dict[str, str]) -> None:
-    program = torch.jit.trace(model, inputs)  # type: ignore[no-untyped-call]
-    torch.jit.save(program, file, metadata)
+def _torchscript(model: nn.Module, inputs: Tensor, metadata: dict[str, str]) -> bytes:
+    program, content = torch.jit.trace(model, inputs), BytesIO()  # type: ignore[no-untyped-call]
+    torch.jit.save(program, content, metadata)
+    return content.getvalue()
 
 
-def _onnx(model: nn.Module, inputs: Tensor, file: Path, metadata: dict[str, str]) -> None:
+def _onnx(model: nn.Module, inputs: Tensor, metadata: dict[str, str]) -> bytes:
     # The newer exporter (dynamo=True) has no adaptive max pooling, which the digits' network uses.
+    content = BytesIO()
     torch.onnx.export(
         model,
         (inputs,),
-        file,
+        content,  # type: ignore[arg-type]  # the older exporter takes it
         input_names=["inputs"],
         output_names=["logits"],
         dynamic_axes={"inputs": {0: "n"}, "logits": {0: "n"}},
         dynamo=False,
     )
-    program = onnx.load(file)
+    program = onnx.load_from_string(content.getvalue())
     onnx.helper.set_model_props(program, metadata)
-    onnx.save(program, file)
+    return bytes(program.SerializeToString())
 
 
-_WRITERS = {"torchscript": _torchscript, "onnx": _onnx}
+_MAKERS = {"torchscript": _torchscript, "onnx": _onnx}
 
 
 @torch.inference_mode()
-def _checked(model: nn.Module, inputs: Tensor, form: Format, file: Path) -> Path:
-    """Delete the file unless it gives the model's logits, also for another batch size."""
+def _check(model: nn.Module, inputs: Tensor, form: Format, content: bytes) -> None:
+    """Raise ExportError unless a program gives the model's logits, for another batch size too."""
     if form == "torchscript":
-        logits = torch.jit.load(file)(inputs).numpy()  # type: ignore[no-untyped-call]
+        program = torch.jit.load(BytesIO(content))  # type: ignore[no-untyped-call]
+        logits = program(inputs).numpy()
     else:
-        (logits,) = ReferenceEvaluator(str(file)).run(None, {"inputs": inputs.numpy()})
+        program = onnx.load_from_string(content)
+        (logits,) = ReferenceEvaluator(program).run(None, {"inputs": inputs.numpy()})
     if not np.allclose(logits, model(inputs).numpy(), atol=TOLERANCE):
-        file.unlink()
         raise ExportError(
             f"{form} cannot hold it: the program's outputs differ from the model's",
             where=type(model).__name__,
             remedy="export as safetensors",
         )
-    return file
 
 
 def weights_of(run: RunFiles) -> dict[str, Tensor]:

@@ -16,6 +16,8 @@ COLOURS = 10
 WIDTH, HEIGHT = 380, 236  # of a chart
 LEFT, RIGHT, TOP, BOTTOM = 40, 12, 22, 30  # margins
 MAX_DOTS = 40
+LARGEST = 1e300
+"""Of a chart's values, by amount: a node may report any, and axes must not overflow."""
 
 NODE = 13  # radius of a node, and height of its row
 CLASS_ROW = 18
@@ -57,16 +59,17 @@ def finite(points: Iterable[Point]) -> list[Point]:
 def line_chart(
     series: Sequence[Series], x_label: str, y_label: str, y_max: float | None = None
 ) -> Markup:
-    """Draw curves over each other, later ones on top; the y axis starts at 0."""
+    """Draw curves over each other, later ones on top; the y axis starts at 0, or below."""
     xs = [x for curve in series for x, _ in curve.points]
-    ys = [y for curve in series for _, y in curve.points]
+    ys = [_bounded(y) for curve in series for _, y in curve.points]
     x_ticks = _ticks(max(xs), whole=all(float(x).is_integer() for x in xs))
-    y_ticks = _ticks(y_max or max(ys))
-    x_end, y_end = max(xs) or 1, y_max or y_ticks[-1]
+    y_ticks = _ticks(y_max or max(0.0, *ys), min(0.0, *ys))
+    x_end, y_start, y_end = max(xs) or 1, y_ticks[0], y_max or y_ticks[-1]
+    y_unit = (HEIGHT - TOP - BOTTOM) / (y_end - y_start)
 
     def place(x: float, y: float) -> Point:
         across = LEFT + (WIDTH - LEFT - RIGHT) * x / x_end
-        return round(across, 1), round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * y / y_end, 1)
+        return round(across, 1), round(HEIGHT - BOTTOM - y_unit * (_bounded(y) - y_start), 1)
 
     parts = [
         _text(4, 12, y_label, "axis", "start"),
@@ -261,10 +264,15 @@ def _curve(curve: Series, places: Sequence[Point], x_label: str) -> Markup:
     return _element("g", title, path, *dots, class_=f"curve {curve.style}")
 
 
-def _ticks(end: float, whole: bool = False) -> list[float]:
-    """Round numbers from 0 to `end` or just beyond."""
+def _bounded(y: float) -> float:
+    return min(max(y, -LARGEST), LARGEST)
+
+
+def _ticks(end: float, start: float = 0.0, whole: bool = False) -> list[float]:
+    """Round numbers from `start`, which is 0 or just below, to `end` or just beyond."""
     locator = MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10], integer=whole)
-    return [float(tick) for tick in locator.tick_values(0, end or 1) if tick >= 0]
+    ticks = locator.tick_values(start, end or 1 if start == 0 else end)
+    return [float(tick) for tick in ticks if tick >= 0 or start < 0]
 
 
 def _radius(num_members: int, led: bool) -> float:

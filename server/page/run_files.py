@@ -78,8 +78,10 @@ class RunFiles:
 
     @cached_property
     def names(self) -> dict[str, str]:
-        """Names of the nodes by Flower's id."""
-        return {node: short(entry["name"]) for node, entry in self.about.get("nodes", {}).items()}
+        """Names of the nodes by Flower's id, of which a resumed run has given them others."""
+        own = {node: entry["name"] for node, entry in self.about.get("nodes", {}).items()}
+        names = {**self.about.get("earlier", {}), **own}
+        return {node: short(name) for node, name in names.items()}
 
     def name(self, node: str) -> str:
         """Name of a node, from its Flower id."""

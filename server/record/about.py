@@ -1,9 +1,12 @@
 """Describes a run apart from its settings: start, nodes, data, versions."""
 
+import json
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,17 +18,23 @@ from flwr_distill.task.partition import PartitionError
 from flwr_distill.task.settings import TaskSettings
 from flwr_distill.task.source import PRIVATE, partition_samples
 
+FILE = "about.json"
 PACKAGES = ("flwr-distill", "flwr", "torch", "torchvision", "numpy", "scikit-learn")
 
 
 def about_run(
-    spec: DataSpec, roster: Roster, started: str, fingerprint: str = ""
+    spec: DataSpec,
+    roster: Roster,
+    started: str,
+    fingerprint: str = "",
+    earlier: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Content of ``about.json``; with `spec`, the model can be built without the data.
 
     `fingerprint` is of the server's data set; nodes key their own. Unnamed classes are called by
-    their positions.
+    their positions. `earlier` are names by ids that nodes no longer have; see `earlier_names`.
     """
+    gone = {node: name for node, name in (earlier or {}).items() if int(node) not in roster.nodes}
     names = roster.directory.class_names or spec.class_names
     labels = replace(spec.labels, classes=names)
     return {
@@ -36,9 +45,24 @@ def about_run(
         "nodes": {
             str(node): _about_node(name, roster.nodes[node]) for node, name in roster.names.items()
         },
+        **({"earlier": gone} if gone else {}),
         "warnings": roster.warnings,
         "versions": {"python": platform.python_version()} | {p: _version(p) for p in PACKAGES},
     }
+
+
+def earlier_names(folder: Path) -> dict[str, str]:
+    """Names of nodes by the ids that they had before a run was resumed, which its journal has.
+
+    Empty where the file is missing or damaged.
+    """
+    try:
+        about = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        own = {node: entry["name"] for node, entry in about["nodes"].items()}
+        names = {**about.get("earlier", {}), **own}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    return {node: str(name) for node, name in names.items() if node.isdecimal()}
 
 
 def class_counts(

@@ -54,19 +54,20 @@ class Recorder(Hook):
     def on_failure(self, error: Exception, model: ArrayRecord | None) -> None:
         """Write the model, if the run has learnt anything."""
         if model is not None:
-            self._save_model(model)
+            write_model(self._folder, model)
 
     def on_run_end(self, end: RunEnd) -> None:
         """Write partition, model, pictures, traffic, the strategy's files, and the summary."""
         self._write("partition.json", end.partition)
         if end.model is not None:
-            self._save_model(end.model)
+            write_model(self._folder, end.model)
         if any(self._history.heads.values()):
             topology = {**self._history.topology, "heads": self._history.heads}
             self._save_picture(topology_picture(topology), "topology.png")
         self._write_traffic(end.formula_bytes)
         for name, content in end.artifacts.items():
-            (self._folder / Path(name).name).write_bytes(content)
+            with replacing(self._folder / Path(name).name, durable=False) as partial:
+                partial.write_bytes(content)
         self._draw_accuracy()
         last, target = self._history.rows[-1], reached(self._history.dicts(), TARGET)
         summary = {
@@ -110,11 +111,6 @@ class Recorder(Hook):
             },
         )
 
-    def _save_model(self, arrays: ArrayRecord) -> None:
-        # In C order, since safetensors writes bytes as they lie in memory.
-        weights = {name: np.array(array.numpy(), order="C") for name, array in arrays.items()}
-        save_file(weights, self._folder / MODEL)
-
     def _draw_accuracy(self) -> None:
         rows = [row for row in self._history.rows if row.accuracy is not None]
         if not rows:
@@ -129,6 +125,14 @@ class Recorder(Hook):
 
     def _save_picture(self, figure: Figure, name: str) -> None:
         figure.savefig(self._folder / name, dpi=120)
+
+
+def write_model(folder: Path, arrays: ArrayRecord) -> None:
+    """Write the model of a run's folder; where there is no room, the one before stays."""
+    # In C order, since safetensors writes bytes as they lie in memory.
+    weights = {name: np.array(array.numpy(), order="C") for name, array in arrays.items()}
+    with replacing(folder / MODEL) as partial:
+        save_file(weights, partial)
 
 
 def write_json(file: Path, content: Any) -> None:

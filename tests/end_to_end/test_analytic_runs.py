@@ -1,5 +1,11 @@
 """Whole runs of analytic in this process: a late node after a resume, a node taken out, export."""
 
+import os
+import shutil
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -59,6 +65,43 @@ def test_a_run_goes_on_with_a_late_node_and_without_one_that_left(tmp_path):
     Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "black.png")
     model, _ = export(folder, "onnx")
     command("predict", model, tmp_path / "black.png")
+
+
+class Killed(BaseException):
+    """Stands in for SIGKILL."""
+
+
+def test_a_node_is_taken_out_by_the_same_command_again_wherever_that_broke_off(
+    tmp_path, monkeypatch
+):
+    _, of_two = run(tmp_path / "two", (0, 2))
+    run(tmp_path / "all", (0, 1, 2))
+    run(tmp_path / "all", (0, 1, 2), resume="1", **{"num-rounds": 2})
+    step = 0
+    for broken_off in count(1):
+        folder, step = tmp_path / f"{broken_off}", 0
+        shutil.copytree(tmp_path / "all" / "1", folder)
+
+        def breaking(change, broken_off=broken_off):
+            def break_off(path, *args, **options):
+                nonlocal step
+                step += not Path(path).name.startswith(".") or bool(args)
+                if step == broken_off:
+                    raise Killed
+                return change(path, *args, **options)
+
+            return break_off
+
+        with monkeypatch.context() as patched, suppress(Killed):
+            patched.setattr("os.replace", breaking(os.replace))
+            patched.setattr(Path, "unlink", breaking(Path.unlink))
+            forget(folder, ["node-1"])
+            break  # it was not broken off
+        forget(folder, ["node-1"])
+        left = load_file(folder / "model.safetensors")["head.weight"]
+        np.testing.assert_allclose(left, of_two, atol=1e-5, rtol=0)
+        assert list(checkpoints(folder)) == [2]
+    assert broken_off == 4  # before model, older checkpoint and last checkpoint
 
 
 def test_a_strategy_that_mixes_what_nodes_send_forgets_nobody(tmp_path):

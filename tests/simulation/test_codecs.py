@@ -84,6 +84,26 @@ def test_control_variates_are_coded_and_a_run_learns_as_much(run):
     assert small[-1]["set_aside"] == 0
 
 
+def test_what_many_virtual_nodes_decode_is_in_memory_once(tmp_path):
+    """A thousand nodes had a thousand copies, and as many files for workers."""
+    got = {}
+
+    def keeping(place, node):
+        def answer(message):
+            if message.metadata.message_type == "train":
+                number = message.content["config"]["server-round"]
+                for name, record in message.content.array_records.items():
+                    got.setdefault((number, name), []).append(record)
+            return node(message)
+
+        return answer
+
+    run_in_process({**TASK, **SCAFFOLD, **SMALL}, [NODE] * NODES, tmp_path, wrap=keeping)
+    assert {(2, ARRAYS), (2, "control-variate")} <= got.keys()
+    assert {len(records) for records in got.values()} == {NODES}
+    assert {len({id(record) for record in records}) for records in got.values()} == {1}
+
+
 @pytest.mark.parametrize("codecs", [SMALL, TOP], ids=["int4", "topk"])
 def test_a_resumed_run_with_coded_variates_ends_with_the_same_model(codecs, run):
     config = {**SCAFFOLD, "fraction-train": 0.5, **codecs}

@@ -1,5 +1,7 @@
 """A run's model in other formats, and its card."""
 
+import resource
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from safetensors.torch import load_file
 
 from flwr_distill.server.export import student
 from flwr_distill.server.export.card import model_card
-from flwr_distill.server.export.model import ExportError, _checked, export_model, run_to_export
+from flwr_distill.server.export.model import ExportError, _check, export_model, run_to_export
 from flwr_distill.server.export.prediction import read_model
 from flwr_distill.server.export.student import Student, distil, export_student
 from flwr_distill.server.page.run_files import read_run
@@ -103,8 +105,26 @@ def test_a_program_that_gives_other_logits_is_not_kept(run, tmp_path):
     file = export_model(run, "onnx", tmp_path)
     other = create_model("auto", data_spec(TaskSettings()), seed=9).eval()
     with pytest.raises(ExportError, check=at("Sequential", remedy="export as safetensors")):
-        _checked(other, INPUTS, "onnx", file)
-    assert not file.exists()
+        _check(other, INPUTS, "onnx", file.read_bytes())
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.load:DeprecationWarning")
+@pytest.mark.parametrize("form", ["safetensors", "onnx", "torchscript"])
+def test_where_there_is_no_room_the_earlier_export_stays_and_the_error_names_the_file(
+    run, tmp_path, form
+):
+    file = export_model(run, form, tmp_path)
+    before = file.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large") as raised:
+            export_model(run, form, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert raised.value.filename == str(file)
+    assert file.read_bytes() == before
+    assert [*tmp_path.glob("*model*")] == [file]
 
 
 def test_a_run_that_kept_no_model_has_none_to_export(run):
@@ -162,6 +182,14 @@ def test_the_card_has_what_nodes_measured_and_the_architecture_that_auto_took(ru
     assert "- 90.0 % on samples that nodes held out" in card
     assert run.settings["model"] == "auto"
     assert "`digits-cnn`" in card
+
+
+def test_a_nodes_name_is_no_markup_in_the_card(run):
+    run.settings["train"]["dp-noise"] = 1.0
+    run.about["nodes"]["7"] = {"name": "<img src=x> [a](b)", "samples": 3}
+    run.journal.append({"round": 1, "nodes": {"7": {"dp-epsilon": 2.5}}})
+    card = model_card(run, "model.onnx")
+    assert r"By node: \<img src=x\> \[a\](b): 2.5." in card
 
 
 def test_the_card_of_a_table_has_all_digits_of_its_means(run):

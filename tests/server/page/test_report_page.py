@@ -73,12 +73,23 @@ def test_curves_are_where_their_values_are():
     assert ticks[100] - ticks[0] == pytest.approx(y2 - y0, abs=0.2)
 
 
-@pytest.mark.parametrize("points", [[(0, 0.0)], [(0, 2.5)], [(3, 1e-9), (4, 1e9)]])
+@pytest.mark.parametrize(
+    "points",
+    [
+        [(0, 0.0)],
+        [(0, 2.5)],
+        [(3, 1e-9), (4, 1e9)],
+        [(1, -1.5)],  # a likelihood's loss, or a node's lie
+        [(1, -2.5), (2, 3.0)],
+        [(1, -1e308), (2, 1e308)],
+    ],
+)
 def test_a_chart_of_few_or_wild_points_is_drawn(points):
     chart = line_chart([Series("a", points)], "round", "loss")
     places = [float(value) for value in re.findall(r'c[xy]="(.*?)"', chart)]
     assert len(places) == 2 * len(points)
     assert all(0 <= place <= 380 for place in places)
+    assert all(0 <= place <= 236 for place in places[1::2])
 
 
 def test_every_dot_is_a_class_that_a_node_holds_and_its_area_is_the_number_of_samples():

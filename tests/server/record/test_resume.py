@@ -3,6 +3,7 @@
 import json
 import shutil
 import threading
+from collections import Counter
 from contextlib import ExitStack
 from itertools import count
 
@@ -12,6 +13,7 @@ from flwr.app import Array, ArrayRecord, Context, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from safetensors.numpy import load_file
 
+from flwr_distill.fleet.dashboard.runs import RunFolder
 from flwr_distill.protocol.registry import all_methods
 from flwr_distill.server import app as server_app
 from flwr_distill.server.app import main
@@ -212,6 +214,23 @@ def test_nodes_that_are_back_under_other_ids_go_on_with_what_they_kept(run, kill
     resumed = run("hfldd", resume="latest", nodes={"first_node": 2**63, "step": 7})
     assert not resumed.exists()  # the folder of the first run continues
     assert_same(resumed.parent / "2", whole)
+
+
+def test_nodes_under_other_ids_have_one_name_each_in_the_report_of_all_rounds(run, killed):
+    folder = killed()
+    with pytest.raises(Killed):
+        run(resume="latest", killed_in=4, nodes={"first_node": 2**63, "step": 7})
+    run(resume="latest", nodes={"first_node": 2**62, "step": 5})
+    left = read_run(folder)
+    rounds = Counter(node for _, node, _ in left.reported("train-loss"))
+    assert rounds == {f"node-{i}": ROUNDS for i in range(NODES)}
+    assert len(left.about["nodes"]) == NODES  # others are not there
+    assert "…" not in (folder / "report.html").read_text()
+    dashboard = RunFolder(folder)
+    dashboard.update()
+    ids = {node for entry in left.journal for node in entry.get("nodes", {})}
+    assert len(ids) == 3 * NODES
+    assert {dashboard.name(node) for node in ids} == rounds.keys()
 
 
 def test_a_run_can_be_killed_and_resumed_again_and_again(run, killed):

@@ -8,17 +8,22 @@ import resource
 from contextlib import contextmanager
 from errno import ENOSPC
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from flwr_distill.protocol.method import CHOICE
 from flwr_distill.server.export.model import run_to_export, weights_of
+from flwr_distill.server.grid.ledger import Ledger
+from flwr_distill.server.hooks import RunEnd
 from flwr_distill.server.page.run_files import read_run
 from flwr_distill.server.page.run_page import write_report
 from flwr_distill.server.record.recorder import Recorder, write_json
 from flwr_distill.server.record.writing import ResultsError, results_in
+from flwr_distill.server.settings import RunSettings
 
 KILOBYTES = 1000
 
@@ -99,6 +104,16 @@ def test_where_there_is_no_room_the_files_of_the_last_round_stay_readable(run, t
     assert read_run(folder) == before
     assert (folder / "report.html").read_text().endswith("</html>")
     assert not [*folder.glob(".*.*")]
+
+
+def test_where_there_is_no_room_a_strategys_file_is_whole_or_not_there(tmp_path):
+    """The report reads it: half of one ended that, and hid that the disk was full."""
+    history = SimpleNamespace(heads={}, topology={}, ledger=Ledger(), rows=[])
+    recorder = Recorder(tmp_path, RunSettings(), history)
+    end = RunEnd(None, {}, {CHOICE: b"[" * 10 * KILOBYTES}, (), None)
+    with files_of_at_most(5 * KILOBYTES), pytest.raises(OSError, match="too large"):
+        recorder.on_run_end(end)
+    assert not [*tmp_path.glob(f"*{CHOICE}*")]
 
 
 def test_a_run_that_cannot_record_all_of_a_round_leaves_the_model_of_that_round(
