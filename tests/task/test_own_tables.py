@@ -175,6 +175,12 @@ def test_columns_that_are_written_wrongly_are_an_error(columns, more, said):
         settings(columns, **more)
 
 
+@pytest.mark.parametrize("text", ["1.75e+12+-3e+10", "1.75E+12 +- +3E10", "+1.75e12+-3e+10"])
+def test_a_stated_scale_may_have_exponents_as_data_check_prints_them(text):
+    (column,) = settings(f"time:{text}").private.table.features
+    assert column.scale == (1.75e12, 3e10)
+
+
 def test_pooled_scale_is_that_of_all_rows_in_one_table():
     rng = np.random.default_rng(0)
     tables = [rng.normal([5, 1.7e12, 0.7], [2, 6e4, 0], size=(n, 3)) for n in (10, 200, 31)]
