@@ -16,6 +16,7 @@ from flwr_distill.strategies.fedhead import FedHEAD
 from flwr_distill.strategies.hfldd import HFLDD
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.file_state import FilesChangedError
+from tests.errors import at
 
 NODES, CLASSES = 4, 3
 
@@ -223,7 +224,7 @@ def test_an_owners_rule_on_samples_is_not_passed_by(context, key, value):
 
 def test_models_without_test_samples_are_evaluated_nowhere(context):
     app = app_with("hfldd", data=lambda context: (samples(0), (IMAGES[:0], LABELS[:0])))
-    with pytest.raises(SettingsError, match="no sample"):
+    with pytest.raises(SettingsError, match="no sample", check=at("data")):
         evaluated(app, context())
 
 
