@@ -188,6 +188,7 @@ BAD = {
     "a label without an output": ((IMAGES, LABELS + 1), "3 outputs"),
     "no number": ((IMAGES * float("nan"), LABELS), "finite"),
     "no samples": ((IMAGES[:0], LABELS[:0]), "no training samples"),
+    "fractions as labels": (TensorDataset(IMAGES, LABELS + 0.5), "whole number"),
     "records": ([{"img": IMAGES[0], "label": 1}], "pair"),
     "nothing": (None, "pair"),
 }
