@@ -299,7 +299,8 @@ def held_out(session: Session) -> Samples:
     holdout, share = session.own.holdout, session.task.train.holdout
     if len(holdout):
         return holdout
-    problem, where, value = "this node has no sample to evaluate on", "train.holdout", share
+    problem, where = "this node has no sample to evaluate on", "train.holdout"
+    value: float | None = share
     remedy = "set it to 0.1"
     if session.source != RunSource():
         where, value, remedy = "data", None, "return test samples"

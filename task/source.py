@@ -174,8 +174,8 @@ def domain(
     """Load a dataset that a node has instead of the run's, in the run's image format.
 
     Its labels must be among the run's. `partition` is the partition id and the number of partitions
-    of its training samples; None means all but the reserved ones. Test samples are those of the whole dataset. Raises
-    DatasetError if it does not fit.
+    of its training samples; None means all but the reserved ones. Test samples are those of the
+    whole dataset. Raises DatasetError if it does not fit.
     """
     spec = data_spec(settings, data_root)
     own = settings.model_copy(
