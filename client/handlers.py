@@ -177,7 +177,7 @@ def _samples(part: Any, where: str) -> Samples:
         else:
             pairs = [part[place] for place in range(len(part))]
             inputs = torch.stack([torch.as_tensor(image) for image, _ in pairs] or [torch.empty(0)])
-            labels = torch.tensor([int(label) for _, label in pairs])
+            labels = torch.tensor([_whole(label) for _, label in pairs])
     except Exception as error:  # whatever a data set of others does
         raise DatasetError(
             f"cannot read a {type(part).__name__}: {' '.join(str(error).split())[:200]}",
@@ -196,6 +196,14 @@ def _samples(part: Any, where: str) -> Samples:
     if labels.ndim != 1 or labels.is_floating_point() or not inputs.isfinite().all():
         raise DatasetError("need finite inputs, and a whole number as label of each", where=where)
     return Samples(inputs.float(), labels.long())
+
+
+def _whole(label: Any) -> int:
+    """A label as a whole number; others are refused, not cut off."""
+    number = int(label)
+    if float(label) != number:
+        raise ValueError("a label is no whole number")
+    return number
 
 
 def _spec_of(source: AppSource, shape: tuple[int, ...]) -> DataSpec:

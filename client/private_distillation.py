@@ -2,7 +2,7 @@
 
 from flwr_distill.client.dp_sgd import PrivacyAccount, secret_generator
 from flwr_distill.client.session import Session
-from flwr_distill.distill.private_matching import distill_dm_privately, noise_for
+from flwr_distill.distill.private_matching import check_shape, distill_dm_privately, noise_for
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.task.errors import SettingsError
 
@@ -33,6 +33,7 @@ def distil_privately(
             remedy="set it to real",
         )
     data, noise = session.data, noise_for(epsilon, train.dp_delta)
+    check_shape(data.spec.shape, "dp-epsilon", epsilon)  # before it is booked
     PrivacyAccount.of(session, train).spend(noise, rate=1.0, steps=1)
     return distill_dm_privately(
         data.train.inputs,

@@ -25,6 +25,7 @@ from flwr_distill.client.local_data import (
 from flwr_distill.client.virtual_data import trained_on
 from flwr_distill.protocol.messages import (
     FILE,
+    HOLDOUT,
     REAL_PER_VIRTUAL,
 )
 from flwr_distill.storage.store import DURABLE, NodeStore
@@ -295,15 +296,23 @@ def own_file(node_config: Mapping[str, NodeConfigValue], name: str) -> str:
 
 def held_out(session: Session) -> Samples:
     """The node's held-out samples; SettingsError if there are none."""
-    holdout = session.own.holdout
-    if not len(holdout):
-        raise SettingsError(
-            "this node has no sample to evaluate on",
-            where="train.holdout",
-            value=session.task.train.holdout,
-            remedy="set it to 0.1, or fraction-evaluate to 0",
-        )
-    return holdout
+    holdout, share = session.own.holdout, session.task.train.holdout
+    if len(holdout):
+        return holdout
+    problem, where = "this node has no sample to evaluate on", "train.holdout"
+    value: float | None = share
+    remedy = "set it to 0.1"
+    if session.source != RunSource():
+        where, value, remedy = "data", None, "return test samples"
+    elif HOLDOUT in session.node_config:
+        where, value = "the node's policy: holdout", float(session.node_config[HOLDOUT])
+        remedy = "its owner can raise it"
+    elif share:  # how many samples there are stays on the node
+        problem += ": its samples times this are less than one"
+        remedy = "raise it"
+    raise SettingsError(
+        problem, where=where, value=value, remedy=f"{remedy}, or set fraction-evaluate to 0"
+    )
 
 
 def common_test_set(session: Session) -> Samples:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain, islice, repeat
 from typing import NamedTuple
 
@@ -206,7 +207,7 @@ def train_round(
     )
     augment = Augment(changes, generator) if changes else None
     how = (terms, settings.precision, augment, weights)
-    with products_in(settings.precision):
+    with products_in(settings.precision), _normalised_in_batches(samples, settings):
         if not average_last:
             return fit(model, samples, batches, optimizer, *how)
         mean, known = AveragedModel(model), list(batches)
@@ -216,6 +217,28 @@ def train_round(
         for weight, averaged in zip(model.parameters(), mean.module.parameters(), strict=True):
             weight.copy_(averaged)
     return trained
+
+
+@contextmanager
+def _normalised_in_batches(samples: Samples, settings: TrainSettings) -> Iterator[None]:
+    """Name what makes minibatches of one sample, where batch normalisation refuses these."""
+    try:
+        yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        problem = "batch normalisation cannot train on a minibatch of one sample"
+        if settings.batch_size == 1:
+            raise SettingsError(
+                problem, where="train.batch-size", value=1, remedy="set it to 2 or more"
+            ) from error
+        if len(samples) > 1:
+            raise
+        raise SettingsError(
+            f"{problem}, and this node trains on one",
+            where="model",
+            remedy="give the node more samples, or normalise by groups: nn.GroupNorm",
+        ) from error
 
 
 def _averaging(

@@ -5,6 +5,7 @@ one noisy release (as DP-MERF's, Harder et al. 2021).
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,7 +23,7 @@ from flwr_distill.distill.distribution_matching import (
     real_means,
 )
 from flwr_distill.distill.errors import DistillError
-from flwr_distill.distill.features import RandomConvNet
+from flwr_distill.distill.features import MIN_SIDE, RandomConvNet
 from flwr_distill.distill.formation import Formation, best_formation
 from flwr_distill.distill.inputs import check_inputs
 from flwr_distill.distill.privacy import Guarantee, PrivacyCard
@@ -49,6 +50,21 @@ class UnitFeatures:
     def __call__(self, images: Tensor) -> Tensor:
         """Features (n, features) of images (n, C, H, W)."""
         return functional.normalize(self.network(images) - self.centre)
+
+
+def check_shape(shape: Sequence[int], where: str, epsilon: float) -> None:
+    """Raise DistillError unless samples of shape (..., H, W) can be distilled privately.
+
+    `where` is the setting that asks for `epsilon`.
+    """
+    if min(shape[-2:]) < MIN_SIDE:
+        raise DistillError(
+            f"compares images of at least {MIN_SIDE} pixels a side, and samples have {shape[-2]} x "
+            f"{shape[-1]}; rows of a table have 1 x 1",
+            where=where,
+            value=epsilon,
+            remedy="set it to 0, and take a strategy that trains with train.dp-noise",
+        )
 
 
 @lru_cache

@@ -21,7 +21,8 @@ FAR = 100.0
 MIN_VARIANCE = 2.0**-400
 """Smallest variance above 0 that a node adds to exact sums, which end at 2^-512."""
 _NO_VARIANCE = 2.0**-450
-_STATED = re.compile(r"(?P<mean>[^+]+)\+-(?P<deviation>[^+]+)")
+_NUMBER = r"\s*\+?(?:[eE]\+|[^+])+"
+_STATED = re.compile(rf"(?P<mean>{_NUMBER})\+-(?P<deviation>{_NUMBER})")
 
 
 @dataclass(frozen=True)

@@ -174,8 +174,8 @@ def domain(
     """Load a dataset that a node has instead of the run's, in the run's image format.
 
     Its labels must be among the run's. `partition` is the partition id and the number of partitions
-    of its training samples; None means all. Test samples are those of the whole dataset. Raises
-    DatasetError if it does not fit.
+    of its training samples; None means all but the reserved ones. Test samples are those of the
+    whole dataset. Raises DatasetError if it does not fit.
     """
     spec = data_spec(settings, data_root)
     own = settings.model_copy(
@@ -189,7 +189,7 @@ def domain(
             where="dataset of this node",
             value=name,
         )
-    train = partition_samples(own, *partition) if partition else dataset.train
+    train = partition_samples(own, *partition) if partition else _not_reserved(own, dataset)
     train, test = (
         check_raw_samples(fit_samples(part, spec), spec, f"dataset={name!r} of this node")
         for part in (train, dataset.test)
@@ -252,6 +252,14 @@ def _partitions(
         min_of_a_class=settings.partition.min_of_a_class,
     )
     return [shared[part] for part in parts]
+
+
+def _not_reserved(settings: TaskSettings, dataset: Dataset) -> RawSamples:
+    """All training samples but those that ``partition.reserved`` keeps from nodes."""
+    if not settings.partition.reserved:
+        return dataset.train
+    _, reserved = _drawn(settings, dataset)
+    return dataset.train.subset(np.setdiff1d(np.arange(len(dataset.train)), reserved))
 
 
 def _drawn(settings: TaskSettings, dataset: Dataset) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

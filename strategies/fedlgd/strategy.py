@@ -17,6 +17,7 @@ from torch import nn
 from flwr_distill.base.text import counted
 from flwr_distill.distill.errors import DistillError
 from flwr_distill.distill.gradient_matching import match_gradient
+from flwr_distill.distill.private_matching import check_shape
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.protocol.arrays import (
     Arrays,
@@ -130,6 +131,8 @@ class FedLGD(RobustFedAvg):
                 value=settings.dp_epsilon,
                 remedy='leave it out, or set backbone.trains to "last-block"',
             )
+        if settings.dp_epsilon:
+            check_shape(run.spec.shape, "fedlgd.dp-epsilon", settings.dp_epsilon)
         return super().from_run(settings, run, **{"spec": run.seen_spec, **arguments})
 
     def summary(self) -> None:

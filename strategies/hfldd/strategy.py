@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from flwr_distill.base.text import counted, listed
+from flwr_distill.distill.private_matching import check_shape
 from flwr_distill.links.records import LinkMode
 from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record, sent_arrays
 from flwr_distill.protocol.meeting import one_line
@@ -144,10 +145,12 @@ class HFLDD(RobustFedAvg):
         """Make the strategy for a run of our ServerApp; see `strategies.common.run.Run`.
 
         Raises SettingsError if a setting needs virtual images and nodes train on features, or
-        single models and the run has secure sums.
+        single models and the run has secure sums; DistillError if it needs images.
         """
         if run.seen_spec != run.spec:
             _check_features(settings)
+        elif settings.dp_epsilon:
+            check_shape(run.spec.shape, "hfldd.dp-epsilon", settings.dp_epsilon)
         if run.secure_sums:
             _check_summed(settings)
         own = {"image_shape": run.seen_spec.shape, "num_classes": run.spec.num_classes}

@@ -95,8 +95,14 @@ def auxiliary_files(name: str, root: str | Path | None = None) -> list[Path]:
 
 
 def _smooth_noise(spec: DataSpec, size: int, rng: np.random.Generator) -> torch.Tensor:
-    """Draw Gaussian noise on a coarse grid, upsample it and standardise each image."""
+    """Draw Gaussian noise on a coarse grid, upsample it and standardise each image.
+
+    Rows of one or two numbers are drawn as they are: standardised, one would be 0 / 0, and any two
+    1 and -1.
+    """
     channels, height, width = spec.shape
+    if channels * height * width <= 2:
+        return torch.from_numpy(rng.standard_normal((size, *spec.shape))).float()
     coarse = rng.standard_normal((size, channels, max(4, height // 4), max(4, width // 4)))
     smooth = F.interpolate(torch.from_numpy(coarse), (height, width), mode="bilinear")
     deviation, mean = torch.std_mean(smooth, dim=(1, 2, 3), keepdim=True, correction=0)

@@ -159,7 +159,8 @@ def _opened(path: Path, columns: Columns) -> Iterator[Iterator[Record]]:
         if path.suffix == ".csv":
             yield _csv_rows(places, len(header), table)
         else:
-            yield _parquet_rows(table, columns.names)
+            names = table.schema_arrow.names
+            yield _parquet_rows(table, [names[place] for place in places])
 
 
 @contextmanager
@@ -170,7 +171,7 @@ def _header(path: Path) -> Iterator[tuple[list[str], Any]]:
             yield header, rows
     elif path.suffix == ".parquet" and path.is_file():
         with opened(path) as table:
-            yield table.schema_arrow.names, table
+            yield [composed(name.strip()) for name in table.schema_arrow.names], table
     else:
         raise DatasetError(
             "is no existing .csv or .parquet file, and a run with private.columns reads tables",
@@ -209,7 +210,7 @@ def _parquet_rows(table: Any, names: Sequence[str]) -> Iterator[Record]:
         columns = [batch.column(name).to_pylist() for name in names]
         for values in zip(*columns, strict=True):
             row += 1
-            yield Record(f"row {row}", [composed(_text(value)) for value in values])
+            yield Record(f"row {row}", [composed(_text(value).strip()) for value in values])
 
 
 def _text(value: object) -> str:

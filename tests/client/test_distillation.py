@@ -4,6 +4,9 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
+from flwr_distill.client.dp_sgd import PrivacyAccount
+from flwr_distill.client.session import Session
+from flwr_distill.distill.errors import DistillError
 from flwr_distill.distill.kip import DESCENT, Descent
 from flwr_distill.distill.many import distill_many
 from flwr_distill.distill.virtual_data import VirtualData
@@ -11,6 +14,7 @@ from flwr_distill.protocol.messages import SIMULATED
 from flwr_distill.strategies.hfldd import distillation
 from flwr_distill.strategies.hfldd.distillation import distilled
 from flwr_distill.strategies.hfldd.requests import Distillation
+from tests.errors import at
 
 NUM_NODES = 12
 RUN_CONFIG = {"partition.scheme": "pathological", "partition.classes": 1}
@@ -107,3 +111,17 @@ def test_a_node_warns_of_what_attacks_find_in_its_virtual_data(
 ):
     distilled(context_of(0), Distillation(distiller=name, distilled_size=4, distill_steps=1))
     assert ("records that are unlike the others" in flower_log.text) == warned
+
+
+def test_what_cannot_be_distilled_privately_costs_no_epsilon(tmp_path):
+    """Rows of a table have no pixels for the networks, and each message would book once more."""
+    rows = [f"{age},{label}" for age in range(20) for label in ("no", "yes")]
+    (tmp_path / "table.csv").write_text("\n".join(["age,label", *rows]) + "\n")
+    config = {"dataset": "private", "private.classes": "no,yes", "private.columns": "age:10+-5"}
+    node = {"data": str(tmp_path / "table.csv"), "state-dir": str(tmp_path), "device": "cpu"}
+    context = Context(1, 5, node, RecordDict(), config)
+    request = Distillation(start="noise", distilled_size=2, distill_steps=1, dp_epsilon=2.0)
+    with pytest.raises(DistillError, check=at("dp-epsilon", value=2.0)):
+        distilled(context, request)
+    session = Session.of(context)
+    assert PrivacyAccount.of(session, session.task.train).epsilon == 0

@@ -16,6 +16,7 @@ from flwr_distill.strategies.fedhead import FedHEAD
 from flwr_distill.strategies.hfldd import HFLDD
 from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.file_state import FilesChangedError
+from tests.errors import at
 
 NODES, CLASSES = 4, 3
 
@@ -187,6 +188,7 @@ BAD = {
     "a label without an output": ((IMAGES, LABELS + 1), "3 outputs"),
     "no number": ((IMAGES * float("nan"), LABELS), "finite"),
     "no samples": ((IMAGES[:0], LABELS[:0]), "no training samples"),
+    "fractions as labels": (TensorDataset(IMAGES, LABELS + 0.5), "whole number"),
     "records": ([{"img": IMAGES[0], "label": 1}], "pair"),
     "nothing": (None, "pair"),
 }
@@ -223,7 +225,7 @@ def test_an_owners_rule_on_samples_is_not_passed_by(context, key, value):
 
 def test_models_without_test_samples_are_evaluated_nowhere(context):
     app = app_with("hfldd", data=lambda context: (samples(0), (IMAGES[:0], LABELS[:0])))
-    with pytest.raises(SettingsError, match="no sample"):
+    with pytest.raises(SettingsError, match="no sample", check=at("data")):
         evaluated(app, context())
 
 

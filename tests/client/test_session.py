@@ -8,7 +8,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from PIL import Image
 
-from flwr_distill.client.session import Session
+from flwr_distill.client.session import Session, held_out
 from flwr_distill.client.training import epoch_batches
 from flwr_distill.task.datasets import load_dataset
 from flwr_distill.task.errors import SettingsError
@@ -17,12 +17,14 @@ from flwr_distill.task.settings import (
     TaskSettings,
 )
 from flwr_distill.task.source import partition_samples
+from tests.errors import at
 
 
 @pytest.fixture
 def session(tmp_path):
-    def of(partition=0, node_id=7, run_id=1, **run_config):
+    def of(partition=0, node_id=7, run_id=1, own=(), **run_config):
         node_config = {"partition-id": partition, "num-partitions": 3, "state-dir": str(tmp_path)}
+        node_config |= dict(own)
         return Session.of(Context(run_id, node_id, node_config, RecordDict(), run_config))
 
     return of
@@ -85,6 +87,26 @@ def test_the_share_that_is_held_out_is_not_trained_on_and_nothing_is_lost(sessio
     assert len(data.train) + len(data.holdout) == len(every)
     both = torch.cat([data.train.inputs, data.holdout.inputs]).flatten(1)
     assert sorted(both.tolist()) == sorted(every.inputs.flatten(1).tolist())
+
+
+@pytest.mark.parametrize(
+    ("share", "own", "where", "remedy"),
+    [
+        (0.0, {}, "train.holdout", "set it to 0.1"),
+        (0.1, {}, "train.holdout", "raise it"),
+        (0.1, {"holdout": 1e-9, "holdout-secret": "00"}, "the node's policy: holdout", "its owner"),
+    ],
+)
+def test_a_node_that_holds_nothing_out_says_what_would_change_that(
+    session, share, own, where, remedy
+):
+    """A tenth of nine samples is none, and to set it to 0.1 again would change nothing."""
+    config = {"partition.max-of-a-class": 2, "partition.scheme": "iid", "train.holdout": share}
+    nothing = session(**config, own=own)
+    assert len(nothing.data.train) < 10
+    with pytest.raises(SettingsError, check=at(where, value=own.get("holdout", share))) as error:
+        held_out(nothing)
+    assert error.value.remedy.startswith(remedy)
 
 
 def test_the_same_samples_are_held_out_whatever_id_a_node_comes_back_with(session):

@@ -13,8 +13,10 @@ from flwr_distill.client.terms import Proximal
 from flwr_distill.client.training import epoch_batches, fit, soft_labels, train_round
 from flwr_distill.task.augmentation import Augment, augmented
 from flwr_distill.task.datasets import Samples
+from flwr_distill.task.errors import SettingsError
 from flwr_distill.task.settings import CHANGES, TrainSettings
 from tests.distill.builders import seeded as generator
+from tests.errors import at
 
 
 @pytest.fixture
@@ -57,6 +59,16 @@ def test_a_round_drops_the_last_part_where_the_settings_say_so(samples, model):
         for drop in (False, True)
     }
     assert steps == {False: 4, True: 2}
+
+
+@pytest.mark.parametrize(("number", "size", "where"), [(9, 1, "train.batch-size"), (1, 8, "model")])
+def test_batch_norm_on_single_samples_is_an_error_with_what_makes_them_single(
+    samples, number, size, where
+):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3), nn.BatchNorm1d(3))
+    settings = TrainSettings(batch_size=size, local_epochs=1)
+    with pytest.raises(SettingsError, match="batch normalisation", check=at(where)):
+        train_round(model, samples.subset(range(number)), settings, generator(1))
 
 
 def test_a_balanced_epoch_shows_each_class_equally_often_in_whole_minibatches():

@@ -11,6 +11,7 @@ from flwr_distill.task.datasets.text import text_spec
 from flwr_distill.task.errors import SettingsError
 
 START = {"strategy": "fedavg", "start": "analytic", "model": "random-features"}
+TABLE = {"dataset": "private", "private.classes": "no,yes", "private.columns": "age:50+-9"}
 
 
 @pytest.mark.parametrize(
@@ -94,6 +95,14 @@ START = {"strategy": "fedavg", "start": "analytic", "model": "random-features"}
         (
             {"hfldd.votes": True, "hfldd.rotate": False},
             "hfldd.complete-clusters = True: must be false for hfldd.votes",
+        ),
+        (
+            TABLE | {"hfldd.dp-epsilon": 1.0, "hfldd.start": "noise"},
+            "hfldd.dp-epsilon = 1.0: compares images of at least",
+        ),
+        (
+            TABLE | {"strategy": "fedlgd", "fedlgd.dp-epsilon": 1.0, "fedlgd.refine-steps": 0},
+            "fedlgd.dp-epsilon = 1.0: compares images of at least",
         ),
         (START | {"start": "fedavg"}, "start = 'fedavg': it makes no .*take one of analytic"),
         (START | {"strategy": "analytic"}, "strategy = 'analytic' it needs no start"),

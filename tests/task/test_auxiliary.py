@@ -65,6 +65,15 @@ def test_noise_is_standardised_and_smooth(side):
     assert neighbours > 0.5
 
 
+@pytest.mark.parametrize("columns", [1, 2, 3])
+def test_noise_for_rows_of_few_numbers_has_as_many_different_rows(columns):
+    table = DataSpec("t", (columns, 1, 1), 2, (0.0,) * columns, (1.0,) * columns, kind="table")
+    rows = auxiliary_images("noise", table, 200, 0).flatten(1)
+    assert len(rows.unique(dim=0)) == 200
+    torch.testing.assert_close(rows.mean(), torch.zeros(()), rtol=0, atol=0.2)
+    torch.testing.assert_close(rows.std(), torch.ones(()), rtol=0, atol=0.2)
+
+
 def test_noise_draws_from_its_seed_alone():
     torch.manual_seed(0)
     before = torch.get_rng_state()

@@ -14,7 +14,7 @@ from flwr_distill.task.datasets import (
 )
 from flwr_distill.task.datasets.images import fit_samples
 from flwr_distill.task.settings import TaskSettings
-from flwr_distill.task.source import domain
+from flwr_distill.task.source import data_spec, domain, reserved_samples
 from tests.errors import at
 
 RUN = {"dataset": "private", "private.shape": "3x16x12"}
@@ -40,6 +40,16 @@ def test_a_domain_has_all_training_samples_or_one_part_and_always_all_test_sampl
     assert {len(part.test) for part in parts} == {len(whole.test)} == {360}
     assert max(len(part.train) for part in parts) < len(whole.train)
     assert whole.train.images.shape[1:] == (3, 16, 12)
+
+
+@pytest.mark.parametrize("part", [None, (0, 1)])
+def test_no_node_gets_reserved_samples_whether_it_has_a_part_or_all(part):
+    task = TaskSettings.from_run_config({"dataset": "digits", "partition.reserved": 100})
+    spec = data_spec(task)
+    kept = reserved_samples(task, spec, 100).inputs
+    own = domain(task, "digits", part).train.to_samples(spec).inputs
+    assert len(own) == 1337
+    assert not {row.numpy().tobytes() for row in kept} & {row.numpy().tobytes() for row in own}
 
 
 def test_a_node_trains_on_its_data_set_and_is_tested_on_that_sets_test_samples(tmp_path):

@@ -156,6 +156,30 @@ def test_a_parquet_file_reads_as_the_same_csv(tmp_path):
         load(tmp_path / "gap.parquet", task)
 
 
+def test_spaces_and_accents_of_a_parquet_file_read_as_those_of_the_same_csv(tmp_path):
+    """As databases pad texts, and macOS splits letters from their accents."""
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    apart, joined = "Zoe\u0308", "Zo\u00eb"
+    task = settings(f"{joined},sex:f|m,chol:200+-50")
+    columns = {
+        f"{apart} ": ["61", " 47"],
+        "sex": ["f   ", "m"],
+        " chol": [240, 210],
+        "ill": ["no", "yes "],
+    }
+    rows = [list(map(str, row)) for row in zip(*columns.values(), strict=True)]
+    plain = load(write(tmp_path / "table.csv", ",".join(columns), rows), task)
+    parquet.write_table(arrow.table(columns), tmp_path / "table.parquet")
+    other = load(tmp_path / "table.parquet", task)
+    assert np.array_equal(other.images, plain.images)
+    assert np.array_equal(other.labels, plain.labels)
+    parquet.write_table(arrow.table(columns | {"sex": ["  ", "m"]}), tmp_path / "blank.parquet")
+    with pytest.raises(DatasetError, match="row 1: sex is missing"):
+        load(tmp_path / "blank.parquet", task)
+
+
 @pytest.mark.parametrize(
     ("columns", "more", "said"),
     [
@@ -173,6 +197,12 @@ def test_a_parquet_file_reads_as_the_same_csv(tmp_path):
 def test_columns_that_are_written_wrongly_are_an_error(columns, more, said):
     with pytest.raises(SettingsError, match=said, check=at("private.columns", value=columns)):
         settings(columns, **more)
+
+
+@pytest.mark.parametrize("text", ["1.75e+12+-3e+10", "1.75E+12 +- +3E10", "+1.75e12+-3e+10"])
+def test_a_stated_scale_may_have_exponents_as_data_check_prints_them(text):
+    (column,) = settings(f"time:{text}").private.table.features
+    assert column.scale == (1.75e12, 3e10)
 
 
 def test_pooled_scale_is_that_of_all_rows_in_one_table():
