@@ -151,7 +151,7 @@ class Dashboard:
                 self._snapshot = snapshot
             except Exception:  # the next read may succeed; until then the page says that it is old
                 LOG.exception("The federation could not be read")
-                self._parts = {**self._parts, "alarms": str(render("unread"))}
+                self._parts = {**self._parts, "alarms": render("unread")}
             self._news.set()
             self._news = asyncio.Event()
             await asyncio.sleep(random.uniform(*EVERY))

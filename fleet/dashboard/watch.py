@@ -185,7 +185,7 @@ class Watch:
 
     def _disk_folders(self, local: Iterable[LocalNode]) -> list[Path]:
         folders = [self.place.runs_dir, self.place.state_dir, *(node.folder for node in local)]
-        return [folder for folder in folders if folder.is_dir()]
+        return [folder for folder in folders if os.path.isdir(folder)]
 
 
 def _latest(runs_dir: Path) -> list[str]:
