@@ -17,7 +17,7 @@ from flwr_distill.cli.run_folders import (
     run_folders,
     shortest,
 )
-from flwr_distill.cli.run_log import in_terminal
+from flwr_distill.cli.run_log import print_table
 
 runs = typer.Typer(
     help="List, show and compare runs; export their models, remove nodes from them.",
@@ -96,7 +96,7 @@ def compare(
     from flwr_distill.server.page.comparison_page import comparison_tables
 
     for title, table in comparison_tables(files):
-        Console().print(in_terminal(title, table))
+        print_table(Console(), title, table)
 
 
 @runs.command()
