@@ -1,6 +1,7 @@
 """The dashboard's pages, whatever folders it is given: links lead somewhere, texts are no tags."""
 
 import re
+import time
 from urllib.parse import unquote, urljoin
 
 import pytest
@@ -79,6 +80,17 @@ def test_an_outbox_that_cannot_be_read_is_said(served, tmp_path):
         answer = client.get("/outboxes/ward")
     assert answer.status_code == 409
     assert "ward&#39;s outbox cannot be read" in answer.text
+
+
+def test_the_zone_of_all_times_is_said(served, monkeypatch):
+    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    time.tzset()
+    try:
+        with served() as client:
+            assert "UTC+05:30" in client.get("/").text
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_a_federation_that_cannot_be_read_is_said_in_words(served, monkeypatch):
