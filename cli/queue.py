@@ -96,7 +96,8 @@ def wait(number: Number, state_dir: FederationDir = DEFAULT_FEDERATION_DIR) -> N
             patience = _PATIENCE
             text = f"{run.state} {run.why}".strip()
             if run.state is State.RUNNING:
-                text += f": `flwr-distill logs {run.run_id}` follows it"
+                logs = f"flwr-distill logs {run.run_id}{state_dir_option(state_dir)}"
+                text += f": `{logs}` follows it"
             if text != shown:
                 typer.echo(f"run {number} in the queue: {text}")
                 shown = text
