@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,12 @@ from typing import Annotated
 import typer
 
 from flwr_distill.cli.errors import fail
-from flwr_distill.cli.options import DEFAULT_FEDERATION_DIR, FederationDir, with_options
+from flwr_distill.cli.options import (
+    DEFAULT_FEDERATION_DIR,
+    FederationDir,
+    state_dir_option,
+    with_options,
+)
 from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.fleet.federation_record import FederationFile, FederationRecord
 from flwr_distill.flower.control import Control, SuperLinkError, User, open_control
@@ -43,13 +49,17 @@ Timeout = Annotated[
 
 @dataclass(frozen=True)
 class Connection:
-    """How to reach a SuperLink; `federation` is its local federation, if it has one."""
+    """How to reach a SuperLink; `federation` is its local federation, if it has one.
+
+    `given` has the options that name it, to append to another command.
+    """
 
     address: str
     authority: Path | None
     federation: FederationRecord | None
     is_up: Callable[[], bool]
     user: User | None = None
+    given: str = ""
 
     def open(self, timeout: float) -> Control:
         """Open the Control API once the SuperLink answers, or raise a `SuperLinkError`."""
@@ -102,7 +112,11 @@ class SuperLinkOptions:
         if not self.name_one:
             if record := file.read():
                 return Connection(
-                    record.control_address, None, record, lambda: file.read() is not None
+                    record.control_address,
+                    None,
+                    record,
+                    lambda: file.read() is not None,
+                    given=state_dir_option(self.state_dir),
                 )
             if not DEFAULT_AUTHORITY.exists():
                 remedy = "start one with `flwr-distill up`, or name a SuperLink with --superlink "
@@ -115,7 +129,22 @@ class SuperLinkOptions:
             )
             missing = str(authority)
             fail("does not exist", command, where="root-certificates", value=missing, remedy=remedy)
-        return Connection(self.superlink or DEFAULT_ADDRESS, authority, None, lambda: True, user)
+        address = self.superlink or DEFAULT_ADDRESS
+        return Connection(address, authority, None, lambda: True, user, self._given())
+
+    def _given(self) -> str:
+        """The options that were given for a named SuperLink."""
+        files = {
+            "root-certificates": self.root_certificates,
+            "user-certificate": self.user_certificate,
+            "user-key": self.user_key,
+        }
+        texts = [
+            f"--superlink {self.superlink}" if self.superlink else "",
+            "--insecure" if self.insecure else "",
+            *(f"--{name} {shlex.quote(str(file))}" for name, file in files.items() if file),
+        ]
+        return "".join(f" {text}" for text in texts if text)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from flwr_distill.cli.errors import exit_on
 from flwr_distill.cli.options import run_config_option
 from flwr_distill.cli.run import are_here, run_to_its_end
 from flwr_distill.cli.run_folders import DEFAULT_RUNS_DIR, RunsDir, read_runs, run_folders
-from flwr_distill.cli.run_log import in_terminal
+from flwr_distill.cli.run_log import print_table
 from flwr_distill.fleet.run_config import RunConfigError
 from flwr_distill.fleet.run_settings import checked, read_settings
 from flwr_distill.server.record.run_ids import LATEST
@@ -97,6 +97,6 @@ def _show(here: Path, on_server: Path) -> None:
         shown = replace(table, rows=table.rows[:MAX_SHOWN])
         title = f"{section.title}, the worst {MAX_SHOWN}" if table != shown else section.title
         console = Console()
-        console.print(in_terminal(title, shown))
+        print_table(console, title, shown)
         console.print(Text(section.text[0]))
     typer.echo(f"Report: {here / REPORT}")

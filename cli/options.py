@@ -1,6 +1,7 @@
 """Options that several subcommands share."""
 
 import inspect
+import shlex
 from collections.abc import Callable, Iterable
 from functools import wraps
 from pathlib import Path
@@ -21,7 +22,9 @@ DEFAULT_FEDERATION_DIR = Path("state/local")
 
 def state_dir_option(state_dir: Path) -> str:
     """The option for that directory, to append to a command; empty for the default."""
-    return "" if state_dir == DEFAULT_FEDERATION_DIR else f" --state-dir {state_dir}"
+    return (
+        "" if state_dir == DEFAULT_FEDERATION_DIR else f" --state-dir {shlex.quote(str(state_dir))}"
+    )
 
 
 CertificatesDir = Annotated[

@@ -74,7 +74,8 @@ def _predictions(
 
     for file in files:
         if not file.is_file():
-            problems.append(f"{file}: no such file")
+            folder = f"is a folder (name its files, as in {file}/*)"
+            problems.append(f"{file}: {folder if file.is_dir() else 'no such file'}")
             continue
         try:
             yield from model.predictions(file)

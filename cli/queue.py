@@ -16,6 +16,7 @@ from rich.table import Column, Table
 from flwr_distill.cli.connection import SuperLinkOptions, lasting, with_superlink
 from flwr_distill.cli.errors import exit_on, fail
 from flwr_distill.cli.options import DEFAULT_FEDERATION_DIR, FederationDir, state_dir_option
+from flwr_distill.cli.run_folders import shortest
 from flwr_distill.fleet.queue.door import call, listed_runs
 from flwr_distill.fleet.queue.entry import QueuedRun, QueueError, State
 from flwr_distill.fleet.queue.file import MAX_ENDED, SHOWN
@@ -40,6 +41,7 @@ def list_queue(
 ) -> None:
     """List the queue of runs: what runs, what waits for what, and how the last ones ended.
 
+    Runs have the first digits of their ids, which commands such as `flwr-distill logs` take.
     `flwr-distill run --queue` puts a run there. With a command: cancel a run, wait for one, or
     serve the queue.
     """
@@ -53,10 +55,11 @@ def list_queue(
         box=None,
         padding=(0, 1, 0, 0),
     )
+    ids = [run.run_id for run in runs if run.run_id != "0"]
     for run in runs:
         place = str(run.position or "")
         since = datetime.fromtimestamp(run.since, UTC).astimezone().strftime("%m-%d %H:%M:%S")
-        run_id = run.run_id if run.run_id != "0" else ""
+        run_id = shortest(run.run_id, ids) if run.run_id != "0" else ""
         row = (str(run.id), place, run.user, run.state, since, run_id, str(run.priority), run.why)
         table.add_row(*map(escape, row))
     if runs:
@@ -93,7 +96,8 @@ def wait(number: Number, state_dir: FederationDir = DEFAULT_FEDERATION_DIR) -> N
             patience = _PATIENCE
             text = f"{run.state} {run.why}".strip()
             if run.state is State.RUNNING:
-                text += f": `flwr-distill logs {run.run_id}` follows it"
+                logs = f"flwr-distill logs {run.run_id}{state_dir_option(state_dir)}"
+                text += f": `{logs}` follows it"
             if text != shown:
                 typer.echo(f"run {number} in the queue: {text}")
                 shown = text

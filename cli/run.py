@@ -170,7 +170,8 @@ def _follow(
             return submit(APP_DIR, overrides, control=lambda: link.open(timeout), on_line=show)
     except KeyboardInterrupt:
         if run_id:
-            typer.echo(f"run {run_id} continues; `flwr-distill stop {run_id}` stops it", err=True)
+            stop = f"flwr-distill stop {run_id}{link.given}"
+            typer.echo(f"run {run_id} continues; `{stop}` stops it", err=True)
         raise typer.Exit(130) from None
 
 

@@ -1,5 +1,6 @@
 """Runs by their names on the command line."""
 
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,10 +32,18 @@ def read_runs(names: list[str], runs_dir: Path) -> "list[RunFiles]":
         fail(error)
     for name, run in zip(names, runs, strict=True):
         if name == LATEST:
-            start = str(run.about.get("started", "-"))[:16].replace("T", " ")
-            which = f"{run.folder.name}, {run.title}, started {start}, {run.state}"
+            which = f"{run.folder.name}, {run.title}, started {started(run)}, {run.state}"
             typer.echo(f"latest is run {which}", err=True)
     return runs
+
+
+def started(run: "RunFiles") -> str:
+    """When a run started, on this machine's clock as in the queue; ``-`` if it does not say."""
+    try:
+        start = datetime.fromisoformat(run.about["started"])
+    except (KeyError, TypeError, ValueError):
+        return "-"
+    return start.astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 def run_folders(runs_dir: Path) -> list[Path]:

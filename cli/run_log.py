@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -169,15 +170,51 @@ def results_table(title: str, results: Mapping[str, Mapping[str, Any]]) -> Table
     return table
 
 
-def in_terminal(title: str, table: PageTable) -> Table:
-    """A table of a page, for the terminal."""
-    printed = Table(title=title)
-    for column in table.columns:
+MAX_CELL = 30
+"""Characters of a cell for which a table in the terminal makes room; longer ones are folded."""
+_FRAME = 3
+"""Characters of a column's frame and padding."""
+
+
+def print_table(console: Console, title: str, table: PageTable, keys: int = 1) -> None:
+    """Print a table of a page; if its words do not fit side by side, in parts below each other.
+
+    Each part has the first `keys` columns, by which rows are known.
+    """
+    texts = [
+        (column.lstrip("#"), [row[place] for row in table.rows])
+        for place, column in enumerate(table.columns)
+    ]
+    words = [_width([*name.split(), *" ".join(cells).split()]) for name, cells in texts]
+    lines = [_width([name, *cells]) for name, cells in texts]
+    room = console.width - 1  # for the frame on the right
+    parts = [list(range(len(texts)))]
+    if sum(words) > room:
+        parts = [list(range(keys))]
+        for place in range(keys, len(texts)):
+            taken = sum(lines[each] for each in parts[-1])
+            if len(parts[-1]) > keys and taken + lines[place] > room:
+                parts.append(list(range(keys)))
+            parts[-1].append(place)
+    for number, part in enumerate(parts):
+        console.print(_in_terminal(f"{title}, continued" if number else title, table, part))
+
+
+def _width(texts: Sequence[str]) -> int:
+    """Width of a column with these texts, none of which is folded."""
+    return min(max(map(cell_len, texts), default=0), MAX_CELL) + _FRAME
+
+
+def _in_terminal(title: str, table: PageTable, part: Sequence[int]) -> Table:
+    """Columns of a table of a page, for the terminal."""
+    printed = Table(title=escape(title))
+    for place in part:
+        column = table.columns[place]
         printed.add_column(
-            column.lstrip("#"),
+            escape(column.lstrip("#")),
             justify="right" if column.startswith("#") else "left",
             overflow="fold",
         )
     for row in table.rows:
-        printed.add_row(*map(escape, row))
+        printed.add_row(*(escape(row[place]) for place in part))
     return printed

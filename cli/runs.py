@@ -16,8 +16,9 @@ from flwr_distill.cli.run_folders import (
     read_runs,
     run_folders,
     shortest,
+    started,
 )
-from flwr_distill.cli.run_log import in_terminal
+from flwr_distill.cli.run_log import print_table
 
 runs = typer.Typer(
     help="List, show and compare runs; export their models, remove nodes from them.",
@@ -56,10 +57,10 @@ def list_runs(runs_dir: RunsDir = DEFAULT_RUNS_DIR) -> None:
         last = run.rows[-1] if run.rows else {}
         table.add_row(
             name,
-            str(run.about.get("started", "-"))[:16].replace("T", " "),
+            started(run),
             run.state,
-            run.settings["strategy"],
-            run.settings["dataset"],
+            escape(run.settings["strategy"]),
+            escape(run.settings["dataset"]),
             f"{last.get('round', 0)}/{run.settings['num-rounds']}",
             stated(last),
             data_size(last.get("server_bytes")),
@@ -75,7 +76,9 @@ def show(run: Run, runs_dir: RunsDir = DEFAULT_RUNS_DIR) -> None:
     from flwr_distill.server.page.numbers import numbers
 
     console = Console()
-    console.print(f"[bold]{files.title}[/], in {files.folder}", highlight=False)
+    console.print(
+        f"[bold]{escape(files.title)}[/], in {escape(str(files.folder))}", highlight=False
+    )
     table = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2))
     state = files.state
     if state == "failed":
@@ -96,7 +99,7 @@ def compare(
     from flwr_distill.server.page.comparison_page import comparison_tables
 
     for title, table in comparison_tables(files):
-        Console().print(in_terminal(title, table))
+        print_table(Console(), title, table)
 
 
 @runs.command()

@@ -57,8 +57,11 @@ def simulate(
         typer.Option(min=1, help="Virtual nodes.", show_default=f"{DEFAULT_NODES}, or by --data"),
     ] = None,
     data: Annotated[
-        Path | None,
-        typer.Option(help="Folder with the data of each node: a folder or file for each."),
+        list[Path] | None,
+        typer.Option(
+            help="Folder with the data of each node: a folder or file for each. Or, repeated, the "
+            "data of one node each."
+        ),
     ] = None,
     workers: Annotated[
         int | None,
@@ -93,9 +96,9 @@ def simulate(
             settings = {"dataset": "private", **settings}
         RunSettings.from_run_config(settings)
         rules = read_policy(policy) if policy else None
-    own = sorted(path for path in data.iterdir() if path.name[0] != ".") if data else []
-    if data and nodes not in (None, len(own)):
-        problem = f"{data} has data of {counted(len(own), 'node')}"
+    own = _data_of_nodes(data or [])
+    if own and nodes not in (None, len(own)):
+        problem = f"--data has data of {counted(len(own), 'node')}"
         fail(problem, "simulate", where="nodes", value=nodes, remedy="drop --nodes")
 
     # Threads of the server that wait in a loop would take cores from the workers.
@@ -134,3 +137,19 @@ def simulate(
             fail(error, "simulate")
     if log.folder:
         show_results(console, log.folder)
+
+
+def _data_of_nodes(data: list[Path]) -> list[Path]:
+    """Folder or file of each node: those that were given, or those in the only folder."""
+    of_nodes, problem, wrong = data, "", data[0] if data else Path()
+    if missing := [path for path in data if not path.exists()]:
+        problem, wrong = "does not exist", missing[0]
+    elif len(data) == 1 and not wrong.is_dir():
+        problem = "is the data of one node"
+    elif len(data) == 1:
+        of_nodes = sorted(path for path in wrong.iterdir() if path.name[0] != ".")
+        problem = "" if of_nodes else "is empty"
+    if problem:
+        remedy = "give a folder with a folder or file for each node, or one --data for each"
+        fail(problem, "simulate", where="data", value=str(wrong), remedy=remedy)
+    return of_nodes

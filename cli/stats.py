@@ -14,7 +14,7 @@ from flwr_distill.cli.errors import exit_on
 from flwr_distill.cli.options import run_config_option
 from flwr_distill.cli.run import are_here, run_to_its_end
 from flwr_distill.cli.run_folders import DEFAULT_RUNS_DIR, RunsDir
-from flwr_distill.cli.run_log import in_terminal
+from flwr_distill.cli.run_log import print_table
 from flwr_distill.fleet.run_config import RunConfigError
 from flwr_distill.fleet.run_settings import checked, read_settings
 from flwr_distill.task.errors import SettingsError
@@ -70,7 +70,7 @@ def _show(here: Path, on_server: Path, json_file: Path | None) -> None:
     run = read_run(here)
     if (faults := faults_of_data(run)) and (nodes := held_by_nodes(run)):
         (table,) = nodes.tables
-        Console().print(in_terminal(nodes.title, table))
+        print_table(Console(), nodes.title, table)
         typer.echo(f"{faults.title}:")
         for line in faults.text:
             typer.echo(f"- {line}")

@@ -53,8 +53,11 @@ def read_log(folder: Path) -> tuple[list[Entry], str]:
     return lines, ""
 
 
-def outbox_page(lines: Sequence[Entry], folder: Path, broken: str) -> str:
-    """Render a page that needs no other file, of the lines before the chain breaks, if it does."""
+def outbox_page(lines: Sequence[Entry], folder: Path, broken: str, back: str = "") -> str:
+    """Render a page that needs no other file, of the lines before the chain breaks, if it does.
+
+    `back` is the dashboard's first page, if that shows it.
+    """
     left = [line for line in lines if "error" not in line]
     refused = [line for line in lines if "error" in line]
     sections = [
@@ -69,7 +72,7 @@ def outbox_page(lines: Sequence[Entry], folder: Path, broken: str) -> str:
         only = "Only these texts left, in place of an answer."
         table = _table(refused, "All errors and refusals")
         sections.append(Section("Errors and refusals", [only], [table]))
-    return page("What left this node", _subtitle(lines), sections, _numbers(lines))
+    return page("What left this node", _subtitle(lines), sections, _numbers(lines), back)
 
 
 def _subtitle(lines: Sequence[Entry]) -> str:

@@ -247,7 +247,7 @@ def answer(reply: Message, state: Any, store: Any) -> None:
 _REMEDIES = {
     "No SuperNode found with the given public key": (
         "the SuperLink does not know this node's key: register it there with "
-        "`flwr-distill register`"
+        "`flwr-distill register`, or issue another if it was revoked"
     ),
     "All SuperNodes must be registered via the CLI": (
         "the SuperLink admits registered nodes only: give the node a key (auth-key; "
@@ -267,11 +267,13 @@ _EXITING = (
 class Reports:
     """Reports ``("online", node_id)``, or before ``("unfit", reason)``: restarts do not help.
 
-    Also ``("quiet", until)``, a local time or '', and ``("moves", progress)``, text or ''.
+    Also ``("quiet", until)``, a local time or '', and ``("moves", progress)``, text or ''. `key` is
+    the file of the node's key, by which a refusal says which node it is about; '' for none.
     """
 
-    def __init__(self, notes: Notes) -> None:
+    def __init__(self, notes: Notes, key: str = "") -> None:
         self._notes = notes
+        self._key = key
         self._online = False
         self._sending = threading.Lock()  # the SuperNode moves contents in several threads
 
@@ -282,12 +284,12 @@ class Reports:
 
     def refused(self, reason: str) -> None:
         """The SuperLink does not admit the node; it may the next time."""
-        self.unfit(_remedy(reason))
+        self.unfit(self._remedy(reason))
 
     def exits(self, code: int, message: str) -> None:
         """Flower ends the process, with one of its exit codes; below 100, by request."""
         if code >= 100:
-            self.unfit(_remedy(message) or message.partition("\n")[0])
+            self.unfit(self._remedy(message) or message.partition("\n")[0])
 
     def quiet(self, until: datetime | None) -> None:
         """The link is quiet until a local time, or no longer."""
@@ -307,14 +309,14 @@ class Reports:
         if reason and not self._online:
             self._send("unfit", shortened(reason))
 
+    def _remedy(self, reason: str) -> str:
+        """The remedy for a SuperLink's refusal that no restart would change; else ''."""
+        remedy = next((remedy for text, remedy in _REMEDIES.items() if text in reason), "")
+        return f"{remedy} (auth-key = {self._key!r})" if remedy and self._key else remedy
+
     def _send(self, *note: Any) -> None:
         with self._sending:
             self._notes.send(*note)
-
-
-def _remedy(reason: str) -> str:
-    """The remedy for a SuperLink's refusal that no restart would change; else ''."""
-    return next((remedy for text, remedy in _REMEDIES.items() if text in reason), "")
 
 
 def patch_reports(reports: Reports) -> None:

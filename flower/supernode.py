@@ -37,6 +37,12 @@ _NO_LIMITS = (
 )
 
 
+def _key_file(arguments: list[str]) -> str:
+    """The file of the node's key, in Flower's arguments; '' without one."""
+    option = "--auth-supernode-private-key"
+    return arguments[arguments.index(option) + 1] if option in arguments else ""
+
+
 def main() -> None:
     """Run a SuperNode.
 
@@ -48,7 +54,7 @@ def main() -> None:
     state_dir, busy, idle = Path(sys.argv[3]), float(sys.argv[4]), float(sys.argv[5])
     pace = Pace(busy=busy, idle=idle, generator=random.Random())
     log_lines.begin("supernode")
-    reports = Reports(report)
+    reports = Reports(report, _key_file(sys.argv))
     patch_reports(reports)
     patch_supernode_sleep(pace)
     patch_pull_backoff()

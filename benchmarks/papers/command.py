@@ -43,7 +43,6 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table as Printed
 
 from benchmarks.figures import write_json
 from benchmarks.in_process import Settings
@@ -52,7 +51,9 @@ from benchmarks.papers.facts import MEASURED
 from benchmarks.papers.plots import draw
 from benchmarks.papers.runs import METRICS, ROOT, Result, below, rounds_to, run_row
 from benchmarks.papers.tables import CLIENT, MEAN, TARGET, Row, Table, read_tables
+from flwr_distill.cli.run_log import print_table as print_in_parts
 from flwr_distill.protocol.registry import all_methods, find_method
+from flwr_distill.strategies.common.sections import Table as Printed
 from flwr_distill.task.datasets.registry import dataset_files
 from flwr_distill.task.settings import TaskSettings
 from flwr_distill.task.source import server_data
@@ -275,15 +276,16 @@ def print_table(
         if all(text in line["differences"] for line in able)
     ]
     columns = [f"{key}, {whose}" for key in measured for whose in ("paper", "ours")]
-    printed = Printed(*keys, *columns, "difference", title=table.title)
+    printed = []
     for line in lines:
         place = [str(line["place"].get(key, "")) for key in keys]
         numbers = [
             text for key in measured for text in (_printed(line, key), _our_text(line["ours"], key))
         ]
         own = (text for text in line["differences"] if text not in common)
-        printed.add_row(*place, *numbers, "; ".join(filter(None, (_state(line), *own))))
-    console.print(printed)
+        printed.append([*place, *numbers, "; ".join(filter(None, (_state(line), *own)))])
+    whole = Printed([*keys, *columns, "difference"], printed)
+    print_in_parts(console, table.title, whole, len(keys))
     if table.facts:
         results = table.results()
         where = table.facts if table.facts.startswith("figure") else f"table {table.facts}"

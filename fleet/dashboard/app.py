@@ -151,7 +151,7 @@ class Dashboard:
                 self._snapshot = snapshot
             except Exception:  # the next read may succeed; until then the page says that it is old
                 LOG.exception("The federation could not be read")
-                self._parts = {**self._parts, "alarms": str(render("unread"))}
+                self._parts = {**self._parts, "alarms": render("unread")}
             self._news.set()
             self._news = asyncio.Event()
             await asyncio.sleep(random.uniform(*EVERY))
@@ -269,9 +269,12 @@ class Dashboard:
 
         def page() -> str:
             lines, broken = read_log(folder / OUTBOX)
-            return outbox_page(lines, folder / OUTBOX, broken)
+            return outbox_page(lines, folder / OUTBOX, broken, back="/#nodes")
 
-        content = await to_thread.run_sync(page)
+        try:
+            content = await to_thread.run_sync(page)
+        except OSError as error:
+            raise HTTPException(409, f"{name}'s outbox cannot be read: {error}") from None
         return HTMLResponse(content, headers={"Content-Security-Policy": REPORT_POLICY})
 
     async def _submit_form(
@@ -415,7 +418,7 @@ def _caller(request: Request) -> str:
 
 def _comparison(folders: list[Path], runs_dir: Path) -> str:
     try:
-        return comparison_page([read_run(folder) for folder in folders], runs_dir)
+        return comparison_page([read_run(folder) for folder in folders], runs_dir, back="/#runs")
     except Exception as error:  # whatever the files contain
         LOG.exception("Runs could not be compared")
         raise HTTPException(409, "their files cannot be compared: one is malformed") from error

@@ -126,7 +126,7 @@ def all_nodes(
 def read_local(folders: Iterable[Path]) -> list[LocalNode]:
     """The nodes of this machine, by their state directories."""
     nodes, names = [], set[str]()
-    for folder in folders:
+    for folder in map(Path, map(os.path.abspath, folders)):  # "." and ".." have no name
         name, count = folder.name, 1
         while name in names:
             count += 1
@@ -151,7 +151,9 @@ def size_class(samples: int | None) -> str:
 def _local(name: str, folder: Path) -> LocalNode:
     status: Mapping[str, Any] = read_json(status_file(folder), 2**16)
     log = folder / "node.log"
-    since = log.stat().st_mtime if log.exists() else 0.0
+    since = 0.0
+    with suppress(OSError):  # missing, or another user's
+        since = log.stat().st_mtime
     node = LocalNode(name, folder, last_line=_last_line(log), since=since)
     pid = status.get("pid")
     if not isinstance(pid, int) or not _runs(pid):

@@ -53,7 +53,7 @@ def render(name: str, **content: Any) -> Markup:
 
 def parts(snapshot: Snapshot) -> dict[str, str]:
     """Parts of the first page by name."""
-    content = {"snapshot": snapshot, "alarms": alarms(snapshot)}
+    content = {"snapshot": snapshot, "alarms": alarms(snapshot), "zone": zone()}
     return {name: render(name, **content, most=MAX_ROWS, most_runs=MAX_RUNS) for name in PARTS}
 
 
@@ -110,6 +110,11 @@ def clock(moment: float) -> str:
     then = datetime.fromtimestamp(moment)
     is_today = then.date() == datetime.now().date()
     return then.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M")
+
+
+def zone() -> str:
+    """Time zone of this machine's clock, as in ``UTC+05:30``: a browser may be in another."""
+    return f"UTC{datetime.now().astimezone().isoformat()[-6:]}"
 
 
 def whole_page(title: str, name: str, contents: Mapping[str, str], **rest: Any) -> str:

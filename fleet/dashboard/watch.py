@@ -19,7 +19,7 @@ from flwr_distill.fleet.queue.door import FILE as QUEUE_FILE
 from flwr_distill.fleet.queue.entry import QueuedRun
 from flwr_distill.fleet.queue.file import read_queue
 from flwr_distill.flower.control import Control, KnownNode, KnownRun, RunStatus, SuperLinkError
-from flwr_distill.server.record.run_ids import LATEST
+from flwr_distill.server.record.run_ids import JOURNAL, LATEST, SETTINGS
 
 LOG = logging.getLogger("flwr_distill.dashboard")
 MAX_RUNS = 100
@@ -185,7 +185,7 @@ class Watch:
 
     def _disk_folders(self, local: Iterable[LocalNode]) -> list[Path]:
         folders = [self.place.runs_dir, self.place.state_dir, *(node.folder for node in local)]
-        return [folder for folder in folders if folder.is_dir()]
+        return [folder for folder in folders if os.path.isdir(folder)]
 
 
 def _latest(runs_dir: Path) -> list[str]:
@@ -195,7 +195,9 @@ def _latest(runs_dir: Path) -> list[str]:
             folders = [
                 (entry.stat(follow_symlinks=False).st_mtime, entry.name)
                 for entry in entries
-                if is_plain(entry.name) and entry.is_dir(follow_symlinks=False)
+                if is_plain(entry.name)
+                and entry.is_dir(follow_symlinks=False)
+                and any(os.path.lexists(Path(entry, name)) for name in (SETTINGS, JOURNAL))
             ]
     except OSError:
         return []

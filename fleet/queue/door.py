@@ -138,7 +138,7 @@ class _Call(socketserver.BaseRequestHandler):
             except QueueError as error:
                 parts = ("problem", "where", "value", "remedy")
                 answer = {"error": {name: getattr(error, name) for name in parts}}
-            except ValueError:  # of JSON, or numbers beyond all bounds
+            except (ValueError, RecursionError):  # of JSON, or numbers beyond all bounds
                 answer = {"error": {"problem": "the call cannot be read"}}
             except sqlite3.Error as error:  # a full disk, or a damaged file
                 answer = {"error": {"problem": f"the queue's file cannot be used: {error}"}}

@@ -15,8 +15,11 @@ from flwr_distill.server.page.words import data_size, percent, seconds, stated
 from flwr_distill.strategies.common.sections import Figure, Section, Table
 
 
-def comparison_page(runs: Sequence[RunFiles], folder: Path) -> str:
-    """HTML page in `folder` that compares two or more runs, with links to their reports."""
+def comparison_page(runs: Sequence[RunFiles], folder: Path, back: str = "") -> str:
+    """HTML page in `folder` that compares two or more runs, with links to their reports.
+
+    `back` is the dashboard's first page, if that shows it.
+    """
     names = labels(runs)
     first, *others = (Section(title, tables=[table]) for title, table in comparison_tables(runs))
     links = [
@@ -30,6 +33,7 @@ def comparison_page(runs: Sequence[RunFiles], folder: Path) -> str:
         " · ".join(names),
         f"{len(runs)} runs of flwr-distill compared",
         [replace(first, links=links), *learning, *others],
+        back=back,
     )
 
 

@@ -120,6 +120,7 @@ PAGE = """{% macro table_of(table) %}
 <style>{{ style }}</style>
 </head>
 <body><main>
+{% if back %}<p><a href="{{ back }}">Back to the federation</a></p>{% endif %}
 <h1>{{ title }}</h1>
 <p class="soft">{{ subtitle }}</p>
 {% for section in sections if section.alarm %}
@@ -172,10 +173,12 @@ def page(
     subtitle: str,
     sections: Sequence[Section],
     numbers: Sequence[tuple[str, str]] = (),
+    back: str = "",
 ) -> str:
     """Render a page; everything except `Markup` is escaped.
 
-    `numbers` are pairs of name and value, shown first.
+    `numbers` are pairs of name and value, shown first. `back` is where the dashboard has its first
+    page; a file on a disk has none.
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     return environment.from_string(PAGE).render(
@@ -183,6 +186,7 @@ def page(
         subtitle=subtitle,
         sections=sections,
         numbers=numbers,
+        back=back,
         style=Markup(STYLE),
     )
 

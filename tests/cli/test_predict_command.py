@@ -93,7 +93,7 @@ def test_what_cannot_be_predicted_is_said_in_one_line(export, images, tmp_path):
     for arguments, reason in [
         ((model, tmp_path / "none.png"), "none.png: no such file"),
         ((model, broken), "broken.png"),
-        ((model, tmp_path), "no such file"),
+        ((model, tmp_path), "is a folder (name its files"),
         ((tmp_path / "none.onnx", images[0]), "none.onnx"),
         ((images[0], images[0]), ".onnx, .pt, .safetensors"),
         ((bare, images[0]), "bare.safetensors"),

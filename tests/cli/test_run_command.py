@@ -2,7 +2,9 @@
 
 import json
 import re
+import shlex
 from itertools import chain
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -232,6 +234,26 @@ def test_ctrl_c_leaves_the_run_to_itself_and_says_so(invoke, up):
     result = invoke(lines=interrupts())
     assert result.exit_code == 130
     assert "run 7 continues; `flwr-distill stop 7` stops it" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--superlink", "fl.example.org:9093", "--insecure"),
+        ("--superlink", "fl.example.org:9093", "--root-certificates", "our ca.crt"),
+        ("--state-dir", "the other"),
+    ],
+)
+def test_after_ctrl_c_the_command_that_stops_the_run_reaches_its_superlink(invoke, up, options):
+    Path("our ca.crt").touch()
+    Path("state", "local").rename("the other")
+
+    def interrupts():
+        yield "INFO :      round   0/3"
+        raise KeyboardInterrupt
+
+    result = invoke(*options, lines=interrupts())
+    assert f"`flwr-distill stop 7 {shlex.join(options)}` stops it" in result.stderr
 
 
 def shown(*lines, terminal=False):

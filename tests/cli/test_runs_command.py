@@ -3,8 +3,10 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -87,12 +89,37 @@ def test_a_run_that_was_stopped_is_listed_as_stopped(finished_run):
     assert "failed" not in line
 
 
+@pytest.fixture
+def kolkata(monkeypatch):
+    """The machine's clock is five and a half hours ahead of UTC."""
+    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def test_a_runs_start_is_shown_by_the_machines_clock_as_the_queues_times_are(finished_run, kolkata):
+    folder = finished_run("22")
+    started(folder, "2026-01-01T20:00:00+00:00")
+    assert "2026-01-02 01:30" in invoke("list", "--runs-dir", folder.parent).output
+    shown = invoke("show", "latest", "--runs-dir", folder.parent)
+    assert "started 2026-01-02 01:30" in shown.stderr
+
+
+def test_a_folder_with_brackets_in_its_name_is_shown(finished_run, tmp_path):
+    folder = finished_run("22")
+    named = folder.parent.rename(tmp_path / "of [b]")
+    result = invoke("show", "22", "--runs-dir", named)
+    assert result.exit_code == 0, result.output
+    assert "of [b]" in " ".join(result.stdout.split())
+
+
 def test_a_list_fits_a_terminal_of_80_columns_with_whole_dates(finished_run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     folder = finished_run("16120037219058242387")
-    started = json.loads((folder / "about.json").read_text())["started"]
     output = invoke("list", "--runs-dir", folder.parent).output
-    assert started[:16].replace("T", " ") in output
+    assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d ", output)
 
 
 LONG = f"they.{'of_long_names.' * 4}strategies:TheirStrategyWithALongName_Z"

@@ -14,6 +14,11 @@ from tests.cli.commands import assert_refused, command
         (("-c", "num-rounds 3"), "num-rounds 3"),
         (("--preset", "hfldd-mnist-c3"), "hfldd-mnist-c3"),
         (("--data", "own", "--nodes", "3"), "nodes = 3"),
+        (("--data", "own/ward", "--data", "own", "--nodes", "3"), "nodes = 3"),
+        (("--data", "own", "--data", "none"), "data = 'none'"),
+        (("--data", "own/ward"), "data = 'own/ward'"),
+        (("--data", "none"), "data = 'none'"),
+        (("--data", "own.csv"), "data = 'own.csv'"),
         (("--policy", "hospitable"), "hospitable"),
         (("--policy", "hospital"), "fewest-of-a-class"),
     ],
@@ -21,6 +26,7 @@ from tests.cli.commands import assert_refused, command
 def test_a_bad_option_is_refused_in_one_line(options, named, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own" / "ward").mkdir(parents=True)
+    (tmp_path / "own.csv").touch()
     assert_refused(command("simulate", *options), named)
 
 

@@ -3,7 +3,9 @@
 import os
 import pwd
 import signal
+import socket
 import sqlite3
+import struct
 import threading
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -14,11 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flwr_distill.fleet.queue import file as queue_file
-from flwr_distill.fleet.queue.door import FILE, Door, call, listed_runs
+from flwr_distill.fleet.queue.door import FILE, SOCKET, Door, call, listed_runs
 from flwr_distill.fleet.queue.entry import TOKEN, Order, QueueError, State
 from flwr_distill.fleet.queue.file import QueueFile, read_queue
 from flwr_distill.fleet.queue.scheduler import SETTLE, Scheduler
 from flwr_distill.flower.control import OutageError, RunStatus
+from flwr_distill.protocol.socket_path import short_path
 
 ALICE, BOB = 1001, 1002
 ENDS = {"completes": State.COMPLETED, "fails": State.FAILED, "hangs": State.STOPPED}
@@ -260,6 +263,15 @@ def served(folder, queue):
             door.shutdown()
 
 
+def answer_to(content, folder):
+    """Answer to a call that our own client would not make."""
+    with socket.socket(socket.AF_UNIX) as line, short_path(folder / SOCKET) as path:
+        line.settimeout(20)
+        line.connect(path)
+        line.sendall(struct.pack(">I", len(content)) + content)
+        return line.recv(1000)
+
+
 def test_calls_are_bounded_and_say_what_is_wrong(tmp_path):
     folder = tmp_path / ("long" * 30)
     folder.mkdir()
@@ -275,6 +287,7 @@ def test_calls_are_bounded_and_say_what_is_wrong(tmp_path):
             call(folder, b"app", call="add", order={"run_config": {"a": 10**400}})
         with pytest.raises(QueueError, match="does not know"):
             call(folder, call="cancel", id="1")
+        assert b"cannot be read" in answer_to(100_000 * b"[", folder)
         with pytest.raises(QueueError, match=r"does not answer|too many"):
             call(folder, bytes(queue_file.MAX_BUNDLE + 1), **add)
         (run,) = listed_runs(folder, ended=10)

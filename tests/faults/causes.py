@@ -261,7 +261,7 @@ def data_gone(site):
 FAULTS = {
     "the SuperLink's certificate has expired": (expired_certificate, ("expired", "certs renew")),
     "the SuperLink's certificate names another host": (wrong_host, ("127.0.0.1", "--host")),
-    "the node's certificate is revoked": (revoked, ("key", "register")),
+    "the node's certificate is revoked": (revoked, ("ward-3", "key", "register")),
     "the node's clock is ten minutes off": (late_clock, ("clock", "doctor")),
     "DNS is gone": (dns_gone, ("superlink.invalid", "name")),
     "a proxy answers 407": (proxy_wants_password, ("407", "proxy")),

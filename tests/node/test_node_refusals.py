@@ -103,6 +103,7 @@ def test_a_key_that_is_not_registered_is_said_in_one_line(
     ended = superlink.run_node(tmp_path / "state", "--auth-key", str(private))
     assert ended.returncode == 1
     assert "does not know this node's key: register it" in ended.stderr.splitlines()[-1]
+    assert f"auth-key = '{private}'" in ended.stderr.splitlines()[-1]
 
 
 def test_a_node_without_a_key_is_told_to_have_one(

@@ -94,6 +94,15 @@ def test_flower_1_32_1_still_refuses_nodes_in_these_words(
     assert "flwr-distill register" in remedy
 
 
+def test_a_refusal_names_the_key_and_what_helps_if_it_was_revoked(
+    notes: tuple[Notes, Notes],
+) -> None:
+    Reports(notes[1], "certs/ward-3/login.key").refused(UNKNOWN)
+    ((_, remedy),) = wait_for_all(notes[0])
+    assert "auth-key = 'certs/ward-3/login.key'" in remedy
+    assert "issue another if it was revoked" in remedy
+
+
 def test_a_refusal_that_may_pass_is_not_reported(notes: tuple[Notes, Notes]) -> None:
     Reports(notes[1]).refused("SuperNode with node ID 5 could not be activated.")
     assert wait_for_all(notes[0]) == []
