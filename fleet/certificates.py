@@ -205,7 +205,11 @@ class CertificateFolder:
         """Issue a new certificate for the same key and hosts, in place of the last one."""
         last = self.valid(name)
         if last is None:
-            raise CertificateError(f"has issued no {name}, or it is revoked", where=self._path)
+            raise CertificateError(
+                f"has issued no {name}, or it is revoked",
+                where=self._path,
+                remedy="`flwr-distill certs list` shows what it has issued",
+            )
         entry, files = self._signed(last, days)
         for file, content in files.items():
             with replacing(self._path / name / file) as partial:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from flwr_distill.task.auxiliary_names import NAMED, NOISE, RESERVED
 from flwr_distill.task.datasets.images import fit_array, read_image
-from flwr_distill.task.datasets.npz import read_npz_images, read_npz_labels
+from flwr_distill.task.datasets.npz import read_npz_images, read_npz_samples
 from flwr_distill.task.datasets.registry import (
     data_root,
     dataset_files,
@@ -76,7 +76,7 @@ def auxiliary_labels(
     Raises
     ------
     DatasetError
-        If the set has none.
+        If the set has none, or not one for each image.
     """
     labels = _stored_labels(name, data_root() if root is None else Path(root))
     chosen = np.random.default_rng(seed).choice(len(labels), size, replace=False)
@@ -138,7 +138,11 @@ def _named_images(name: str, root: Path) -> Pixels:
 def _stored_labels(name: str, root: Path) -> NDArray[np.int64]:
     file = _named_file(name, root) if name in NAMED else Path(name)
     if file and file.suffix == ".npz" and file.exists():
-        return read_npz_labels(file)
+        stored = read_npz_samples(file)
+        if stored.labels.shape != (len(stored.images),):  # others would be drawn than the images
+            problem = f"has labels of shape {stored.labels.shape} for {len(stored.images)} images"
+            raise DatasetError(problem, where=file, remedy="store one label for each image")
+        return stored.labels
     if name in NAMED and name in dataset_names():
         return load_dataset(name, root).train.labels
     raise DatasetError("has no labels", where="auxiliary", value=name)

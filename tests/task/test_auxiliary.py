@@ -98,6 +98,14 @@ def test_labels_are_those_of_the_same_images(tmp_path, place):
     assert (255 * pixels[:, 0, 0, 0]).round().long().tolist() == found.tolist()
 
 
+def test_labels_that_are_not_one_for_each_image_are_refused(tmp_path):
+    """They would be drawn otherwise than the images, and belong to others."""
+    file = tmp_path / "set.npz"
+    np.savez(file, images=np.zeros((20, 6, 8, 3), np.uint8), labels=np.arange(21))
+    with pytest.raises(DatasetError, check=at(file)):
+        auxiliary_labels(str(file), 7, 3, tmp_path)
+
+
 @pytest.mark.parametrize("name", ["noise", "pictures"])
 def test_noise_and_folders_have_no_labels(root, name):
     name = str(root / name) if name == "pictures" else name
