@@ -12,6 +12,8 @@ from flwr.common import log
 from flwr.serverapp.strategy import Strategy
 
 from flwr_distill.base.text import counted
+from flwr_distill.protocol.arrays import as_arrays
+from flwr_distill.protocol.coded import version_of
 from flwr_distill.protocol.method import Method
 from flwr_distill.protocol.registry import check_config, phases_of
 from flwr_distill.protocol.replies import NothingUsableError
@@ -171,7 +173,8 @@ class Rounds:
         strategy.summary()
         if done is None:
             self.end_round(0, self.model)
-        learnt, arrays = None, self.model
+        arrays = self.model
+        learnt = arrays if done and self._has_learnt() else None
         for server_round in range((done or 0) + 1, self.settings.num_rounds + 1):
             config = self.train_config(server_round)
             messages = strategy.configure_train(server_round, arrays, config, self.grid)
@@ -183,6 +186,10 @@ class Rounds:
             self._evaluate_on_nodes(server_round, arrays)
             self.end_round(server_round, arrays)
         return learnt
+
+    def _has_learnt(self) -> bool:
+        """Whether the run that this one resumes has changed the model that it began with."""
+        return version_of(as_arrays(self.model)) != version_of(as_arrays(self.task.start))
 
     def _evaluate_on_nodes(self, server_round: int, arrays: ArrayRecord) -> bool:
         """Have the strategy's nodes evaluate a model; whether any has."""

@@ -94,6 +94,22 @@ def test_a_run_of_one_failed_round_is_no_success(fail):
         fail((1,), num_rounds=1)
 
 
+def test_a_resumed_run_that_learns_nothing_more_ends_as_the_whole_one(fail):
+    folder = fail((2,), num_rounds=1)
+    learnt = load_file(folder / "model.safetensors")
+    fail((2,), num_rounds=2, resume="latest")
+    assert (folder / "summary.json").exists()
+    model = load_file(folder / "model.safetensors")
+    assert all((learnt[name] == array).all() for name, array in model.items())
+
+
+def test_a_resumed_run_of_which_no_round_ever_learnt_is_no_success(fail):
+    with pytest.raises(NothingLearntError):
+        fail((1, 2), num_rounds=1)
+    with pytest.raises(NothingLearntError):
+        fail((1, 2), num_rounds=2, patience_failed=3, resume="latest")
+
+
 def test_what_was_learnt_before_is_exported_and_stays_resumable(fail, tmp_path):
     with pytest.raises(NothingLearntError, check=at("patience-failed", value=1)):
         fail((2,), patience_failed=1)
