@@ -140,10 +140,7 @@ def _bfloat16() -> Codec:
 
 
 def _integer(most: int) -> Codec:
-    """Integers from ``-most`` to ``most``, with a scale for each channel, which is the first axis.
-
-    They take a byte each: packing makes less of few levels than half a byte would.
-    """
+    """Integers from ``-most`` to ``most``, with a scale for each channel: the first axis."""
 
     def rows_of(shape: tuple[int, ...]) -> tuple[int, int]:
         return (shape[0], _size(shape[1:])) if len(shape) > 1 else (1, _size(shape))
@@ -151,16 +148,42 @@ def _integer(most: int) -> Codec:
     def encode(values: Values, rng: np.random.Generator) -> list[Raw]:
         scales, steps = _in_steps(values.reshape(rows_of(values.shape)), most)
         steps += rng.random(steps.shape, np.float32)
-        return [scales, np.clip(np.floor(steps), -most, most).astype(np.int8)]
+        return [scales, _in_bytes(np.clip(np.floor(steps), -most, most), most)]
 
     def parts(shape: tuple[int, ...]) -> list[tuple[str, int]]:
-        return [("<f4", rows_of(shape)[0]), ("i1", _size(shape))]
+        return [("<f4", rows_of(shape)[0]), _bytes_of(_size(shape), most)]
 
     def decode(parts: list[Raw], shape: tuple[int, ...]) -> Values:
-        scales, steps = parts
+        scales, steps = parts[0], _from_bytes(parts[1], _size(shape), most)
         return _from_steps(scales, steps.reshape(rows_of(shape)), most).reshape(shape)
 
     return Codec(encode, parts, decode)
+
+
+def _are_pairs(most: int) -> bool:
+    """Whether two integers up to `most` fit in a byte: Zstandard makes less of such pairs."""
+    return (2 * most + 1) ** 2 <= 256
+
+
+def _bytes_of(count: int, most: int) -> tuple[str, int]:
+    return ("u1", (count + 1) // 2) if _are_pairs(most) else ("i1", count)
+
+
+def _in_bytes(steps: Values, most: int) -> Raw:
+    whole = steps.reshape(-1).astype(np.int8)
+    if not _are_pairs(most):
+        return whole
+    digits = (np.append(whole, np.zeros(whole.size % 2, np.int8)) + most).astype(np.uint8)
+    return digits[::2] * np.uint8(2 * most + 1) + digits[1::2]
+
+
+def _from_bytes(part: Raw, count: int, most: int) -> Raw:
+    if not _are_pairs(most):
+        return part
+    digits = np.stack(np.divmod(part, np.uint8(2 * most + 1)), axis=1).reshape(-1)
+    if (digits[count:] != most).any():
+        raise CodecError("it has more values than its shape")
+    return digits[:count].astype(np.int8) - np.int8(most)
 
 
 def _in_steps(rows: Values, most: int) -> tuple[Values, Values]:
@@ -184,8 +207,7 @@ def _from_steps(scales: Raw, steps: Raw, most: int) -> Values:
 def _top(share: float, most: int) -> Codec:
     """The share of values that are largest by amount, as integers up to ``most``, and their places.
 
-    What a finer scale would keep is sent later, with what is left out. Places are distances from
-    one to the next.
+    What a finer scale would keep is sent later, with what is left out. Places are a bit a value.
     """
 
     def count(shape: tuple[int, ...]) -> int:
@@ -193,21 +215,26 @@ def _top(share: float, most: int) -> Codec:
 
     def encode(values: Values, rng: np.random.Generator) -> list[Raw]:
         flat, number = values.reshape(-1), count(values.shape)
-        places = np.sort(np.argpartition(np.abs(flat), -number)[-number:])
-        scale, steps = _in_steps(flat[None, places], most)
-        distances = np.diff(places, prepend=0).astype("<u4")
-        return [scale, distances, np.clip(np.rint(steps), -most, most).astype(np.int8)]
+        is_sent = np.zeros(flat.size, bool)
+        is_sent[np.argpartition(np.abs(flat), -number)[-number:]] = True
+        scale, steps = _in_steps(flat[None, is_sent], most)
+        return [
+            scale,
+            np.packbits(is_sent),
+            _in_bytes(np.clip(np.rint(steps), -most, most), most),
+        ]
 
     def parts(shape: tuple[int, ...]) -> list[tuple[str, int]]:
-        return [("<f4", 1), ("<u4", count(shape)), ("i1", count(shape))]
+        return [("<f4", 1), ("u1", math.ceil(_size(shape) / 8)), _bytes_of(count(shape), most)]
 
     def decode(parts: list[Raw], shape: tuple[int, ...]) -> Values:
-        scale, distances, steps = parts
-        places = np.cumsum(distances, dtype=np.uint64)
-        if places.size and places.max() >= _size(shape):
-            raise CodecError("it has values beyond its shape")
+        scale, bits, steps = parts
+        is_sent = np.unpackbits(bits).astype(bool)
+        if is_sent.sum() != count(shape) or is_sent[_size(shape) :].any():
+            raise CodecError("it has values beyond its shape, or another number of them")
         flat = np.zeros(_size(shape), np.float32)
-        flat[places] = _from_steps(scale, steps[None], most)[0]
+        values = _from_steps(scale, _from_bytes(steps, count(shape), most)[None], most)
+        flat[is_sent[: _size(shape)]] = values[0]
         return flat.reshape(shape)
 
     return Codec(encode, parts, decode, unbiased=False)

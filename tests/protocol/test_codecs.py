@@ -178,8 +178,25 @@ def test_a_coded_array_unlike_the_sent_model_is_an_error(array):
 
 
 @pytest.mark.parametrize(
+    ("name", "place", "byte"),
+    [
+        ("int4", -1, 14 * 15 + 8),  # one value, and a step in the place of a second
+        ("topk", 4, 0b1000_0011),  # bits of a sixth value and beyond
+        ("topk", 4, 0b1111_1000),  # three values are sent, not two
+    ],
+)
+def test_bytes_hold_nothing_beside_the_values(name, place, byte):
+    codec, shape = CODECS[name], (5,)
+    values = np.float32([0, 0, 0, 0.5, 1])
+    raw = bytearray(zstandard.decompress(codec.pack(values, np.random.default_rng(0))))
+    raw[place] = byte
+    with pytest.raises(CodecError):
+        codec.unpack(zstandard.compress(bytes(raw)), shape)
+
+
+@pytest.mark.parametrize(
     ("name", "share"),
-    [("float16", 0.43), ("bfloat16", 0.36), ("int8", 0.22), ("int4", 0.11), ("topk", 0.034)],
+    [("float16", 0.43), ("bfloat16", 0.36), ("int8", 0.22), ("int4", 0.094), ("topk", 0.0275)],
 )
 def test_normally_distributed_values_take_this_share_of_their_bytes(name, share):
     rng = np.random.default_rng(0)
