@@ -46,8 +46,8 @@ FOR_WHOLE = {"int4": "int8", "topk": "int8"}
 """In place of these, for what is no difference: records beside the model, and a model to nodes
 without one to build a difference on."""
 SHARE_WITH_BASE = 0.9
-"""Of the nodes that get a model, the least that has what a difference builds on. Each of the others
-gets the model exact, which takes as many bytes as four or more coded ones."""
+"""Least share of the nodes that get a model, which must have what a difference builds on: each of
+the others gets the model exact, in more bytes than whole and coded."""
 MAX_KEPT = 2
 """Models that a node keeps: the last one of training, and one that it got for something else."""
 MAX_VERSIONS = 8
