@@ -160,8 +160,7 @@ def test_a_budget_that_a_run_has_spent_is_spent_in_the_run_that_resumes_it(tmp_p
     spent = [list(entries(folder))[-1]["lifetime"] for folder in folders]
     tight = bounded.model_copy(update={"most_epsilon": 1.01 * max(spent)})
     again = {**config, "num-rounds": 2, "resume": "latest"}
-    with pytest.raises(ReportedError):  # no node sends anything usable
-        simulate(again, nodes, tmp_path, workers=1, policy=tight)
+    simulate(again, nodes, tmp_path, workers=1, policy=tight)
     for folder in folders:
         last = list(entries(folder))[-1]
         assert (last["type"], rule(last["error"])) == ("train", ["most-epsilon"])
