@@ -12,7 +12,6 @@ from flwr_distill.node.policy import HOSPITAL, STANDARD, Policy
 from flwr_distill.simulation.grid import Functions, SimulationGrid
 from flwr_distill.simulation.guarded import Guarded
 from flwr_distill.simulation.run import simulate
-from flwr_distill.task.errors import ReportedError
 from tests.node.test_guard import (
     NODE,
     NODE_CONFIG,
