@@ -10,6 +10,7 @@ from flwr.app import ConfigRecord, Context, RecordDict
 
 from flwr_distill.client.app import app
 from flwr_distill.distill import VirtualData
+from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.strategies.common.retries import Retries
 from flwr_distill.strategies.hfldd import HFLDD
 from flwr_distill.strategies.hfldd.clusters import Clusters
@@ -476,6 +477,20 @@ def test_where_all_train_a_node_counts_for_no_more_virtual_samples_than_it_was_t
         replies = all_heads.run()
     own = all_heads.strategy._directory.samples(all_heads.ids)[liar]
     assert all_heads.strategy.read(replies[liar]).num_examples == own
+
+
+def test_what_nodes_count_for_is_worked_out_once_a_round_however_many_train(
+    all_heads, monkeypatch
+):
+    counted, samples = [], Directory.samples
+
+    def counting(directory, nodes):
+        counted.append(nodes)
+        return samples(directory, nodes)
+
+    monkeypatch.setattr(Directory, "samples", counting)
+    assert len(all_heads.run()) == 6
+    assert len(counted) == 1
 
 
 def test_where_all_train_a_run_resumed_for_longer_fades_as_it_began(all_heads):
