@@ -62,12 +62,14 @@ class Limits:
     ) -> float:
         """Samples that a head can train on: its own, and a share of what members may have sent.
 
-        `samples` are those that count of each known node (`Directory.samples`).
+        `samples` are those that count of each connected node (`Directory.samples`); a member that
+        is gone counts for no more than any of these.
         """
         if head not in samples:
             return math.inf
         if self.distillation.share_raw_data:
-            received = sum(samples[member] for member in members)
+            most = max(samples.values())
+            received = sum(min(self._samples(member), most) for member in members)
         else:
             received = sum(self.images(member) for member in members) * self._formation**2
         return samples[head] + math.ceil(share * received)

@@ -209,7 +209,7 @@ class HFLDD(RobustFedAvg):
                 server_round, arrays, grid, rotate=rotate, forming=forming
             )
             how = {BALANCED: self.settings.balanced}
-        self._samples = self._directory.samples(self._clusters.nodes)
+        self._samples = self._directory.samples({*grid.get_node_ids(), *heads})
         self._alone = len(heads) == 1 and not self.all_train
         if self._alone and self.settings.average_rounds:
             self.start_of_round = self._mean.start(self.start_of_round)

@@ -479,9 +479,44 @@ def test_where_all_train_a_node_counts_for_no_more_virtual_samples_than_it_was_t
     assert all_heads.strategy.read(replies[liar]).num_examples == own
 
 
-def test_what_nodes_count_for_is_worked_out_once_a_round_however_many_train(
-    all_heads, monkeypatch
-):
+@pytest.fixture
+def with_liars(client_grid, distillations):
+    """Two honest nodes and a liar, and what they sent to each other and to three that are gone."""
+
+    def federation(**settings):
+        made = Federation(client_grid(6, RUN_CONFIG), **settings)
+        made.run()
+        liar, *honest = made.ids[:3]
+        claims = made.strategy._directory.num_examples
+        claims |= dict.fromkeys({*made.ids} - {*honest}, 10**9)
+        for gone in made.ids[3:]:
+            made.lose(gone)
+        return made, liar
+
+    return federation
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_nodes_that_are_gone_do_not_raise_what_a_head_may_claim(with_liars, raw):
+    """Else a node that signs on again and again would move the median with claims alone."""
+    federation, liar = with_liars(heads="all", share_raw_data=raw)
+
+    def claim(content):
+        content["metrics"]["num-examples"] = 10**9
+
+    spoil(federation.grid, liar, claim, TRAIN_POOL)
+    replies = federation.run()
+    assert federation.strategy.read(replies[liar]).num_examples < 10**5
+
+
+def test_nodes_that_are_gone_do_not_have_a_liar_lead_in_each_round(with_liars):
+    federation, liar = with_liars(groups=6, rotate=True)
+    assert len(federation.strategy.topology.clusters) == 1
+    heads = [*federation.run()] + [*federation.run()] + [*federation.run()]
+    assert heads.count(liar) < len(heads)
+
+
+def test_what_nodes_count_for_is_worked_out_once_a_round_however_many_train(all_heads, monkeypatch):
     counted, samples = [], Directory.samples
 
     def counting(directory, nodes):
