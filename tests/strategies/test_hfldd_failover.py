@@ -512,7 +512,7 @@ def test_nodes_that_are_gone_do_not_raise_what_a_head_may_claim(with_liars, raw)
 def test_nodes_that_are_gone_do_not_have_a_liar_lead_in_each_round(with_liars):
     federation, liar = with_liars(groups=6, rotate=True)
     assert len(federation.strategy.topology.clusters) == 1
-    heads = [*federation.run()] + [*federation.run()] + [*federation.run()]
+    heads = [*federation.run(), *federation.run(), *federation.run()]
     assert heads.count(liar) < len(heads)
 
 
