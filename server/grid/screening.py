@@ -246,16 +246,16 @@ Part = tuple[str, str, int]
 """Name of a record, key of a metric in it if any, and the length of its list."""
 
 
-def _drop_optional_metrics(replies: Mapping[int, RecordDict], needed: Collection[str]) -> None:
+def _drop_optional_metrics(replies: Mapping[int, RecordDict], needed: set[str]) -> None:
     """Remove metrics that are not needed and not in all replies.
 
     A node's policy may withhold a loss (`node.evaluation`); its rate counts all the same.
     """
     metrics = [content.metric_records[METRICS] for content in replies.values()]
+    of_all = needed.union(set.intersection(*map(set, metrics)))
     for record in metrics:
-        for key in record.keys() - needed:
-            if not all(key in other for other in metrics):
-                del record[key]
+        for key in record.keys() - of_all:
+            del record[key]
 
 
 def _without_usual_parts(replies: Mapping[int, RecordDict]) -> dict[int, str]:

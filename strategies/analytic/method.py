@@ -178,7 +178,8 @@ def _summed(content: RecordDict, model: Arrays) -> Mapping[str, Arrays]:
     return {SUMS: {name: np.broadcast_to(0.0, shape) for name, shape in shapes.items()}}
 
 
-def _check_sums(record: ArrayRecord, model: Arrays) -> None:
+def check_sums(record: ArrayRecord) -> None:
+    """Raise ValueError unless a node's sums have the form that `record_of` gives them."""
     if record.keys() != _TYPES.keys():
         raise ValueError(f"its sums are not {', '.join(_TYPES)}")
     arrays = finite_arrays(record)
@@ -194,6 +195,10 @@ def _check_sums(record: ArrayRecord, model: Arrays) -> None:
             )
         if name != GRAM and np.abs(array).max(initial=0) > MAX_NUMBER:
             raise ValueError(f"its {name} are beyond {MAX_NUMBER:.0e}")
+
+
+def _check_sums(record: ArrayRecord, model: Arrays) -> None:
+    check_sums(record)
 
 
 def _unprotected(settings: AnalyticSettings, train: TrainSettings) -> str:

@@ -37,6 +37,7 @@ from flwr_distill.strategies.analytic.method import (
     TRAIN_SUMS,
     UNIT,
     AnalyticSettings,
+    check_sums,
     record_of,
     sums_of,
     sums_of_means,
@@ -71,6 +72,8 @@ class Analytic(CheckedFedAvg):
         Seed of the projection.
     directory : Directory, optional (default: None)
         Knows how many samples of a node count; None counts all.
+    secure_sums : bool (default: False)
+        Whether each reply has the mean of all nodes' sums, from a secure sum.
     **kwargs
         Settings (`strategies.analytic.method.AnalyticSettings`), and what Flower's FedAvg takes.
 
@@ -81,7 +84,7 @@ class Analytic(CheckedFedAvg):
     """
 
     settings: AnalyticSettings = AnalyticSettings()
-    run_arguments = ("model", "seed", "directory")
+    run_arguments = ("model", "seed", "directory", "secure_sums")
     state_keys = ("sums", "names")
 
     def __init__(
@@ -91,9 +94,11 @@ class Analytic(CheckedFedAvg):
         noise: float = 0.0,
         seed: int = 0,
         directory: Directory | None = None,
+        secure_sums: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self._secure_sums = secure_sums
         self.sums: dict[int, Arrays] = {}
         """Sums of each node, by id, as they were sent; of a secure sum, by minus the round."""
         self.names: dict[int, str] = {}
@@ -148,7 +153,7 @@ class Analytic(CheckedFedAvg):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add the usable sums to those that are there, and solve the head of all."""
         replies = usable(replies)
-        if replies and UNIT not in sent_arrays(replies[0], SUMS):
+        if replies and self._secure_sums:
             self._take_in_together(-server_round, replies)
         else:
             self._take_in(replies)
@@ -229,7 +234,9 @@ class Analytic(CheckedFedAvg):
 
         Raises ValueError if they do not fit, or no samples have such sums.
         """
-        arrays = as_arrays(sent_arrays(reply, SUMS))
+        record = sent_arrays(reply, SUMS)
+        check_sums(record)
+        arrays = as_arrays(record)
         if arrays[BY_CLASS].shape != (self._classes, self._width):
             wanted = f"{self._classes} classes by {self._width} features"
             raise ValueError(f"its sums are of shape {arrays[BY_CLASS].shape}, not {wanted}")

@@ -122,18 +122,22 @@ def transitive_similarity(
         Pairs (i, j) with an estimate, each once; its mean; its standard deviation.
     """
     counts, means, variances = np.zeros((3, *rows.shape))
+    unknown = np.isnan(rows)
+    unknown[np.arange(len(clients)), clients] = False
+    any_i, any_j = unknown.any(axis=1), unknown.any(axis=0)  # else known pairs cost as much
     for k, client in enumerate(clients):
         s_ik, s_jk = rows[:, client], rows[k]
         doubt_i, doubt_j = 1 - s_ik**2, 1 - s_jk**2  # comparisons with NaN (unknown) are False
-        i = np.flatnonzero(doubt_i * np.nanmin(doubt_j, initial=1.0) < MAX_DEVIATION**2)
-        j = np.flatnonzero(doubt_j * np.nanmin(doubt_i, initial=1.0) < MAX_DEVIATION**2)
+        i = any_i & (doubt_i * np.nanmin(doubt_j, initial=1.0) < MAX_DEVIATION**2)
+        j = any_j & (doubt_j * np.nanmin(doubt_i, initial=1.0) < MAX_DEVIATION**2)
+        i, j = np.flatnonzero(i), np.flatnonzero(j)
         variance = np.outer(doubt_i[i], doubt_j[j])
         sure = variance < MAX_DEVIATION**2
         block = np.ix_(i, j)
         counts[block] += sure
         means[block] += sure * np.outer(s_ik[i], s_jk[j])
         variances[block] += sure * variance
-    estimated = np.isnan(rows) & (counts > 0)
+    estimated = unknown & (counts > 0)
     estimated[:, clients] = np.triu(estimated[:, clients], 1)
     i, j = estimated.nonzero()
     return (

@@ -173,5 +173,6 @@ def nearest_group(soft_labels: NDArray[np.floating], group_means: NDArray[np.flo
 
 def cluster_to_join(clusters: Sequence[Sequence[int]], group: Collection[int]) -> int:
     """The cluster with the fewest clients of a new client's group; of several, the smallest."""
-    sizes = [(sum(client in group for client in cluster), len(cluster)) for cluster in clusters]
+    alike = set(group)
+    sizes = [(sum(client in alike for client in cluster), len(cluster)) for cluster in clusters]
     return sizes.index(min(sizes))

@@ -43,7 +43,7 @@ class Heads:
         if not forming:
             connected = set(grid.get_node_ids())
             if rotate:
-                samples = self.directory.samples(self.clusters.nodes)
+                samples = self.directory.samples(connected)
                 self.clusters.rotate_heads(server_round, connected, samples)
             self.clusters.replace_heads(server_round, connected)
         self.exchange.complete(server_round, arrays, grid, forming=forming)

@@ -1,7 +1,7 @@
 """What members may send, and heads may claim: no more than was described and requested."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from flwr_distill.distill.formation import MAX_FORMATION
@@ -58,18 +58,18 @@ class Limits:
         return self.images(member) * math.prod(self.image_shape)
 
     def pool(
-        self, head: int, members: Collection[int], nodes: Collection[int], share: float = 1.0
+        self, head: int, members: Collection[int], samples: Mapping[int, int], share: float = 1.0
     ) -> float:
         """Samples that a head can train on: its own, and a share of what members may have sent.
 
-        `nodes` are all that are known, among which those of one count at most ``most_samples``
-        times the median.
+        `samples` are those that count of each connected node (`Directory.samples`); a member that
+        is gone counts for no more than any of these.
         """
-        samples = self.directory.samples(nodes)
         if head not in samples:
             return math.inf
         if self.distillation.share_raw_data:
-            received = sum(samples[member] for member in members)
+            most = max(samples.values())
+            received = sum(min(self._samples(member), most) for member in members)
         else:
             received = sum(self.images(member) for member in members) * self._formation**2
         return samples[head] + math.ceil(share * received)

@@ -117,6 +117,7 @@ class HFLDD(RobustFedAvg):
         super().__init__(**kwargs)
         self._num_rounds = num_rounds
         self._virtual_share = 1.0
+        self._samples: Mapping[int, int] = {}
         self.num_classes = num_classes
         self.phase_timeout = phase_timeout
         self.labels: dict[int, NDArray[Any]] = {}
@@ -208,6 +209,7 @@ class HFLDD(RobustFedAvg):
                 server_round, arrays, grid, rotate=rotate, forming=forming
             )
             how = {BALANCED: self.settings.balanced}
+        self._samples = self._directory.samples({*grid.get_node_ids(), *heads})
         self._alone = len(heads) == 1 and not self.all_train
         if self._alone and self.settings.average_rounds:
             self.start_of_round = self._mean.start(self.start_of_round)
@@ -227,9 +229,7 @@ class HFLDD(RobustFedAvg):
         """Read and check a head's reply; it counts for no more samples than it can have."""
         update = super().read(reply)
         members = self._clusters.virtual_data_of(update.node)
-        most = self._exchange.limits.pool(
-            update.node, members, self._clusters.nodes, self._virtual_share
-        )
+        most = self._exchange.limits.pool(update.node, members, self._samples, self._virtual_share)
         return replace(update, num_examples=min(update.num_examples, most))
 
     def combine(self, updates: list[Update]) -> Arrays:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flwr_distill.protocol import outliers
 from flwr_distill.protocol.outliers import absurdly_large, idle, update_norm
 
 
@@ -75,6 +76,14 @@ def test_a_free_rider_has_learnt_next_to_nothing_and_a_small_honest_node_has(sen
 @pytest.mark.parametrize("norms", [[], [0.0], [0.0] * 9, [1.0, 0.0], [1.0, 1.0, 1e9, 1e9]])
 def test_half_of_the_nodes_cannot_make_the_others_look_like_free_riders(norms):
     assert idle(dict(enumerate(norms))) == []
+
+
+def test_the_median_of_all_norms_is_taken_once(monkeypatch):
+    taken = []
+    median = outliers.median_low
+    monkeypatch.setattr(outliers, "median_low", lambda norms: taken.append(1) or median(norms))
+    assert idle(dict.fromkeys(range(100), 1.0)) == []
+    assert len(taken) == 1
 
 
 def test_without_a_start_the_norm_is_that_of_the_arrays_themselves():

@@ -279,7 +279,7 @@ SECURE = {"strategy": "analytic", "secure-sums": True}
 
 @pytest.mark.parametrize(("config", "nodes"), SKEWS.values(), ids=list(SKEWS))
 def test_under_masks_the_head_is_the_pooled_one_too(client_grid, config, nodes):
-    config, strategy = {**config, **SECURE}, strategy_of()
+    config, strategy = {**config, **SECURE}, strategy_of(secure_sums=True)
     grid = client_grid(nodes, config)
     sent = []
     for node, answer in [*grid.nodes.items()]:
@@ -291,7 +291,7 @@ def test_under_masks_the_head_is_the_pooled_one_too(client_grid, config, nodes):
 
 
 def test_a_node_cannot_be_taken_out_of_a_secure_sum(client_grid):
-    config, strategy = {**IID, **SECURE}, strategy_of()
+    config, strategy = {**IID, **SECURE}, strategy_of(secure_sums=True)
     arrays = play(strategy, masked(client_grid(4, config), config), 1, start(MODEL))
     before = strategy.state_dict()
     with pytest.raises(ValueError, match="came in a secure sum"):
@@ -304,14 +304,14 @@ def test_a_secure_sum_that_no_samples_have_changes_nothing(client_grid, monkeypa
         return means_of(Sums(-sums.gram, sums.by_class, sums.counts), *others)
 
     monkeypatch.setattr("flwr_distill.strategies.analytic.client.means_of", negative)
-    config, strategy = {**IID, **SECURE}, strategy_of()
+    config, strategy = {**IID, **SECURE}, strategy_of(secure_sums=True)
     arrays = play(strategy, masked(client_grid(3, config), config), 1, start(MODEL))
     assert not strategy.sums
     assert_allclose(of_record(arrays)[0], of_record(start(MODEL))[0])
 
 
 def test_late_nodes_add_a_secure_sum_of_their_own(client_grid):
-    config, strategy = {**IID, **SECURE}, strategy_of()
+    config, strategy = {**IID, **SECURE}, strategy_of(secure_sums=True)
     grid = client_grid(6, config)
     late = {node: grid.nodes.pop(node) for node in range(FIRST + 3, FIRST + 6)}
     secure = masked(grid, config)
@@ -324,7 +324,7 @@ def test_late_nodes_add_a_secure_sum_of_their_own(client_grid):
 
 def test_under_masks_each_node_adds_its_noise(client_grid):
     config = {**IID, **SECURE, "train.dp-noise": 0.5, "train.dp-delta": 1e-5}
-    strategy = strategy_of(noise=0.5)
+    strategy = strategy_of(noise=0.5, secure_sums=True)
     play(strategy, masked(client_grid(3, config), config), 1, start(MODEL))
     (noisy,) = map(sums_of, strategy.sums.values())
     (exact,) = [reduce(add, [Sums.of(x, y, 10) for x, y in samples_of(config, 3)])]
@@ -373,6 +373,26 @@ def test_sums_that_no_samples_have_are_set_aside(client_grid, change):
     spoil(grid, FIRST + 1, lambda content: content.update({SUMS: change(content[SUMS])}))
     arrays = play(strategy, grid, 1, start(MODEL))
     assert_head(arrays, pooled(IID, 3, places=(0, 2)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content[SUMS].pop(UNIT),
+        lambda content: content[SUMS].pop(GRAM),
+        lambda content: content.pop(SUMS),
+        lambda content: content.clear(),
+    ],
+)
+def test_in_a_users_own_app_a_malformed_reply_is_neither_all_nodes_sums_nor_the_end(
+    client_grid, change
+):
+    """One without a unit passed for a secure sum, so that it alone made the head."""
+    grid, strategy = client_grid(3, IID), strategy_of()
+    spoil(grid, FIRST, change)
+    arrays = play(strategy, grid, 1, start(MODEL))
+    assert strategy.sums.keys() == {FIRST + 1, FIRST + 2}
+    assert_head(arrays, pooled(IID, 3, places=(1, 2)))
 
 
 def test_samples_that_a_node_has_beyond_what_counts_are_scaled_down(client_grid):

@@ -219,3 +219,11 @@ def test_a_client_joins_the_cluster_with_fewest_of_its_group_and_of_several_the_
     clusters, group, joined
 ):
     assert cluster_to_join(clusters, group) == joined
+
+
+def test_a_large_group_is_not_searched_for_each_client_of_each_cluster():
+    class Group(list):
+        def __contains__(self, client):
+            pytest.fail("each search takes as long as the group is large")
+
+    assert cluster_to_join([[0, 1, 2], [3, 4]], Group([0, 3])) == 1

@@ -12,7 +12,7 @@ from flwr_distill_baselines.common.passing.strategy import formulas
 from flwr_distill_baselines.fedseq import FedSeq
 from flwr_distill_baselines.fedseq.method import PASS_ON, TURNS
 
-from .rounds import FIRST, MODEL, assert_equal, play
+from .rounds import FIRST, MODEL, assert_equal, play, spoil
 
 RUN_CONFIG = {"partition.classes": 3, "train.local-epochs": 1, "train.batch-size": 64}
 
@@ -93,6 +93,26 @@ def test_a_round_goes_on_without_a_node_that_fails(client_grid, by_hand, kind):
         TURNS.in_turn: [first, head],
         TURNS.last: [first, second],
     }[kind]
+    _, expected = around(by_hand(3, RUN_CONFIG, MODEL), taken, MODEL.state_dict())
+    assert_equal(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [TURNS.in_turn, TURNS.last])
+def test_a_node_whose_loss_is_no_number_costs_the_others_nothing(client_grid, by_hand, kind):
+    """In a user's own ServerApp nothing has checked replies before."""
+    strategy, grid = strategy_of(seed=1), client_grid(3, RUN_CONFIG)
+    play(strategy, grid)
+    first, second, head = strategy._chains[0].nodes
+    diverges = second if kind == TURNS.in_turn else head
+
+    def diverge(content):
+        content["metrics"]["train-loss"] = float("nan")
+
+    spoil(grid, diverges, diverge, kind)
+    strategy = strategy_of(seed=1)
+    found = play(strategy, grid)
+    assert strategy._chains[0].nodes == [first, second, head]
+    taken = [first, head] if kind == TURNS.in_turn else [first, second]
     _, expected = around(by_hand(3, RUN_CONFIG, MODEL), taken, MODEL.state_dict())
     assert_equal(found, expected, atol=1e-5)
 

@@ -41,7 +41,8 @@ def test_members_have_the_formation_that_was_asked_for_and_heads_count_their_til
 ):
     bounds = limits(formation, shape)
     assert bounds.parcels([2, 3], 1).formation == most
-    assert bounds.pool(1, [2, 3], [1, 2, 3]) == 100 + 2 * 20 * most**2
+    samples = bounds.directory.samples([1, 2, 3])
+    assert bounds.pool(1, [2, 3], samples) == 100 + 2 * 20 * most**2
 
 
 def test_small_images_cost_neither_bytes_nor_values():

@@ -10,6 +10,7 @@ from flwr.app import ConfigRecord, Context, RecordDict
 
 from flwr_distill.client.app import app
 from flwr_distill.distill import VirtualData
+from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.strategies.common.retries import Retries
 from flwr_distill.strategies.hfldd import HFLDD
 from flwr_distill.strategies.hfldd.clusters import Clusters
@@ -476,6 +477,55 @@ def test_where_all_train_a_node_counts_for_no_more_virtual_samples_than_it_was_t
         replies = all_heads.run()
     own = all_heads.strategy._directory.samples(all_heads.ids)[liar]
     assert all_heads.strategy.read(replies[liar]).num_examples == own
+
+
+@pytest.fixture
+def with_liars(client_grid, distillations):
+    """Two honest nodes and a liar, and what they sent to each other and to three that are gone."""
+
+    def federation(**settings):
+        made = Federation(client_grid(6, RUN_CONFIG), **settings)
+        made.run()
+        liar, *honest = made.ids[:3]
+        claims = made.strategy._directory.num_examples
+        claims |= dict.fromkeys({*made.ids} - {*honest}, 10**9)
+        for gone in made.ids[3:]:
+            made.lose(gone)
+        return made, liar
+
+    return federation
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_nodes_that_are_gone_do_not_raise_what_a_head_may_claim(with_liars, raw):
+    """Else a node that signs on again and again would move the median with claims alone."""
+    federation, liar = with_liars(heads="all", share_raw_data=raw)
+
+    def claim(content):
+        content["metrics"]["num-examples"] = 10**9
+
+    spoil(federation.grid, liar, claim, TRAIN_POOL)
+    replies = federation.run()
+    assert federation.strategy.read(replies[liar]).num_examples < 10**5
+
+
+def test_nodes_that_are_gone_do_not_have_a_liar_lead_in_each_round(with_liars):
+    federation, liar = with_liars(groups=6, rotate=True)
+    assert len(federation.strategy.topology.clusters) == 1
+    heads = [*federation.run(), *federation.run(), *federation.run()]
+    assert heads.count(liar) < len(heads)
+
+
+def test_what_nodes_count_for_is_worked_out_once_a_round_however_many_train(all_heads, monkeypatch):
+    counted, samples = [], Directory.samples
+
+    def counting(directory, nodes):
+        counted.append(nodes)
+        return samples(directory, nodes)
+
+    monkeypatch.setattr(Directory, "samples", counting)
+    assert len(all_heads.run()) == 6
+    assert len(counted) == 1
 
 
 def test_where_all_train_a_run_resumed_for_longer_fades_as_it_began(all_heads):

@@ -298,9 +298,13 @@ class SequentialStrategy(CheckedFedAvg):
             log(WARNING, "Node %d rejects its group's model, which restarts", node)
             chain.restart()
             return False
-        chain.trained.append(node)
         if TRAIN_LOSS in metrics:
-            self._losses[node] = number(reply, TRAIN_LOSS)
+            try:
+                self._losses[node] = number(reply, TRAIN_LOSS)
+            except ValueError as error:
+                self.set_aside(reply, one_line(error))
+                return False
+        chain.trained.append(node)
         return True
 
     def _delivery(self, reply: Message, route: ConfigRecord | None) -> ConfigRecord | None:
