@@ -124,7 +124,8 @@ class Recorder(Hook):
         self._save_picture(figure, "accuracy.png")
 
     def _save_picture(self, figure: Figure, name: str) -> None:
-        figure.savefig(self._folder / name, dpi=120)
+        with replacing(self._folder / name, durable=False) as partial:
+            figure.savefig(partial, dpi=120, format="png")
 
 
 def write_model(folder: Path, arrays: ArrayRecord) -> None:

@@ -132,6 +132,14 @@ def test_nothing_but_logits_travels(client_grid):
     assert not any("arrays" in m.content for m in grid.pushed)
 
 
+def test_an_evaluation_brings_no_consensus(client_grid):
+    grid, strategy = client_grid(NODES, RUN_CONFIG), strategy_of(fraction_evaluate=1.0)
+    arrays = play(strategy, grid, 1, start(MODEL))
+    messages = list(strategy.configure_evaluate(1, arrays, ConfigRecord(), grid))
+    assert len(messages) == NODES
+    assert not any(message.content.array_records for message in messages)
+
+
 def test_nodes_of_other_architectures_learn_with_each_other(client_grid, tmp_path):
     grid, other = (client_grid(2, RUN_CONFIG, node_config={"model": m}) for m in ("auto", "mlp"))
     grid.nodes[FIRST + 1] = other.nodes[FIRST + 1]

@@ -123,7 +123,7 @@ METHOD = Method(
             "nodes evaluate their own models",
             (EVALUATE,),
             "flwr_distill_baselines.fedmd.client:evaluate_own",
-            request=EVALUATE_REQUEST.plus({DIGEST: FedMDSettings}, (LOGITS,)),
+            request=EVALUATE_REQUEST.plus({DIGEST: FedMDSettings}),
             leaves="accuracy and loss of its own model on held-out samples",
             averaged="own",
         ),

@@ -61,6 +61,10 @@ class FedMD(OwnModels):
         consensus = {LOGITS: as_record(self.consensus)} if self.consensus else {}
         return {DIGEST: self.settings.request, **consensus}
 
+    def evaluate_records(self) -> Mapping[str, ArrayRecord | ConfigRecord]:
+        """The settings alone: nodes evaluate their models as they are."""
+        return {DIGEST: self.settings.request}
+
     def sent(self, reply: Message) -> Arrays:
         """Logits of a node."""
         return logits_of(sent_arrays(reply, LOGITS), self._shape)
