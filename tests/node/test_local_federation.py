@@ -1,8 +1,10 @@
 """What a local federation promises to those who run apps on it."""
 
+import fcntl
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +56,18 @@ def test_a_state_directory_holds_one_federation_and_its_record_lives_as_long(
     assert second.read() is None
     second.lock()
     second.unlock()
+
+
+def test_one_that_reads_the_record_keeps_no_federation_from_starting(tmp_path: Path) -> None:
+    """As a dashboard does each second, which locks the file for a moment."""
+    file = FederationFile(tmp_path)
+    with (tmp_path / "federation.json").open("w") as read:
+        fcntl.flock(read, fcntl.LOCK_SH)
+        done = threading.Timer(0.2, fcntl.flock, [read, fcntl.LOCK_UN])
+        done.start()
+        file.lock()
+        done.join()
+    file.unlock()
 
 
 def ended_with(folder: Path, settings: str) -> LocalNode:
