@@ -7,7 +7,7 @@ import socket
 import sqlite3
 import struct
 import threading
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,12 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flwr_distill.fleet.queue import file as queue_file
-from flwr_distill.fleet.queue.door import FILE, SOCKET, Door, call, listed_runs
+from flwr_distill.fleet.queue.door import FILE, MAX_CALLS, SOCKET, Door, call, listed_runs
 from flwr_distill.fleet.queue.entry import TOKEN, Order, QueueError, State
 from flwr_distill.fleet.queue.file import QueueFile, read_queue
 from flwr_distill.fleet.queue.scheduler import SETTLE, Scheduler
 from flwr_distill.flower.control import OutageError, RunStatus
 from flwr_distill.protocol.socket_path import short_path
+from tests.waiting import wait_until
 
 ALICE, BOB = 1001, 1002
 ENDS = {"completes": State.COMPLETED, "fails": State.FAILED, "hangs": State.STOPPED}
@@ -258,7 +259,7 @@ def served(folder, queue):
     with Door(folder, queue, lambda: None) as door:
         threading.Thread(target=door.serve_forever, daemon=True).start()
         try:
-            yield
+            yield door
         finally:
             door.shutdown()
 
@@ -288,11 +289,27 @@ def test_calls_are_bounded_and_say_what_is_wrong(tmp_path):
         with pytest.raises(QueueError, match="does not know"):
             call(folder, call="cancel", id="1")
         assert b"cannot be read" in answer_to(100_000 * b"[", folder)
-        with pytest.raises(QueueError, match=r"does not answer|too many"):
+        with pytest.raises(QueueError, match="bytes are too many"):
             call(folder, bytes(queue_file.MAX_BUNDLE + 1), **add)
         (run,) = listed_runs(folder, ended=10)
         assert (run.user, run.position) == (pwd.getpwuid(os.getuid()).pw_name, 1)
         assert call(folder, call="cancel", id=1) == State.CANCELLED
+
+
+def test_a_user_with_too_many_calls_is_given_the_reason(tmp_path):
+    with ExitStack() as stack:
+        queue = stack.enter_context(closing(QueueFile(tmp_path / FILE)))
+        door = stack.enter_context(served(tmp_path, queue))
+        for _ in range(MAX_CALLS):
+            line = stack.enter_context(socket.socket(socket.AF_UNIX))
+            line.connect(str(tmp_path / SOCKET))
+        wait_until(lambda: door._calls[os.getuid()] == MAX_CALLS)
+        for bundle in (b"app", bytes(queue_file.MAX_BUNDLE)):
+            with pytest.raises(QueueError, match=f"{MAX_CALLS} calls already.*retry later"):
+                call(tmp_path, bundle, call="add", order={"run_config": {}})
+        line.close()
+        wait_until(lambda: door._calls[os.getuid()] < MAX_CALLS)
+        assert call(tmp_path, b"app", call="add", order={"run_config": {}}) == 1
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to call as another user")
