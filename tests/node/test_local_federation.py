@@ -103,6 +103,16 @@ def test_a_node_that_ended_otherwise_is_started_again_whatever_its_log_says(
     federation.stop()
 
 
+def test_the_end_of_its_superlink_ends_it_with_the_reason(tmp_path: Path) -> None:
+    """Otherwise nodes would call it, and seem online, for ever."""
+    federation = LocalFederation(1, tmp_path)
+    federation._superlink = subprocess.Popen(["true"])
+    federation._superlink.wait()
+    with pytest.raises(RuntimeError, match=r"the SuperLink has ended.*superlink\.log.*resume"):
+        federation.restart_dead_nodes()
+    federation.stop()
+
+
 def test_what_starts_serverapps_is_started_again_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
