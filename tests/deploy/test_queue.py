@@ -7,7 +7,7 @@ import socket
 import sqlite3
 import struct
 import threading
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,7 +19,7 @@ from flwr_distill.fleet.queue import file as queue_file
 from flwr_distill.fleet.queue.door import FILE, MAX_CALLS, SOCKET, Door, call, listed_runs
 from flwr_distill.fleet.queue.entry import TOKEN, Order, QueueError, State
 from flwr_distill.fleet.queue.file import QueueFile, read_queue
-from flwr_distill.fleet.queue.scheduler import SETTLE, Scheduler
+from flwr_distill.fleet.queue.scheduler import SETTLE, STOP_GRACE, Scheduler
 from flwr_distill.flower.control import OutageError, RunStatus
 from flwr_distill.protocol.socket_path import short_path
 from tests.waiting import wait_until
@@ -241,6 +241,44 @@ def test_a_run_that_cannot_be_submitted_blocks_no_other(queue, tmp_path):
     running, failed = read_queue(tmp_path / FILE)
     assert (running.state, running.run_id) == (State.RUNNING, "7")
     assert (failed.state, failed.why) == (State.FAILED, "[31mcannot be encoded")
+
+
+class Stubborn:
+    """A SuperLink that is away for two minutes from the start of a run, and stops none."""
+
+    def __init__(self):
+        self.now, self.asked = 1000.0, []
+
+    def start_run(self, bundle, config):
+        return 7
+
+    def run_status(self, number):
+        if self.now < 1120.0:
+            raise OutageError("away")
+        return RunStatus("running")
+
+    def stop_run(self, number):
+        self.asked.append(self.now)
+
+
+@pytest.mark.parametrize("cancels", [True, False])
+def test_a_run_is_given_up_only_after_the_superlink_was_asked_to_stop_it(tmp_path, cancels):
+    link = Stubborn()
+    with closing(QueueFile(tmp_path / FILE, lambda: link.now)) as queue:
+        scheduler = Scheduler(queue, lambda: link, clock=lambda: link.now)
+        number = queue.add(order(timeout=10_000.0 if cancels else 5.0), b"app", ALICE, "alice")
+        scheduler.step(link)
+        if cancels:
+            queue.cancel(number, ALICE)
+        while queue.active():
+            link.now += 10.0
+            with suppress(OutageError):
+                scheduler.step(link)
+    (run,) = read_queue(tmp_path / FILE)
+    assert run.state is (State.CANCELLED if cancels else State.STOPPED)
+    assert run.why.endswith("the SuperLink did not stop run 7")
+    assert link.asked[0] == 1120.0
+    assert link.now > 1120.0 + STOP_GRACE
 
 
 def test_old_runs_are_removed_but_not_those_that_others_follow(queue, tmp_path, monkeypatch):
