@@ -272,7 +272,7 @@ class Node:
         parts = {part.reports: part for part in self._parts}
         due = -math.inf
         while True:
-            if time.monotonic() > due:  # parts may report each second
+            if time.monotonic() > due:  # parts may report every two seconds
                 remove_old_runs(self._settings.state_dir, self._settings.keep_runs * _DAY)
                 RunRecords(self._settings.state_dir).remove_old(self._settings.keep_runs * _DAY)
                 due = time.monotonic() + _SWEEP
