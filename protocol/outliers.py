@@ -60,7 +60,8 @@ def idle(norms: Mapping[K, float]) -> list[K]:
     Below a thousandth of the median, the lower one of an even number, which two in four that send
     long updates cannot raise.
     """
-    return [key for key, norm in norms.items() if norm < IDLE * median_low(norms.values())]
+    least = IDLE * median_low(norms.values()) if norms else 0.0
+    return [key for key, norm in norms.items() if norm < least]
 
 
 def capped(num_examples: Mapping[K, int], most: float) -> dict[K, int]:

@@ -252,10 +252,10 @@ def _drop_optional_metrics(replies: Mapping[int, RecordDict], needed: Collection
     A node's policy may withhold a loss (`node.evaluation`); its rate counts all the same.
     """
     metrics = [content.metric_records[METRICS] for content in replies.values()]
+    shared = set[str].intersection(*map(set, metrics))
     for record in metrics:
-        for key in record.keys() - needed:
-            if not all(key in other for other in metrics):
-                del record[key]
+        for key in record.keys() - needed - shared:
+            del record[key]
 
 
 def _without_usual_parts(replies: Mapping[int, RecordDict]) -> dict[int, str]:

@@ -77,6 +77,20 @@ def test_half_of_the_nodes_cannot_make_the_others_look_like_free_riders(norms):
     assert idle(dict(enumerate(norms))) == []
 
 
+def test_the_usual_norm_is_found_once_for_all_nodes():
+    """At ten thousand nodes a median for each would take a quarter of a minute."""
+
+    class Counted(dict[int, float]):
+        medians = 0
+
+        def values(self):
+            Counted.medians += 1
+            return super().values()
+
+    assert idle(Counted(enumerate([1.0] * 9 + [1e-9]))) == [9]
+    assert Counted.medians == 1
+
+
 def test_without_a_start_the_norm_is_that_of_the_arrays_themselves():
     arrays = {"a": np.array([3.0, 0.0], np.float32), "b": np.array([[4.0]]), "n": np.array(9)}
     assert update_norm(arrays, None) == 5.0

@@ -505,3 +505,24 @@ def test_a_rate_counts_without_the_loss_that_a_nodes_policy_keeps_back():
     assert [dict(content["metrics"]) for content in contents] == [
         {"num-examples": 10, "eval-accuracy": 0.5}
     ] * NODES
+
+
+class Counted(MetricRecord):
+    """Counts how often it is searched for a key."""
+
+    searches = 0
+
+    def __contains__(self, key):
+        Counted.searches += 1
+        return super().__contains__(key)
+
+
+def test_comparing_the_rates_of_many_nodes_takes_no_time_that_grows_with_their_square():
+    def node(place):
+        numbers = {"num-examples": 10, "eval-accuracy": 0.5, "eval-loss": 1.0}
+        return lambda message: RecordDict({"metrics": Counted(numbers)})
+
+    count = 100
+    contents = asked(map(node, range(count)), "evaluate")
+    assert all(dict(content["metrics"])["eval-loss"] == 1.0 for content in contents)
+    assert Counted.searches < 20 * count
