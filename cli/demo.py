@@ -14,6 +14,7 @@ from flwr_distill.cli.errors import exit_on, fail
 from flwr_distill.cli.federation import start
 from flwr_distill.cli.options import NodesDevice, Seed
 from flwr_distill.cli.run_log import RunLog, results_table
+from flwr_distill.fleet.federation_record import FederationFile, FederationRunsError
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.fleet.submission import RunError
 from flwr_distill.flower.own_app import APP_DIR
@@ -71,7 +72,8 @@ def demo(
     console = Console()
     runs_dir.mkdir(parents=True, exist_ok=True)
     state_dir = runs_dir / "demo-federation"
-    shutil.rmtree(state_dir, ignore_errors=True)
+    with exit_on(FederationRunsError, command="demo"):
+        _clear(state_dir)
     config = {
         "dataset": "digits",
         **(FEDHEAD_TASK if sectored else {"partition.classes": classes}),
@@ -113,6 +115,14 @@ def demo(
     console.print("Reports, to open in a browser:", runs_dir / "demo.html")
     for folder in folders:
         console.print(f"  {folder / 'report.html'}", soft_wrap=True)
+
+
+def _clear(state_dir: Path) -> None:
+    """Remove what the demo before has left, unless it runs; FederationRunsError if it does."""
+    file = FederationFile(state_dir)
+    file.lock()
+    shutil.rmtree(state_dir, ignore_errors=True)
+    file.unlock()
 
 
 def _draw(results: dict[str, Any], runs_dir: Path) -> None:

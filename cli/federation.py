@@ -86,8 +86,9 @@ def up(
     """Run a SuperLink and client nodes on this machine, until Ctrl-C or `flwr-distill stop`.
 
     Node i gets partition i of N for N nodes, or its own data with --data. Nodes that die are
-    restarted. If one cannot work here, the federation ends with the reason. The logs are in the
-    state directory: superlink.log, node-0/node.log and so on; `flwr-distill logs RUN` follows them.
+    restarted. If one cannot work here, or the SuperLink is killed, the federation ends with the
+    reason. The logs are in the state directory: superlink.log, node-0/node.log and so on;
+    `flwr-distill logs RUN` follows them.
 
     The nodes have the policy open, so runs may ask for their samples; --config can set another.
 

@@ -24,8 +24,11 @@ with the second, so a sandbox can read it; nothing in a sandbox may log in as th
 from __future__ import annotations
 
 import datetime
+import fcntl
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -151,7 +154,7 @@ class CertificateFolder:
                 self._register: b"[]\n",
             }
         )
-        self.write_revocations()
+        self._write_revocations([])
 
     def issue_server(self, hosts: Sequence[str], days: int) -> Issued:
         """Issue the SuperLink's certificate for every DNS name and address that reaches it."""
@@ -203,18 +206,19 @@ class CertificateFolder:
 
     def renew(self, name: str, days: int) -> Issued:
         """Issue a new certificate for the same key and hosts, in place of the last one."""
-        last = self.valid(name)
-        if last is None:
-            raise CertificateError(
-                f"has issued no {name}, or it is revoked",
-                where=self._path,
-                remedy="`flwr-distill certs list` shows what it has issued",
-            )
-        entry, files = self._signed(last, days)
-        for file, content in files.items():
-            with replacing(self._path / name / file) as partial:
-                partial.write_bytes(content)
-        self._save([*self.issued(), entry])
+        with self._locked():
+            last = self.valid(name)
+            if last is None:
+                raise CertificateError(
+                    f"has issued no {name}, or it is revoked",
+                    where=self._path,
+                    remedy="`flwr-distill certs list` shows what it has issued",
+                )
+            entry, files = self._signed(last, days)
+            for file, content in files.items():
+                with replacing(self._path / name / file) as partial:
+                    partial.write_bytes(content)
+            self._save([*self.issued(), entry])
         return entry
 
     def issued(self) -> list[Issued]:
@@ -240,41 +244,54 @@ class CertificateFolder:
     def mark_revoked(self, name: str) -> None:
         """Record that all certificates with this name are revoked, and write the lists."""
         today = authority.now().date().isoformat()
-        issued = [
-            replace(each, revoked=today) if each.name == name and each.revoked is None else each
-            for each in self.issued()
-        ]
-        self._save(issued)
-        self.write_revocations()
+        with self._locked():
+            issued = [
+                replace(each, revoked=today) if each.name == name and each.revoked is None else each
+                for each in self.issued()
+            ]
+            self._write_revocations(issued)  # first: who repeats the command finds it not revoked
+            self._save(issued)
 
-    def write_revocations(self) -> None:
+    def _write_revocations(self, issued: Sequence[Issued]) -> None:
         """Write the revocation lists; each has all that is revoked, of both authorities."""
         revoked = {
             int(each.serial, 16): datetime.datetime.fromisoformat(each.revoked)
-            for each in self.issued()
+            for each in issued
             if each.revoked is not None
         }
         for each in (self._servers, self._nodes):
             each.write_revocations(revoked)
 
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Lock the folder: of two commands at once, each would lose what the other has written."""
+        self.issued()  # there is an authority
+        folder = os.open(self._path, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(folder)
+
     def _authority_of(self, name: str, role: str) -> Authority:
         return self._servers if name == SERVER or role else self._nodes
 
     def _issue(self, draft: Issued, days: int, files: dict[str, bytes]) -> Issued:
-        issued, name = self.issued(), draft.name
-        if self.valid(name):
-            raise CertificateError(
-                f"is issued already, in {self._path / name}",
-                where=name,
-                remedy=f"`flwr-distill certs renew {name}` renews it; for another key, "
-                f"`flwr-distill certs revoke {name}` first",
-            )
-        entry, signed = self._signed(draft, days)
-        files = {**files, **signed, "ca.crt": self.certificate.read_bytes()}
-        if entry.is_node:
-            files["login.pub"] = f"{entry.login_key} {name}\n".encode()
-        write_new({self._path / name / file: content for file, content in files.items()})
-        self._save([*issued, entry])
+        name = draft.name
+        with self._locked():
+            if self.valid(name):
+                raise CertificateError(
+                    f"is issued already, in {self._path / name}",
+                    where=name,
+                    remedy=f"`flwr-distill certs renew {name}` renews it; for another key, "
+                    f"`flwr-distill certs revoke {name}` first",
+                )
+            entry, signed = self._signed(draft, days)
+            files = {**files, **signed, "ca.crt": self.certificate.read_bytes()}
+            if entry.is_node:
+                files["login.pub"] = f"{entry.login_key} {name}\n".encode()
+            write_new({self._path / name / file: content for file, content in files.items()})
+            self._save([*self.issued(), entry])
         return entry
 
     def _signed(self, draft: Issued, days: int) -> tuple[Issued, dict[str, bytes]]:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import json
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
 from flwr_distill.task.errors import ReportedError
+
+READERS_TIMEOUT = 0.5
+"""Seconds for others that read the record to unlock it; each takes microseconds."""
+_PAUSE = 0.02
 
 
 class FederationRunsError(ReportedError, RuntimeError):
@@ -40,16 +45,17 @@ class FederationFile:
         """Lock the state directory, or raise `FederationRunsError`."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         file = self._path.open("a+", encoding="utf-8")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            raise FederationRunsError(
-                "a federation already runs in this directory",
-                where=self._path.parent,
-                remedy=f"end it with `flwr-distill stop --state-dir {self._path.parent}`, or use "
-                "another directory",
-            ) from None
+        deadline = time.monotonic() + READERS_TIMEOUT
+        while not _locked(file, fcntl.LOCK_EX):
+            if time.monotonic() > deadline:
+                file.close()
+                raise FederationRunsError(
+                    "a federation already runs in this directory",
+                    where=self._path.parent,
+                    remedy=f"end it with `flwr-distill stop --state-dir {self._path.parent}`, or "
+                    "use another directory",
+                )
+            time.sleep(_PAUSE)
         file.truncate(0)  # the record of an earlier federation
         self._locked_file = file
 
@@ -69,11 +75,18 @@ class FederationFile:
         """Return the record of the running federation, None without one or before it is written."""
         try:
             with self._path.open(encoding="utf-8") as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except BlockingIOError:
+                if not _locked(file, fcntl.LOCK_SH):
                     content = file.read()
                     return FederationRecord(**json.loads(content)) if content else None
         except FileNotFoundError:
             pass
         return None
+
+
+def _locked(file: IO[str], how: int) -> bool:
+    """Lock a file, unless another process or object has locked it."""
+    try:
+        fcntl.flock(file, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -266,7 +266,8 @@ class LocalFederation:
     def restart_dead_nodes(self) -> list[LocalNode]:
         """Restart the ServerApps' parent and nodes whose main process has ended; return the nodes.
 
-        Raises `FederationError` if a node ended because it cannot work on this machine.
+        Raises `FederationError` if the SuperLink has ended, and with it all runs, or a node because
+        it cannot work on this machine.
         """
         self._check_fit()
         if self._serverapps is not None and self._serverapps.poll() is not None:
@@ -326,6 +327,12 @@ class LocalFederation:
         return FederationError(problem, remedy=f"see the logs {self.state_dir}/node-*/node.log")
 
     def _check_fit(self) -> None:
+        if self._superlink is not None and self._superlink.poll() is not None:
+            raise FederationError(
+                "the SuperLink has ended: was it killed, or out of memory?",
+                remedy=f"see {self.superlink_log}, start the federation again, and continue runs "
+                'with resume = "latest"',
+            )
         for node in self.nodes:
             if reason := node.why_unfit:
                 raise FederationError(f"cannot work: {reason}", where=node.name)

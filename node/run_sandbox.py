@@ -129,17 +129,23 @@ class Disk:
         self._due = 0.0
 
     def excess(self) -> str:
-        """Why the app keeps too much, and what helps; empty if it does not, or none is due."""
+        """Why the app keeps too much, and what helps; empty if it does not, or none is due.
+
+        Also that someone has removed what it can write to: its process can no longer write.
+        """
         if not self._folders or time.monotonic() < self._due:
             return ""
-        usage = self._usage()
+        names = " and ".join(str(path.relative_to(self._state_dir)) for path in self._folders)
+        try:
+            usage = self._usage()
+        except FileNotFoundError:  # its sandbox still shows what was removed
+            return f"a folder of its sandbox was removed: {names}"
         self._due = time.monotonic() + MEASURED_EVERY
         free = self._free()
         if self._reserve is None:
             self._reserve = min(RESERVE, free // 2)
         if self._most is None:
             self._most = int(SHARE * (free + (usage or 0)))
-        names = " and ".join(str(path.relative_to(self._state_dir)) for path in self._folders)
         if usage is None:
             text = f"more files or deeper folders than can be counted in {names}"
         elif usage > self._most:

@@ -37,6 +37,7 @@ from flwr_distill.server.record.hooks import hooks_of_run
 from flwr_distill.server.record.journal import Journal
 from flwr_distill.server.record.metrics import serve_metrics
 from flwr_distill.server.record.phase_file import PHASE, Phase, PhaseFile
+from flwr_distill.server.record.recorder import SUMMARY
 from flwr_distill.server.record.resume import (
     checkpoint_to_resume,
     find_run_to_resume,
@@ -110,6 +111,7 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
         lock_run_folder(folder),
     ):
         checkpoint = checkpoint_to_resume(settings, folder, task.fingerprint)
+        (folder / SUMMARY).unlink(missing_ok=True)  # of the run that this one resumes
         serve_metrics(folder)
         with Journal(folder / "journal.jsonl", checkpoint.round if checkpoint else None) as journal:
             if shutdown := module_of_line("shutdown"):

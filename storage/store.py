@@ -46,6 +46,9 @@ _CHAIN = re.compile(rb"[0-9]{1,20}/[0-9]{1,20}")
 _MAX_CHAIN = 1_000
 """Runs of which each resumes the one before."""
 
+MAX_WRITE = 3600.0
+"""Seconds after which an unfinished file was left by a writer that was killed."""
+
 ROUNDS_TO_KEEP = 3
 """Rounds to keep a blob for. A server writes a round's checkpoint while the next one trains: if it
 dies then, its last checkpoint is two rounds behind."""
@@ -224,7 +227,8 @@ def _rounds(folder: int, name: str) -> list[str]:
 def remove_old_runs(state_dir: Path, age: float) -> None:
     """Remove runs' files if nothing has changed in them for `age` seconds, and old lasting ones.
 
-    Files on spent privacy budgets stay, with the links to them from resumed runs.
+    Files on spent privacy budgets stay, with the links to them from resumed runs. Of all runs, what
+    writers left unfinished that were killed is removed.
     """
     oldest = time.time() - age
     with suppress(OSError), untrusted.folder(state_dir / LASTING) as lasting:
@@ -250,6 +254,15 @@ def _remove_old_files(lasting: int, oldest: float) -> None:
         _remove_empty(lasting, name, changed, oldest)
 
 
+def _remove_partial(nodes: int, name: str) -> None:
+    """Remove a node's hidden files that nobody has written to for `MAX_WRITE` seconds."""
+    oldest = time.time() - MAX_WRITE
+    with suppress(OSError), untrusted.subfolder(nodes, name) as files:
+        for file in untrusted.names(files):
+            if file.startswith(".") and untrusted.last_change(files, file) <= oldest:
+                untrusted.remove(files, file)
+
+
 def _remove_empty(parent: int, name: str, changed: float, oldest: float) -> None:
     """Remove an empty folder, but not one just created for a sandbox."""
     if changed <= oldest:
@@ -267,6 +280,7 @@ def _remove_old_nodes(runs: int, run: str, oldest: float) -> None:
     with untrusted.subfolder(runs, run) as nodes:
         for name in untrusted.names(nodes):
             if untrusted.last_change(nodes, name) > oldest:
+                _remove_partial(nodes, name)
                 continue
             with suppress(OSError), untrusted.subfolder(nodes, name) as files:
                 untrusted.clear(files, keep=(SPENT, CONTINUES))

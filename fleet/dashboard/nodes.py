@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flwr_distill.base import json_lines
-from flwr_distill.fleet.dashboard.files import read_json
+from flwr_distill.fleet.dashboard.files import open_file, read_json
 from flwr_distill.fleet.dashboard.runs import Run, RunNode, text_of
 from flwr_distill.flower.control import KnownNode
 from flwr_distill.node.log_lines import without_level
@@ -176,7 +176,7 @@ def _runs(pid: int) -> bool:
 
 def _last_line(log: Path) -> str:
     try:
-        with log.open("rb") as file:
+        with open_file(log) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
             lines = file.read(TAIL).decode("utf-8", "replace").splitlines()
     except OSError:

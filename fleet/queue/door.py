@@ -51,8 +51,9 @@ def call(folder: Path, bundle: bytes = b"", **request: Any) -> Any:
             line.settimeout(CALL_SECONDS)
             with short_path(folder / SOCKET) as path:
                 line.connect(path)
-            _send(line, json.dumps(request).encode(), deadline)
-            _send(line, bundle, deadline)
+            with suppress(BrokenPipeError, ConnectionResetError):  # the answer may say why
+                _send(line, json.dumps(request).encode(), deadline)
+                _send(line, bundle, deadline)
             answer = json.loads(_receive(line, MAX_ANSWER, deadline))
     except PermissionError as error:
         remedy = "its users are the group that owns the folder"
@@ -128,10 +129,12 @@ class _Call(socketserver.BaseRequestHandler):
         door = cast("Door", self.server)
         uid = _caller(self.request)
         deadline = time.monotonic() + CALL_SECONDS
-        if not door.enter(uid):
-            return
+        entered = door.enter(uid)
         try:
             try:
+                if not entered:
+                    problem = f"you make {MAX_CALLS} calls already, the most of a user at a time"
+                    raise QueueError(problem, remedy="retry later")
                 request = json.loads(_receive(self.request, MAX_CALL, deadline))
                 bundle = _receive(self.request, MAX_BUNDLE, deadline)
                 answer = {"result": answered(door, uid, request, bundle)}
@@ -144,7 +147,8 @@ class _Call(socketserver.BaseRequestHandler):
                 answer = {"error": {"problem": f"the queue's file cannot be used: {error}"}}
             _send(self.request, json.dumps(answer).encode(), deadline)
         finally:
-            door.leave(uid)
+            if entered:
+                door.leave(uid)
 
 
 def answered(door: Door, uid: int, request: Any, bundle: bytes) -> Any:

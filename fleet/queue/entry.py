@@ -94,7 +94,11 @@ class QueuedRun(BaseModel):
 
 
 class Entry(BaseModel):
-    """A run as its scheduler needs it. `stopping` is how it will have ended, once it is stopped."""
+    """A run as its scheduler needs it.
+
+    `stopping` is how it will have ended, once it is stopped. `stopping_since` is when the SuperLink
+    was first asked to stop it; 0 before.
+    """
 
     id: int
     state: State

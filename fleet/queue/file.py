@@ -213,6 +213,15 @@ class QueueFile:
         with self._change():
             self._stop(number, state, reason)
 
+    def note_asked_to_stop(self, number: int) -> None:
+        """Note that the SuperLink was asked to stop a run, the first time."""
+        with self._change():
+            self._query(
+                f"UPDATE runs SET stopping_since = ? WHERE id = ? AND {_ACTIVE} "
+                "AND stopping_since = 0",
+                *(self._clock(), number),
+            )
+
     def end(self, number: int, state: State, reason: str = "") -> None:
         """Note how a run has ended; those that were to follow are skipped unless it completed."""
         with self._change():
@@ -246,9 +255,9 @@ class QueueFile:
 
     def _stop(self, number: int, state: State, reason: str) -> None:
         self._query(
-            "UPDATE runs SET stopping = ?, stopping_since = ?, reason = ? "
+            "UPDATE runs SET stopping = ?, reason = ? "
             f"WHERE id = ? AND {_ACTIVE} AND stopping IS NULL",
-            *(state, self._clock(), reason, number),
+            *(state, reason, number),
         )
 
     def _end(self, number: int, state: State, reason: str) -> None:

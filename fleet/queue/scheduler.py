@@ -149,12 +149,17 @@ class Scheduler:
                 )
                 reason += f"flwr-distill logs {entry.run_id})"
                 self._queue.note_stopping(entry.id, State.STOPPED, reason)
-                self._stop(link, entry.run_id)
-        elif now - entry.stopping_since > STOP_GRACE:
+                self._stop_run_of(link, entry)
+        elif entry.stopping_since and now - entry.stopping_since > STOP_GRACE:
             reason = f"{entry.reason} the SuperLink did not stop run {entry.run_id}".strip()
             self._queue.end(entry.id, entry.stopping, reason)
         else:
-            self._stop(link, entry.run_id)
+            self._stop_run_of(link, entry)
+
+    def _stop_run_of(self, link: Control, entry: Entry) -> None:
+        """Ask the SuperLink to stop a run, and note when it first answered."""
+        self._stop(link, entry.run_id)
+        self._queue.note_asked_to_stop(entry.id)
 
     def _stop(self, link: Control, run_id: int) -> None:
         try:

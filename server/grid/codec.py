@@ -51,7 +51,7 @@ the others gets the model exact, in more bytes than whole and coded."""
 MAX_KEPT = 2
 """Models that a node keeps: the last one of training, and one that it got for something else."""
 MAX_VERSIONS = 8
-"""Models that the server keeps to build differences on."""
+"""Models that the server keeps, unless replies may be later."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,8 @@ class ModelCodec:
         Array records beside the model that are coded, too (`Method.coded`).
     answered : collection of str
         Types of messages whose answers have a record `ARRAYS`, whether they bring a model or not.
+    max_versions : int
+        Models that the server keeps, to build differences on and for replies that come late.
     """
 
     down: DownCodec = "float32"
@@ -98,6 +100,7 @@ class ModelCodec:
     seed: int = 0
     beside: tuple[str, ...] = ()
     answered: Collection[str] = ()
+    max_versions: int = MAX_VERSIONS
     round: int = 0
     may_change: bool = False
     """Whether codecs change during the run: what nodes have is noted before anything is coded."""
@@ -388,7 +391,7 @@ class ModelCodec:
         needed = sent.union(*self._known.values())
         for name in [name for name in self._versions if name not in needed]:
             del self._versions[name]
-        while len(self._versions) > MAX_VERSIONS:
+        while len(self._versions) > self.max_versions:
             del self._versions[next(iter(self._versions))]
 
 
@@ -401,7 +404,8 @@ def codec_of_run(settings: RunSettings, method: Method | None = None) -> ModelCo
         p.message_type for p in phases if any(ARRAYS in reply.arrays for reply in p.replies)
     }
     beside = method.coded if method else ()
-    codec = ModelCodec(down, up, settings.seed, beside, answered)
+    versions = max(MAX_VERSIONS, settings.max_staleness + 1) if settings.buffer else MAX_VERSIONS
+    codec = ModelCodec(down, up, settings.seed, beside, answered, versions)
     if settings.secure_sums and codec.up != "float32":
         raise SettingsError(
             "secure sums are of exact numbers under masks",

@@ -35,10 +35,9 @@ class Recorder(Hook):
     def on_run_start(self, run: RunStart) -> None:
         """Write the settings, and rows of rounds that were over before.
 
-        Results of the end of a run that this one resumes are removed: they are of an earlier round.
+        The model of a run that this one resumes is removed: it is of an earlier round.
         """
-        for name in (MODEL, SUMMARY):
-            (self._folder / name).unlink(missing_ok=True)
+        (self._folder / MODEL).unlink(missing_ok=True)
         self._write("settings.json", run.settings)
         write_rows(self._folder, self._history)
 

@@ -11,6 +11,7 @@ import json
 import os
 import pickle
 import resource
+import shutil
 import stat
 import struct
 import subprocess
@@ -480,6 +481,13 @@ def test_what_an_app_keeps_is_bounded_however_it_lies_there(state, fill):
     assert not disk().excess()
     fill(folder)
     assert "most-disk" in disk().excess()
+
+
+def test_an_app_whose_folder_the_nodes_owner_removes_is_ended_and_its_node_is_not(state):
+    folder = state / "runs" / "1"
+    disk = Disk(state, [folder], 100_000)
+    shutil.rmtree(folder)
+    assert "was removed: runs/1" in disk.excess()
 
 
 def test_a_sparse_file_counts_by_what_it_takes(state):

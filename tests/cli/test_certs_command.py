@@ -7,6 +7,7 @@ import json
 import os
 import ssl
 import stat
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from cryptography import x509
@@ -400,6 +401,42 @@ def test_list_shows_names_hosts_ends_and_revocations(folder):
     assert end in server
     assert TODAY.isoformat() not in server
     assert TODAY.isoformat() in node
+
+
+def test_of_commands_at_once_none_loses_what_another_has_written(folder):
+    """A node's revocation, above all."""
+    CertificateFolder(folder).issue_node("ward-0", [], 30)
+    names = [f"ward-{number}" for number in range(1, 9)]
+
+    def issue(name):
+        CertificateFolder(folder).issue_node(name, [], 30)
+
+    with ThreadPoolExecutor() as pool:
+        issuing = [pool.submit(issue, name) for name in names]
+        CertificateFolder(folder).mark_revoked("ward-0")
+        for each in issuing:
+            each.result()
+    issued = CertificateFolder(folder).issued()
+    assert {each.name for each in issued} == {"ward-0", *names}
+    assert [each.name for each in issued if each.revoked] == ["ward-0"]
+
+
+def test_a_revocation_that_broke_off_can_be_repeated(folder, monkeypatch):
+    authority = CertificateFolder(folder)
+    serial = int(authority.issue_node("ward-0", [], 30).serial, 16)
+
+    def broken(*_):
+        raise OSError("no space left")
+
+    for step in ("_write_revocations", "_save"):
+        with monkeypatch.context() as patched:
+            patched.setattr(CertificateFolder, step, broken)
+            with pytest.raises(OSError, match="no space"):
+                authority.mark_revoked("ward-0")
+        assert authority.valid("ward-0")
+    authority.mark_revoked("ward-0")
+    revoked = x509.load_pem_x509_crl(authority.nodes_revocations.read_bytes())
+    assert revoked.get_revoked_certificate_by_serial_number(serial) is not None
 
 
 def test_the_servers_certificate_can_be_revoked_without_a_superlink(folder):

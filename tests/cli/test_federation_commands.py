@@ -277,6 +277,21 @@ def test_a_federation_goes_up_mends_a_dead_node_runs_and_is_stopped(tmp_path):
         up.wait()
 
 
+def test_a_second_demo_leaves_the_first_one_its_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(LocalFederation, "start", lambda self, **more: 1 / 0)
+    folder = tmp_path / "demo-federation"
+    first = FederationFile(folder)
+    first.lock()
+    (folder / "node-0").mkdir()
+    result = CliRunner().invoke(app, ["demo", "--runs-dir", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "already runs" in result.stderr
+    assert (folder / "node-0").exists()
+    first.unlock()
+    CliRunner().invoke(app, ["demo", "--runs-dir", str(tmp_path)])
+    assert not (folder / "node-0").exists()
+
+
 @pytest.mark.deployment("`demo`")
 @pytest.mark.matrix
 @pytest.mark.timeout(900)

@@ -84,7 +84,6 @@ def test_a_revoked_user_is_refused_at_once_by_a_dashboard_that_runs(secured, cer
     with httpx.Client(verify=context(certs, "dismissed")) as client:
         assert client.get(f"{secured}/submit").status_code == 200
         CertificateFolder(certs).mark_revoked("dismissed")
-        CertificateFolder(certs).write_revocations()
         assert client.get(f"{secured}/submit").status_code == 403
     with httpx.Client(verify=context(certs, "operator")) as client:
         assert client.get(f"{secured}/submit").status_code == 200
@@ -102,7 +101,6 @@ def test_an_open_page_of_a_revoked_user_ends_and_so_does_a_request_that_never_co
         lines = stream.iter_lines()
         assert next(lines).startswith((":", "data:"))
         CertificateFolder(certs).mark_revoked("withdrawn")
-        CertificateFolder(certs).write_revocations()
         deque(lines, maxlen=0)
     slow.settimeout(30)
     assert slow.recv(1) == b""

@@ -15,6 +15,7 @@ from flwr_distill.fleet.dashboard.files import (
     read_json,
     read_run,
 )
+from flwr_distill.fleet.dashboard.nodes import read_local
 from flwr_distill.fleet.dashboard.pages import parts, run_parts
 from flwr_distill.fleet.dashboard.run_log import shown_line
 from flwr_distill.fleet.dashboard.watch import Place, Watch
@@ -57,6 +58,21 @@ def test_pipes_links_and_large_files_are_not_read(tmp_path):
     (run / "export").symlink_to(secret)
     assert names_in(run / "export") == []
     assert read_run(run).rows == []
+
+
+def test_a_log_of_a_local_node_that_is_a_pipe_or_a_link_is_not_read(tmp_path):
+    """Another user of the machine may be its owner."""
+    log, secret = tmp_path / "ward" / "node.log", tmp_path / "secret"
+    log.parent.mkdir()
+    secret.write_text("a secret\n")
+    log.symlink_to(secret)
+    assert [node.last_line for node in read_local([log.parent])] == [""]
+    log.unlink()
+    os.mkfifo(log)
+    assert [node.last_line for node in read_local([log.parent])] == [""]
+    log.unlink()
+    log.write_text("a line\n")
+    assert [node.last_line for node in read_local([log.parent])] == ["a line"]
 
 
 def test_an_export_reads_no_link_and_waits_for_no_pipe(tmp_path):

@@ -7,7 +7,7 @@ import socket
 import sqlite3
 import struct
 import threading
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,12 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flwr_distill.fleet.queue import file as queue_file
-from flwr_distill.fleet.queue.door import FILE, SOCKET, Door, call, listed_runs
+from flwr_distill.fleet.queue.door import FILE, MAX_CALLS, SOCKET, Door, call, listed_runs
 from flwr_distill.fleet.queue.entry import TOKEN, Order, QueueError, State
 from flwr_distill.fleet.queue.file import QueueFile, read_queue
-from flwr_distill.fleet.queue.scheduler import SETTLE, Scheduler
+from flwr_distill.fleet.queue.scheduler import SETTLE, STOP_GRACE, Scheduler
 from flwr_distill.flower.control import OutageError, RunStatus
 from flwr_distill.protocol.socket_path import short_path
+from tests.waiting import wait_until
 
 ALICE, BOB = 1001, 1002
 ENDS = {"completes": State.COMPLETED, "fails": State.FAILED, "hangs": State.STOPPED}
@@ -242,6 +243,44 @@ def test_a_run_that_cannot_be_submitted_blocks_no_other(queue, tmp_path):
     assert (failed.state, failed.why) == (State.FAILED, "[31mcannot be encoded")
 
 
+class Stubborn:
+    """A SuperLink that is away for two minutes from the start of a run, and stops none."""
+
+    def __init__(self):
+        self.now, self.asked = 1000.0, []
+
+    def start_run(self, bundle, config):
+        return 7
+
+    def run_status(self, number):
+        if self.now < 1120.0:
+            raise OutageError("away")
+        return RunStatus("running")
+
+    def stop_run(self, number):
+        self.asked.append(self.now)
+
+
+@pytest.mark.parametrize("cancels", [True, False])
+def test_a_run_is_given_up_only_after_the_superlink_was_asked_to_stop_it(tmp_path, cancels):
+    link = Stubborn()
+    with closing(QueueFile(tmp_path / FILE, lambda: link.now)) as queue:
+        scheduler = Scheduler(queue, lambda: link, clock=lambda: link.now)
+        number = queue.add(order(timeout=10_000.0 if cancels else 5.0), b"app", ALICE, "alice")
+        scheduler.step(link)
+        if cancels:
+            queue.cancel(number, ALICE)
+        while queue.active():
+            link.now += 10.0
+            with suppress(OutageError):
+                scheduler.step(link)
+    (run,) = read_queue(tmp_path / FILE)
+    assert run.state is (State.CANCELLED if cancels else State.STOPPED)
+    assert run.why.endswith("the SuperLink did not stop run 7")
+    assert link.asked[0] == 1120.0
+    assert link.now > 1120.0 + STOP_GRACE
+
+
 def test_old_runs_are_removed_but_not_those_that_others_follow(queue, tmp_path, monkeypatch):
     monkeypatch.setattr(queue_file, "MAX_ENDED", 1)
     followed, *others = (queue.add(order(), b"app", ALICE, "alice") for _ in range(4))
@@ -258,7 +297,7 @@ def served(folder, queue):
     with Door(folder, queue, lambda: None) as door:
         threading.Thread(target=door.serve_forever, daemon=True).start()
         try:
-            yield
+            yield door
         finally:
             door.shutdown()
 
@@ -288,11 +327,27 @@ def test_calls_are_bounded_and_say_what_is_wrong(tmp_path):
         with pytest.raises(QueueError, match="does not know"):
             call(folder, call="cancel", id="1")
         assert b"cannot be read" in answer_to(100_000 * b"[", folder)
-        with pytest.raises(QueueError, match=r"does not answer|too many"):
+        with pytest.raises(QueueError, match="bytes are too many"):
             call(folder, bytes(queue_file.MAX_BUNDLE + 1), **add)
         (run,) = listed_runs(folder, ended=10)
         assert (run.user, run.position) == (pwd.getpwuid(os.getuid()).pw_name, 1)
         assert call(folder, call="cancel", id=1) == State.CANCELLED
+
+
+def test_a_user_with_too_many_calls_is_given_the_reason(tmp_path):
+    with ExitStack() as stack:
+        queue = stack.enter_context(closing(QueueFile(tmp_path / FILE)))
+        door = stack.enter_context(served(tmp_path, queue))
+        for _ in range(MAX_CALLS):
+            line = stack.enter_context(socket.socket(socket.AF_UNIX))
+            line.connect(str(tmp_path / SOCKET))
+        wait_until(lambda: door._calls[os.getuid()] == MAX_CALLS)
+        for bundle in (b"app", bytes(queue_file.MAX_BUNDLE)):
+            with pytest.raises(QueueError, match=f"{MAX_CALLS} calls already.*retry later"):
+                call(tmp_path, bundle, call="add", order={"run_config": {}})
+        line.close()
+        wait_until(lambda: door._calls[os.getuid()] < MAX_CALLS)
+        assert call(tmp_path, b"app", call="add", order={"run_config": {}}) == 1
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to call as another user")

@@ -1,8 +1,10 @@
 """What a local federation promises to those who run apps on it."""
 
+import fcntl
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +58,18 @@ def test_a_state_directory_holds_one_federation_and_its_record_lives_as_long(
     second.unlock()
 
 
+def test_one_that_reads_the_record_keeps_no_federation_from_starting(tmp_path: Path) -> None:
+    """As a dashboard does each second, which locks the file for a moment."""
+    file = FederationFile(tmp_path)
+    with (tmp_path / "federation.json").open("w") as read:
+        fcntl.flock(read, fcntl.LOCK_SH)
+        done = threading.Timer(0.2, fcntl.flock, [read, fcntl.LOCK_UN])
+        done.start()
+        file.lock()
+        done.join()
+    file.unlock()
+
+
 def ended_with(folder: Path, settings: str) -> LocalNode:
     """A node that has ended for its settings, by its own main function."""
     file = folder / "node.yaml"
@@ -86,6 +100,16 @@ def test_a_node_that_ended_otherwise_is_started_again_whatever_its_log_says(
     node.process.wait()
     federation.nodes = [node]
     assert federation.restart_dead_nodes() == federation.nodes
+    federation.stop()
+
+
+def test_the_end_of_its_superlink_ends_it_with_the_reason(tmp_path: Path) -> None:
+    """Otherwise nodes would call it, and seem online, for ever."""
+    federation = LocalFederation(1, tmp_path)
+    federation._superlink = subprocess.Popen(["true"])
+    federation._superlink.wait()
+    with pytest.raises(RuntimeError, match=r"the SuperLink has ended.*superlink\.log.*resume"):
+        federation.restart_dead_nodes()
     federation.stop()
 
 

@@ -22,6 +22,7 @@ from flwr_distill.flower.steps import (
     remove_links_of_ended_runs,
 )
 from flwr_distill.links.folder import LinkFolder
+from flwr_distill.node import supervisor
 from flwr_distill.node.notes import Notes
 from flwr_distill.node.secret import appio_secret
 from flwr_distill.node.settings import NodeSettings
@@ -166,6 +167,23 @@ def test_what_runs_left_behind_goes_after_as_many_days_as_the_setting_says(tmp_p
     node._parts = [part]
     assert node._wait_for_an_end() == "the mailbox ended"
     assert [store.folder.exists() for store in stores] == [True, False]
+
+
+def test_old_runs_are_not_searched_for_at_each_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part that moves a large model reports each second."""
+    searches = []
+    monkeypatch.setattr(supervisor, "remove_old_runs", lambda *_: searches.append(1))
+    node = Node(NodeSettings(insecure=True, state_dir=tmp_path))
+    reports, writer = Notes.pair()
+    with writer:
+        for number in range(5):
+            writer.send("moves", f"sends {number} of 5 pieces")
+    part: Any = SimpleNamespace(name="supernode", reports=reports)
+    node._parts = [part]
+    assert node._wait_for_an_end() == "the supernode ended"
+    assert len(searches) == 1
 
 
 def test_a_secret_is_its_users_alone_and_made_anew_if_a_power_cut_left_it_empty(

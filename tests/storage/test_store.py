@@ -11,6 +11,7 @@ import pytest
 
 from flwr_distill.storage.store import (
     CONTINUES,
+    MAX_WRITE,
     SECRET,
     SECRET_BYTES,
     SPENT,
@@ -161,6 +162,17 @@ def test_old_runs_go_and_what_was_spent_of_a_budget_stays(tmp_path):
     assert (old.names(), resumed.names(), fresh.names()) == ([SPENT], [CONTINUES, SPENT], ["model"])
     assert resumed.origin == old
     assert not plain.folder.parent.exists()
+
+
+def test_what_a_killed_writer_left_is_removed_also_of_a_run_that_continues(store, tmp_path):
+    store.write("model", b"large")
+    left, written = store.folder / ".model.0123abcd", store.folder / ".model.4567abcd"
+    for file in (left, written):
+        file.write_bytes(b"lar")
+    os.utime(left, (time.time() - 2 * MAX_WRITE,) * 2)
+    os.utime(store.folder / "model", (time.time() - 2 * MAX_WRITE,) * 2)
+    remove_old_runs(tmp_path, age=100_000)
+    assert {file.name for file in store.folder.iterdir()} == {"model", written.name}
 
 
 @pytest.mark.parametrize("damaged", [False, True])

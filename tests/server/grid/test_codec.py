@@ -12,7 +12,8 @@ from flwr_distill.protocol.arrays import as_arrays, as_record
 from flwr_distill.protocol.codecs import EXACT, CodecError
 from flwr_distill.protocol.coded import BESIDE, coded
 from flwr_distill.protocol.messages import ARRAYS
-from flwr_distill.server.grid.codec import MAX_VERSIONS, ModelCodec
+from flwr_distill.server.grid.codec import MAX_VERSIONS, ModelCodec, codec_of_run
+from flwr_distill.server.settings import RunSettings
 
 ASK = "train.ask"
 MOST = 10**9
@@ -99,6 +100,24 @@ def test_what_coding_loses_on_the_way_to_nodes_is_not_lost_of_the_model(up, tmp_
     server.decode(message, reply, MOST)
     found = as_arrays(reply.content[ARRAYS])["w"]
     np.testing.assert_allclose(found - model["w"], 1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("late", [1, MAX_VERSIONS, 2 * MAX_VERSIONS])
+def test_of_a_late_reply_too_nothing_is_lost_that_coding_loses_on_the_way(late):
+    """As with `buffer`, where a node may train while many rounds end without it."""
+    settings = RunSettings(strategy="fedavg", buffer=1, max_staleness=late, down_codec="bfloat16")
+    codec = codec_of_run(settings)
+    nodes = range(1, late + 2)
+    codec.meet({node: str(node) for node in nodes}, dict.fromkeys(nodes, (BESIDE, "bfloat16")))
+    message = push(codec, 1, "train", {ARRAYS: as_record(noise(0))})
+    received = [*codec._versions.values()][-1].arrays["w"]
+    for node in nodes[1:]:  # one in each further round
+        push(codec, node, "train", {ARRAYS: as_record(noise(node))})
+    moved = as_record({"w": received + np.float32(1e-4)})
+    reply = Message(RecordDict({ARRAYS: moved}), reply_to=message)
+    codec.decode(message, reply, MOST)
+    found = as_arrays(reply.content[ARRAYS])["w"]
+    np.testing.assert_allclose(found - noise(0)["w"], 1e-4, atol=2e-6)
 
 
 def test_what_is_beside_a_model_may_be_larger_than_it():

@@ -27,7 +27,7 @@ from flwr_distill.server.record.checkpoint import (
     load_checkpoint,
 )
 from flwr_distill.server.record.resume import lock_run_folder, restore
-from flwr_distill.server.roster import Roster, meet_nodes
+from flwr_distill.server.roster import Roster, TooFewNodesError, meet_nodes
 from flwr_distill.strategies.common.registry import find_strategy
 from flwr_distill.strategies.feddm.method import DISTILL_AROUND
 from flwr_distill.strategies.fedhead.method import TRAIN_SECTOR
@@ -316,6 +316,18 @@ def test_a_run_that_still_goes_on_is_not_resumed(run, killed, monkeypatch):
         pytest.raises(CheckpointError, match="still running", check=at(f"run {folder.name}")),
     ):
         run(resume="latest")
+
+
+def test_a_run_that_is_resumed_and_meets_no_nodes_has_failed_and_is_not_done(run):
+    """It was done before, of fewer rounds."""
+    folder = run()
+    model = (folder / "model.safetensors").read_bytes()
+    with pytest.raises(TooFewNodesError):
+        run(resume="latest", num_rounds=ROUNDS + 1, min_nodes=NODES + 1, phase_timeout=1.0)
+    assert read_run(folder).state == "failed"
+    assert (folder / "model.safetensors").read_bytes() == model
+    run(resume="latest", num_rounds=ROUNDS + 1)
+    assert read_run(folder).state == "done"
 
 
 def test_of_two_resumes_at_once_the_second_is_refused_before_it_reads_the_checkpoint(
