@@ -1,10 +1,12 @@
-"""Writes files that outlast a power cut: whole, or not at all."""
+"""Files that outlast a power cut, whole or not at all, and locks on files."""
 
+import fcntl
 import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 
 @contextmanager
@@ -37,6 +39,15 @@ def replacing(target: Path, *, durable: bool = True) -> Iterator[Path]:
         raise
     if durable:
         _sync(target.parent)
+
+
+def try_lock(file: int | IO[str], how: int) -> bool:
+    """Lock a file, as in ``fcntl.flock``; False if another process or object has locked it."""
+    try:
+        fcntl.flock(file, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _sync(path: Path) -> None:

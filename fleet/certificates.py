@@ -27,6 +27,8 @@ import datetime
 import fcntl
 import json
 import os
+import random
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -36,7 +38,7 @@ from typing import Literal
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from flwr_distill.base.files import replacing
+from flwr_distill.base.files import replacing, try_lock
 from flwr_distill.fleet import authority
 from flwr_distill.fleet.authority import (
     NODE_USES,
@@ -55,6 +57,9 @@ from flwr_distill.fleet.node_request import SERVER, check_name, read_request
 
 Role = Literal["viewer", "submitter", "operator"]
 """What a user may do, by docker/gate/nginx.conf."""
+
+LOCK_TIMEOUT = 10.0
+"""Seconds for other commands to unlock the folder; each takes milliseconds."""
 
 _Key = ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey
 _PKCS8, _OPEN_SSH_PRIVATE = serialization.PrivateFormat.PKCS8, serialization.PrivateFormat.OpenSSH
@@ -215,10 +220,10 @@ class CertificateFolder:
                     remedy="`flwr-distill certs list` shows what it has issued",
                 )
             entry, files = self._signed(last, days)
+            self._save([*self.issued(), entry])  # first: only what it lists can be revoked
             for file, content in files.items():
                 with replacing(self._path / name / file) as partial:
                     partial.write_bytes(content)
-            self._save([*self.issued(), entry])
         return entry
 
     def issued(self) -> list[Issued]:
@@ -266,9 +271,16 @@ class CertificateFolder:
     def _locked(self) -> Iterator[None]:
         """Lock the folder: of two commands at once, each would lose what the other has written."""
         self.issued()  # there is an authority
-        folder = os.open(self._path, os.O_RDONLY)
+        folder, deadline = os.open(self._path, os.O_RDONLY), time.monotonic() + LOCK_TIMEOUT
         try:
-            fcntl.flock(folder, fcntl.LOCK_EX)
+            while not try_lock(folder, fcntl.LOCK_EX):
+                if time.monotonic() > deadline:
+                    raise CertificateError(
+                        "another command has locked it",
+                        where=self._path,
+                        remedy="wait for that `flwr-distill certs`, or end it",
+                    )
+                time.sleep(random.uniform(0.01, 0.05))
             yield
         finally:
             os.close(folder)

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
+from flwr_distill.base.files import try_lock
 from flwr_distill.task.errors import ReportedError
 
 READERS_TIMEOUT = 0.5
@@ -46,7 +47,7 @@ class FederationFile:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         file = self._path.open("a+", encoding="utf-8")
         deadline = time.monotonic() + READERS_TIMEOUT
-        while not _locked(file, fcntl.LOCK_EX):
+        while not try_lock(file, fcntl.LOCK_EX):
             if time.monotonic() > deadline:
                 file.close()
                 raise FederationRunsError(
@@ -75,18 +76,9 @@ class FederationFile:
         """Return the record of the running federation, None without one or before it is written."""
         try:
             with self._path.open(encoding="utf-8") as file:
-                if not _locked(file, fcntl.LOCK_SH):
+                if not try_lock(file, fcntl.LOCK_SH):
                     content = file.read()
                     return FederationRecord(**json.loads(content)) if content else None
         except FileNotFoundError:
             pass
         return None
-
-
-def _locked(file: IO[str], how: int) -> bool:
-    """Lock a file, unless another process or object has locked it."""
-    try:
-        fcntl.flock(file, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

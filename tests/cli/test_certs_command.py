@@ -16,7 +16,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 from flwr.supercore.primitives.asymmetric import uses_nist_ec_curve
 
-from flwr_distill.fleet.authority import NODE_USES
+from flwr_distill.fleet import certificates
+from flwr_distill.fleet.authority import NODE_USES, CertificateError
 from flwr_distill.fleet.certificates import CertificateFolder
 from flwr_distill.fleet.node_request import _LOGIN_KEY
 from flwr_distill.links.credentials import Credentials, name_of
@@ -419,6 +420,24 @@ def test_of_commands_at_once_none_loses_what_another_has_written(folder):
     issued = CertificateFolder(folder).issued()
     assert {each.name for each in issued} == {"ward-0", *names}
     assert [each.name for each in issued if each.revoked] == ["ward-0"]
+
+
+def test_a_folder_that_stays_locked_is_an_error(folder, monkeypatch):
+    authority = CertificateFolder(folder)
+    monkeypatch.setattr(certificates, "LOCK_TIMEOUT", 0.1)
+    with authority._locked(), pytest.raises(CertificateError, match=r"has locked it.*end it"):
+        CertificateFolder(folder).issue_node("ward-1", [], 30)
+    CertificateFolder(folder).issue_node("ward-1", [], 30)
+
+
+def test_a_renewed_certificate_that_was_not_written_can_be_revoked(folder, monkeypatch):
+    authority = CertificateFolder(folder)
+    authority.issue_node("ward-0", [], 30)
+    entry, _ = authority._signed(authority.valid("ward-0"), 30)
+    monkeypatch.setattr(authority, "_signed", lambda *_: (entry, {"no/such/folder": b""}))
+    with pytest.raises(FileNotFoundError):
+        authority.renew("ward-0", 30)
+    assert authority.valid("ward-0") == entry
 
 
 def test_a_revocation_that_broke_off_can_be_repeated(folder, monkeypatch):

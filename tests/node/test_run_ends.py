@@ -172,7 +172,7 @@ def test_what_runs_left_behind_goes_after_as_many_days_as_the_setting_says(tmp_p
 def test_old_runs_are_not_searched_for_at_each_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A part that moves a large model reports each second."""
+    """A part that moves a large model reports every two seconds."""
     searches = []
     monkeypatch.setattr(supervisor, "remove_old_runs", lambda *_: searches.append(1))
     node = Node(NodeSettings(insecure=True, state_dir=tmp_path))
