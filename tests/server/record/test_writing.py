@@ -116,6 +116,18 @@ def test_where_there_is_no_room_a_strategys_file_is_whole_or_not_there(tmp_path)
     assert not [*tmp_path.glob(f"*{CHOICE}*")]
 
 
+@pytest.mark.pictures
+def test_where_there_is_no_room_the_picture_of_the_run_before_stays(tmp_path):
+    (tmp_path / "accuracy.png").write_bytes(b"whole")
+    rows = [SimpleNamespace(round=number, accuracy=0.5) for number in range(3)]
+    history = SimpleNamespace(heads={}, topology={}, ledger=Ledger(), rows=rows)
+    recorder = Recorder(tmp_path, RunSettings(), history)
+    end = RunEnd(None, {}, {}, (), None)
+    with files_of_at_most(5 * KILOBYTES), pytest.raises(OSError, match="too large"):
+        recorder.on_run_end(end)
+    assert [file.read_bytes() for file in tmp_path.glob("*accuracy*")] == [b"whole"]
+
+
 def test_a_run_that_cannot_record_all_of_a_round_leaves_the_model_of_that_round(
     run, monkeypatch, tmp_path
 ):
