@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,6 +21,14 @@ AT_ONCE = 64
 """Samples that are normalised in one go."""
 Pixels = NDArray[np.uint8 | np.float32 | np.float64]
 """Pixels of images, uint8 or float32 from 0 to 1; of texts and tables, their values."""
+
+
+_CONTENT: dict[str, tuple[tuple[type[np.number[Any]], ...], str]] = {
+    "image": ((np.uint8, np.float32), "pixels, uint8 or float32 from 0 to 1"),
+    "text": ((np.float32,), "token ids as float32"),
+    "table": ((np.float32, np.float64), "a table's values, float32 or float64"),
+}
+"""Types of the values of each kind of data, and what they are called in an error."""
 
 
 @dataclass(frozen=True)
@@ -198,11 +206,11 @@ def normalise(images: Pixels, spec: DataSpec) -> torch.Tensor:
 def check_raw_samples(raw: RawSamples, spec: DataSpec, where: str) -> RawSamples:
     """Return ``raw``, or raise DatasetError (naming `where` it is from) unless it fits ``spec``."""
     images, labels = raw.images, raw.labels
-    pixel_types = (np.uint8, np.float32)
-    if images.dtype not in pixel_types or images.ndim != 4 or images.shape[1:] != spec.shape:
+    types, content = _CONTENT[spec.kind]
+    if images.dtype not in types or images.ndim != 4 or images.shape[1:] != spec.shape:
         raise DatasetError(
-            f"images are {images.dtype} {images.shape}, but {spec.name!r} needs pixels, uint8 or "
-            f"float32 from 0 to 1, of shape (n, C, H, W) = (n, {', '.join(map(str, spec.shape))})",
+            f"images are {images.dtype} {images.shape}, but {spec.name!r} needs {content}, of "
+            f"shape (n, C, H, W) = (n, {', '.join(map(str, spec.shape))})",
             where=where,
         )
     if labels.dtype != np.int64 or labels.shape != (len(images),):
@@ -213,8 +221,11 @@ def check_raw_samples(raw: RawSamples, spec: DataSpec, where: str) -> RawSamples
         )
     if not len(labels):
         raise DatasetError("has no images; need at least one", where=where)
-    if images.dtype == np.float32 and (problem := float_problem(images.min(), images.max())):
-        raise DatasetError(problem, where=where, remedy=SCALE_FLOATS)
+    if spec.kind == "image":
+        if images.dtype != np.uint8 and (problem := float_problem(images.min(), images.max())):
+            raise DatasetError(problem, where=where, remedy=SCALE_FLOATS)
+    elif problem := _value_problem(images, spec):
+        raise DatasetError(problem, where=where)
     if labels.min() < 0 or labels.max() >= spec.num_classes:
         raise DatasetError(
             f"labels run from {labels.min()} to {labels.max()}, but {spec.name!r} has labels 0 to "
@@ -222,3 +233,16 @@ def check_raw_samples(raw: RawSamples, spec: DataSpec, where: str) -> RawSamples
             where=where,
         )
     return raw
+
+
+def _value_problem(values: Pixels, spec: DataSpec) -> str:
+    """Problem of a text's token ids or a table's values; or nothing."""
+    if spec.kind == "table":
+        return "" if np.isfinite(values).all() else "has values that are not finite"
+    lowest, highest = values.min(), values.max()
+    if lowest >= 0 and highest < spec.vocabulary and (values == np.floor(values)).all():
+        return ""
+    return (
+        f"has token ids from {lowest:g} to {highest:g}, need whole numbers from 0 to "
+        f"{spec.vocabulary - 1}"
+    )

@@ -5,11 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.fedhead import half_cifar10
+from benchmarks.fedhead import WORDS, half_cifar10, short_sst_2
 from benchmarks.papers import command as papers
 from benchmarks.papers.bootstrap import half_interval
 from benchmarks.papers.runs import run_row
 from benchmarks.papers.tables import read_tables
+from flwr_distill.task.datasets import load_dataset
 
 TABLES = read_tables()
 TINY = {"dataset": "digits", "model": "mlp", "min-nodes": 6, "num-rounds": 1}
@@ -53,3 +54,14 @@ def test_halved_images_have_the_mean_of_each_block(tmp_path):
     assert halved.spec.shape == (3, 16, 16)
     mean = images[2, 6:8, 10:12, 1].astype(float).mean()
     assert abs(halved.train.images[2, 1, 3, 5] - mean) <= 0.5
+
+
+def test_shortened_texts_are_the_first_words(tmp_path):
+    (tmp_path / "sst-2").mkdir()
+    for part in ("train", "dev"):
+        words = " ".join(f"word{place}" for place in range(WORDS + 5))
+        (tmp_path / "sst-2" / f"{part}.tsv").write_text(f"sentence\tlabel\n{words}\t1\na film\t0\n")
+    whole, short = load_dataset("sst-2", tmp_path), short_sst_2(tmp_path, False)
+    for ours, theirs in ((short.train, whole.train), (short.test, whole.test)):
+        assert [np.count_nonzero(text) for text in ours.images] == [WORDS, 2]
+        np.testing.assert_array_equal(ours.images[..., :WORDS], theirs.images[..., :WORDS])

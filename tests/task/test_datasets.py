@@ -25,6 +25,7 @@ from flwr_distill.task.datasets import (
     load_dataset,
     load_private_data,
 )
+from flwr_distill.task.datasets.types import normalise
 from tests.errors import at
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
@@ -299,6 +300,22 @@ def plugin(tmp_path, monkeypatch):
         "    return tiny(root, download, top=2)\n"
         "def nothing(root, download):\n"
         "    return root, download\n"
+        "def texts(root, download, last=9):\n"
+        "    spec = DataSpec('t', (1, 1, 3), 2, (0.,), (1.,), kind='text', vocabulary=10)\n"
+        "    ids = np.array([[[[1, last, 0]]]], np.float32)\n"
+        "    part = RawSamples(ids, np.array([1]))\n"
+        "    return Dataset(spec, part, part)\n"
+        "def beyond_vocabulary(root, download):\n"
+        "    return texts(root, download, last=10)\n"
+        "def half_a_word(root, download):\n"
+        "    return texts(root, download, last=1.5)\n"
+        "def table(root, download, value=-7.5):\n"
+        "    spec = DataSpec('t', (2, 1, 1), 2, (0., 0.), (1., 1.), kind='table')\n"
+        "    values = np.array([[[[value]], [[300.0]]]])\n"
+        "    part = RawSamples(values, np.array([1]))\n"
+        "    return Dataset(spec, part, part)\n"
+        "def empty_field(root, download):\n"
+        "    return table(root, download, value=np.nan)\n"
         "number = 3\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
@@ -327,9 +344,24 @@ def test_a_bad_name_or_plug_in_is_an_error(plugin, name, problem):
         load_dataset(name)
 
 
-def test_samples_of_a_plug_in_must_fit_its_spec(plugin):
-    with pytest.raises(DatasetError, match="from 0 to 2", check=at("my_data:beyond (train)")):
-        load_dataset("my_data:beyond")
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("beyond", "from 0 to 2"),
+        ("beyond_vocabulary", "from 0 to 10, need whole numbers from 0 to 9"),
+        ("half_a_word", "from 0 to 1.5, need whole numbers"),
+        ("empty_field", "not finite"),
+    ],
+)
+def test_samples_of_a_plug_in_must_fit_its_spec(plugin, name, problem):
+    with pytest.raises(DatasetError, match=problem, check=at(f"my_data:{name} (train)")):
+        load_dataset(f"my_data:{name}")
+
+
+def test_a_function_from_another_package_gives_texts_and_tables(plugin):
+    texts, table = load_dataset(f"{plugin}:texts"), load_dataset(f"{plugin}:table")
+    assert normalise(texts.train.images, texts.spec).tolist() == [[[[1, 9, 0]]]]
+    assert normalise(table.train.images, table.spec).tolist() == [[[[-7.5]], [[300]]]]
 
 
 NODES = 3
