@@ -7,7 +7,7 @@ import datetime
 import hashlib
 import ipaddress
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from cryptography import x509
@@ -161,11 +161,16 @@ def private_pem(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateForm
     return key.private_bytes(Encoding.PEM, form, serialization.NoEncryption())
 
 
-def write_new(files: Mapping[Path, bytes]) -> None:
-    """Write files, none of which may exist; only their owner can read .key files."""
+def check_new(files: Iterable[Path]) -> None:
+    """Raise CertificateError if one of the files exists."""
     for file in files:
         if file.exists():
             raise CertificateError("exists", where=file, remedy="it is never overwritten: move it")
+
+
+def write_new(files: Mapping[Path, bytes]) -> None:
+    """Write files, none of which may exist; only their owner can read .key files."""
+    check_new(files)
     try:
         for file, content in files.items():
             file.parent.mkdir(parents=True, exist_ok=True)

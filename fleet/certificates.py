@@ -46,6 +46,7 @@ from flwr_distill.fleet.authority import (
     USER_USES,
     Authority,
     CertificateError,
+    check_new,
     new_key,
     open_ssh,
     private_pem,
@@ -299,11 +300,13 @@ class CertificateFolder:
                     f"`flwr-distill certs revoke {name}` first",
                 )
             entry, signed = self._signed(draft, days)
-            files = {**files, **signed, "ca.crt": self.certificate.read_bytes()}
+            files = {**files, "ca.crt": self.certificate.read_bytes()}
             if entry.is_node:
                 files["login.pub"] = f"{entry.login_key} {name}\n".encode()
+            check_new(self._path / name / file for file in signed)
             write_new({self._path / name / file: content for file, content in files.items()})
-            self._save([*self.issued(), entry])
+            self._save([*self.issued(), entry])  # before the certificate, as in `renew`
+            write_new({self._path / name / file: content for file, content in signed.items()})
         return entry
 
     def _signed(self, draft: Issued, days: int) -> tuple[Issued, dict[str, bytes]]:

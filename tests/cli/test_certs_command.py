@@ -440,6 +440,18 @@ def test_a_renewed_certificate_that_was_not_written_can_be_revoked(folder, monke
     assert authority.valid("ward-0") == entry
 
 
+def test_a_certificate_exists_only_where_it_can_be_revoked(folder, monkeypatch):
+    authority = CertificateFolder(folder)
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(authority, "_save", killed)
+    with pytest.raises(KeyboardInterrupt):
+        authority.issue_node("ward-0", [], 30)
+    assert not list((folder / "ward-0").glob("*node.crt"))
+
+
 def test_a_revocation_that_broke_off_can_be_repeated(folder, monkeypatch):
     authority = CertificateFolder(folder)
     serial = int(authority.issue_node("ward-0", [], 30).serial, 16)
