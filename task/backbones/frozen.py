@@ -107,8 +107,14 @@ class Frozen(nn.Module):
         self._tail = tail or _last_part(network)
         self._shape = spec.shape
         self._check_width(width)
+        self._channels = len(mean) if mean else spec.shape[0]
         mean, std = mean or spec.mean, std or spec.std
-        self._channels = len(mean)
+        if spec.shape[0] not in (1, self._channels):
+            raise ModelError(
+                f"its network takes {self._channels}-channel images, the run's have "
+                f"{spec.shape[0]}",
+                remedy="use images of one channel or as many as the network's",
+            )
         # (p - m) / s of the run, to (p - mean) / std
         scale = _by_channel(spec.std) / _by_channel(std)
         shift = (_by_channel(spec.mean) - _by_channel(mean)) / _by_channel(std)

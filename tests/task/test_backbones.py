@@ -41,6 +41,12 @@ def test_images_are_scaled_and_normalised_as_the_network_was_trained():
     torch.testing.assert_close(model.network.images, expected)
 
 
+def test_images_with_other_channels_than_the_networks_are_refused():
+    with pytest.raises(ModelError, match=r"takes 1-channel images, the run's have 3"):
+        Frozen(Seen(), 3, COLOUR, mean=(0.5,), std=(0.5,))
+    Frozen(Seen(), 3, SPEC, mean=(0.1, 0.2, 0.3), std=(0.5, 1.0, 2.0))
+
+
 def test_training_leaves_the_network_as_it_is():
     model = Frozen(Seen(), 3, COLOUR).train()
     before = fingerprint(model)
