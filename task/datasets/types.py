@@ -209,14 +209,14 @@ def check_raw_samples(raw: RawSamples, spec: DataSpec, where: str) -> RawSamples
     types, content = _CONTENT[spec.kind]
     if images.dtype not in types or images.ndim != 4 or images.shape[1:] != spec.shape:
         raise DatasetError(
-            f"images are {images.dtype} {images.shape}, but {spec.name!r} needs {content}, of "
+            f"samples are {images.dtype} {images.shape}, but {spec.name!r} needs {content}, of "
             f"shape (n, C, H, W) = (n, {', '.join(map(str, spec.shape))})",
             where=where,
         )
     if labels.dtype != np.int64 or labels.shape != (len(images),):
         raise DatasetError(
             f"labels are {labels.dtype} {labels.shape}, need one int64 label for each of the "
-            f"{len(images)} images",
+            f"{len(images)} samples",
             where=where,
         )
     if not len(labels):

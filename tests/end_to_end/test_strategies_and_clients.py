@@ -89,6 +89,24 @@ def test_texts_are_trained_on(run, tmp_path):
     assert read(folder, "summary")["accuracy"] is not None
 
 
+def readings(root, download):
+    """A table of two columns, the second far from 0 and larger in one class of two."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(60) % 2
+    values = np.stack([rng.normal(size=60), rng.normal(100 + 90 * labels, 9)], axis=1)
+    samples = RawSamples(values[..., None, None], labels)
+    spec = DataSpec("readings", (2, 1, 1), 2, (0.0, 145.0), (1.0, 45.0), kind="table")
+    return Dataset(spec, samples, samples)
+
+
+def test_a_table_from_another_package_is_trained_on(run, monkeypatch):
+    path = "flwr_distill.task.datasets.registry.import_object"
+    monkeypatch.setattr(path, lambda name: readings)
+    own = {"partition__scheme": "iid", "train__lr": 0.1}
+    folder = run(strategy="fedavg", dataset="mine:readings", model="mlp", num_rounds=3, **own)
+    assert read(folder, "summary")["accuracy"] > 0.9
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy",
