@@ -300,13 +300,14 @@ class CertificateFolder:
                     f"`flwr-distill certs revoke {name}` first",
                 )
             entry, signed = self._signed(draft, days)
-            files = {**files, "ca.crt": self.certificate.read_bytes()}
+            files = {**files, "ca.crt": self.certificate.read_bytes(), **signed}
             if entry.is_node:
                 files["login.pub"] = f"{entry.login_key} {name}\n".encode()
-            check_new(self._path / name / file for file in signed)
+            certificate = {self._path / name / entry.file: files.pop(entry.file)}
+            check_new(certificate)
             write_new({self._path / name / file: content for file, content in files.items()})
             self._save([*self.issued(), entry])  # before the certificate, as in `renew`
-            write_new({self._path / name / file: content for file, content in signed.items()})
+            write_new(certificate)
         return entry
 
     def _signed(self, draft: Issued, days: int) -> tuple[Issued, dict[str, bytes]]:

@@ -161,7 +161,7 @@ def test_what_cannot_be_done_is_said_in_one_line(arguments, reason, tmp_path):
         (pixels(2), [0, 1], "2 image(s), no two of a class"),
         (np.full((4, 8, 8), np.nan), [0, 1] * 2, "nan"),
         (pixels(4)[:, 0], [0, 1] * 2, "(4, 8)"),
-        (pixels(4), [0, 1, 0], "4 images"),
+        (pixels(4), [0, 1, 0], "4 samples"),
         (pixels(4), [-1, 0, -1, 0], "-1"),
         (pixels(4, shape=(2, 2)), [0, 1] * 2, "does not fit"),
     ],
