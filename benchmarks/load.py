@@ -5,10 +5,11 @@
 - *virtual*: 200 virtual nodes, 50 rounds of FedAvg on digits, server and nodes in one process;
 - *real*: the same with 20 real nodes and a real server, several processes each;
 - *aggregation*: memory the server adds to average models (8 MB) of 10, 50 and 200 nodes;
-- *large*: one model of 1 GB to a node and back, between real processes.
+- *large*: one model of 1 GB to a node and back, between real processes;
+- *trained*: peaks of real processes in which two nodes train a model of 256 MB for three rounds.
 
 Memory is resident memory; shared pages count for each process. Growth is from the second fifth of a
-run to the last. ``--quick`` uses 50 and 4 nodes, 10 rounds, 10 and 50 models, 100 MB.
+run to the last. ``--quick`` uses 50 and 4 nodes, 10 rounds, 10 and 50 models, 100 and 64 MB.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from benchmarks.figures import read_lines, write_json
 from benchmarks.in_process import InProcessGrid, run_in_process
 from benchmarks.rounds import APP_DIR as ECHO_APP
 from benchmarks.rounds import kind_of, peak_memory, processes, repeating
+from benchmarks.wide_network import MEGABYTES
 from flwr_distill.fleet.local_federation import LocalFederation
 from flwr_distill.node.nursery import SERVER_APP
 from flwr_distill.protocol.arrays import as_record
@@ -229,6 +231,32 @@ def measure_large(megabytes: int) -> dict[str, Any]:
     }
 
 
+def measure_trained(megabytes: int) -> dict[str, Any]:
+    """Peak memory of training one large model on two nodes by FedAvg."""
+    os.environ[MEGABYTES] = str(megabytes)
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        LocalFederation(2, Path(directory)) as federation,
+        peak_memory(federation) as peaks,
+    ):
+        settings = {
+            **SETTINGS,
+            "model": "benchmarks.wide_network:WideNetwork",
+            "partition.test-share": 0.2,
+            "partition.max-samples": 200,
+            "num-rounds": 3,
+            "min-nodes": 2,
+            "runs-dir": f"{directory}/runs",
+        }
+        outcome = federation.run(APP_DIR, settings, timeout=1800)
+    if not outcome.completed:
+        raise RuntimeError("the run failed:\n" + "\n".join(outcome.lines[-40:]))
+    return {
+        "megabytes": megabytes,
+        "peak_mb": {kind: size / 1e6 for kind, size in sorted(peaks.items())},
+    }
+
+
 def new_process() -> ProcessPoolExecutor:
     """Start an empty process, to measure its own peak memory."""
     return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
@@ -250,11 +278,14 @@ def show(figures: dict[str, Any]) -> None:
     for name, by_nodes in figures["aggregation"].items():
         peaks.add_row(name, *(f"{peak:.0f}" for peak in by_nodes.values()))
     console.print(peaks)
-    large = figures["large"]
-    by_kind = ", ".join(f"{kind} {size:.0f} MB" for kind, size in large["peak_mb"].items())
-    console.print(
-        f"{large['megabytes']} MB to a node and back: {large['seconds']:.1f} s; peaks: {by_kind}"
-    )
+    large, trained = figures["large"], figures["trained"]
+    console.print(f"{large['megabytes']} MB to a node and back: {large['seconds']:.1f} s")
+    console.print(f"{trained['megabytes']} MB trained by two nodes")
+    peaks = Table("peak of", "to a node and back [MB]", "trained [MB]")
+    for kind in sorted(large["peak_mb"].keys() | trained["peak_mb"].keys()):
+        sizes = (figure["peak_mb"].get(kind, 0) for figure in (large, trained))
+        peaks.add_row(kind, *(f"{size:.0f}" for size in sizes))
+    console.print(peaks)
 
 
 def main() -> None:
@@ -267,6 +298,7 @@ def main() -> None:
     figures = {
         "aggregation": measure_aggregation((10, 50) if arguments.quick else (10, 50, 200)),
         "large": measure_large(100 if arguments.quick else 1000),
+        "trained": measure_trained(64 if arguments.quick else 256),
         "virtual": measure_virtual(50 if arguments.quick else 200, rounds),
         "real": measure_real(4 if arguments.quick else 20, rounds),
     }

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 Arrays = Mapping[str, NDArray[np.generic]]
 
+_STYPE = "numpy.ndarray"
+"""What Flower calls arrays in NumPy's format."""
+_MAGIC = np.lib.format.magic(1, 0)
+"""How they begin, but for a header beyond 64 KB or with names in Unicode."""
+
 VARIANCE = "running_var"
 """Last part of the name of batch normalisation's variances, of which models take the root."""
 
@@ -29,7 +34,7 @@ class DecodedArray(Array):
 
     def __init__(self, values: NDArray[np.generic]) -> None:
         values.flags.writeable = False
-        self.dtype, self.shape, self.stype = _name(values.dtype), values.shape, "numpy.ndarray"
+        self.dtype, self.shape, self.stype = _name(values.dtype), values.shape, _STYPE
         self._values = values
         self._is_finite: bool | None = None
 
@@ -104,7 +109,7 @@ def decode(record: ArrayRecord) -> None:
 
 
 def as_arrays(record: ArrayRecord) -> dict[str, NDArray[np.generic]]:
-    """Arrays of a record by name, without changing the record.
+    """Arrays of a record by name, read-only where they share its memory.
 
     Raises ValueError if an array cannot be read or does not contain numbers.
     """
@@ -174,12 +179,28 @@ def _values(name: str, array: Array) -> NDArray[np.generic]:
     if isinstance(array, DecodedArray):
         return array.values
     try:
-        values = array.numpy()
+        values = _in_place(array)
+        if values is None:
+            values = array.numpy()
     except Exception as error:  # hostile bytes make NumPy raise all sorts
         raise ValueError(f"{name} cannot be read ({type(error).__name__})") from error
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiub":
         raise ValueError(f"{name} is not an array of numbers")
     return _in_c_order(values)
+
+
+def _in_place(array: Array) -> NDArray[np.generic] | None:
+    """Values of an encoded array where they lie, read-only; None if NumPy has to read it."""
+    if array.stype != _STYPE or not array.data.startswith(_MAGIC):
+        return None
+    file = BytesIO(array.data)
+    np.lib.format.read_magic(file)
+    shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
+    if fortran_order or dtype.hasobject or min(shape, default=0) < 0:
+        return None
+    values = np.frombuffer(array.data, dtype, math.prod(shape), file.tell())
+    values.flags.writeable = False
+    return values.reshape(shape)
 
 
 def _in_c_order(values: NDArray[Any]) -> NDArray[Any]:

@@ -380,7 +380,7 @@ class Rounds:
         num_nodes, rounds = len(self.roster.nodes), self.settings.num_rounds
         if not rounds:
             return {}  # formulas are of training
-        num_weights = sum(array.numpy().size for array in arrays.values())
+        num_weights = sum(math.prod(array.shape) for array in arrays.values())
         bits = {"fedavg (HFLDD, eq. 3)": fedavg_bits(num_nodes, num_weights, rounds)}
         if self.method and self.method.formulas:
             formulas: Any = import_object(self.method.formulas)

@@ -8,6 +8,7 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flwr_distill.protocol.arrays import as_arrays
 from flwr_distill.task.errors import ReportedError
 
 Arrays = dict[str, NDArray[Any]]
@@ -22,8 +23,8 @@ def pack(value: Any, arrays: Arrays, name: str = "") -> Any:
 
     Takes None, bool, int, float, str, bytes, NumPy arrays and numbers, tensors, ArrayRecords, and
     lists, tuples, sets and mappings of these; raises PackingError otherwise. Tuples and sets become
-    lists, tensors become arrays, and arrays are copied. `name` is the path of the value, for errors
-    and array names.
+    lists, tensors become arrays, and arrays are copied, but for those of records, which nobody
+    changes. `name` is the path of the value, for errors and array names.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -36,8 +37,7 @@ def pack(value: Any, arrays: Arrays, name: str = "") -> Any:
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         return {"array": _move(value, arrays, name)}
     if isinstance(value, ArrayRecord):
-        record = {key: array.numpy() for key, array in value.items()}
-        return {"record": pack(record, arrays, name)}
+        return {"record": {"map": _record(value, arrays, name)}}
     if isinstance(value, list | tuple | set | frozenset):
         items = sorted(value) if isinstance(value, set | frozenset) else value
         return [pack(item, arrays, f"{name}/{i}") for i, item in enumerate(items)]
@@ -79,9 +79,18 @@ def renamed(value: Any, names: Mapping[int, int]) -> Any:
     return value
 
 
+def _record(record: ArrayRecord, arrays: Arrays, name: str) -> list[list[Any]]:
+    values = as_arrays(record)
+    return [[key, {"array": _keep(values[key], arrays, f"{name}/{key}")}] for key in record]
+
+
 def _move(array: NDArray[Any], arrays: Arrays, name: str) -> str:
+    return _keep(np.array(array, order="C"), arrays, name)
+
+
+def _keep(array: NDArray[Any], arrays: Arrays, name: str) -> str:
     key = f"{len(arrays)}{name}"
-    arrays[key] = np.array(array, order="C")
+    arrays[key] = array
     return key
 
 

@@ -7,13 +7,13 @@ from logging import INFO
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from flwr.app import ArrayRecord
 from flwr.common import log
 from matplotlib.figure import Figure
 from safetensors.numpy import save_file
 
 from flwr_distill.base.files import replacing
+from flwr_distill.protocol.arrays import as_arrays
 from flwr_distill.server.hooks import Hook, RoundEnd, RoundRow, RunEnd, RunStart
 from flwr_distill.server.page.drawings import topology_picture
 from flwr_distill.server.page.numbers import TARGET, reached
@@ -129,10 +129,8 @@ class Recorder(Hook):
 
 def write_model(folder: Path, arrays: ArrayRecord) -> None:
     """Write the model of a run's folder; where there is no room, the one before stays."""
-    # In C order, since safetensors writes bytes as they lie in memory.
-    weights = {name: np.array(array.numpy(), order="C") for name, array in arrays.items()}
     with replacing(folder / MODEL) as partial:
-        save_file(weights, partial)
+        save_file(as_arrays(arrays), partial)
 
 
 def write_json(file: Path, content: Any) -> None:

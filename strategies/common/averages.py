@@ -1,6 +1,6 @@
 """Means and sums over models."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,8 @@ def weighted_mean(models: Iterable[tuple[float, Arrays]]) -> dict[str, NDArray[n
     Parameters
     ----------
     models : iterable of (float, Mapping[str, ndarray])
-        Weight > 0 and arrays of each model, all of the same shapes; one is in memory at a time.
+        Weight > 0 and arrays of each model, all of the same shapes; one array of one model is in
+        memory at a time.
 
     Returns
     -------
@@ -30,22 +31,22 @@ def weighted_mean(models: Iterable[tuple[float, Arrays]]) -> dict[str, NDArray[n
     ValueError
         If there are no models.
     """
-    sums: dict[str, NDArray[np.float64]] = {}
-    types: dict[str, np.dtype[np.generic]] = {}
-    total = 0.0
-    for weight, arrays in models:
-        total += weight
-        for name, array in arrays.items():
-            if name not in sums:
-                sums[name], types[name] = np.zeros(array.shape), array.dtype
-            sums[name] += np.multiply(array, weight, dtype=np.float64)
-    if not sums:
+    models = list(models)
+    if not models:
         raise ValueError("no models to take the mean of")
-    means = {}
-    for name, type_ in types.items():
-        mean = sums.pop(name) / total
-        means[name] = (mean if type_.kind == "f" else np.rint(mean)).astype(type_)
-    return means
+    total = sum(weight for weight, _ in models)
+    return {name: _mean_of_one(name, models, total) for name in models[0][1]}
+
+
+def _mean_of_one(
+    name: str, models: Sequence[tuple[float, Arrays]], total: float
+) -> NDArray[np.generic]:
+    first = models[0][1][name]
+    mean = np.zeros(first.shape)
+    for weight, arrays in models:
+        mean += np.multiply(arrays[name], weight, dtype=np.float64)
+    mean /= total
+    return (mean if first.dtype.kind == "f" else np.rint(mean)).astype(first.dtype)
 
 
 def summed_change(name: str, start: Arrays, models: Iterable[tuple[float, Arrays]]) -> Any:

@@ -18,7 +18,14 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
-from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record, sent_arrays, trained_names
+from flwr_distill.protocol.arrays import (
+    Arrays,
+    RecordArrays,
+    as_arrays,
+    as_record,
+    sent_arrays,
+    trained_names,
+)
 from flwr_distill.protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES, TRAIN_LOSS
 from flwr_distill.protocol.replies import number, usable
 from flwr_distill.strategies.common.answered import Answered
@@ -249,7 +256,7 @@ def _part(record: ArrayRecord, names: Collection[str]) -> ArrayRecord:
 
 def _differs(reply: Message, start: Arrays) -> bool:
     """Whether a reply's model is another than the node was sent; if not, the log names it."""
-    arrays = as_arrays(sent_arrays(reply))
+    arrays = RecordArrays(sent_arrays(reply))
     if start and all(np.array_equal(arrays[name], array) for name, array in start.items()):
         node = reply.metadata.src_node_id
         log(WARNING, "Model of node %d rejected: it is the one that it was sent", node)
@@ -259,6 +266,6 @@ def _differs(reply: Message, start: Arrays) -> bool:
 
 def _mean_of(names: Collection[str], replies: list[Message]) -> dict[str, Any]:
     return weighted_mean(
-        (number(reply, NUM_EXAMPLES), as_arrays(_part(sent_arrays(reply), names)))
+        (number(reply, NUM_EXAMPLES), RecordArrays(_part(sent_arrays(reply), names)))
         for reply in replies
     )

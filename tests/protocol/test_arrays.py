@@ -1,5 +1,8 @@
 """Arrays that came from elsewhere are decoded once, and with suspicion."""
 
+import math
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -39,33 +42,48 @@ def reply_with(record):
 
 
 class CountedArray(Array):
-    decoded = 0
+    """Counts how often its bytes are read."""
 
-    def numpy(self):
-        CountedArray.decoded += 1
-        return super().numpy()
+    reads = 0
+
+    def __getattribute__(self, name):
+        CountedArray.reads += name == "data"
+        return super().__getattribute__(name)
 
 
 @pytest.fixture
 def counted():
-    """A record that counts how often one of its arrays is decoded."""
-    CountedArray.decoded = 0
+    """A record of arrays that count how often their bytes are read."""
     record = ArrayRecord()
     for name, array in model(1).items():
         record[name] = CountedArray(array)
+    CountedArray.reads = 0
     return record
 
 
 def test_arrays_that_came_are_decoded_once_however_often_they_are_read(counted):
     decode(counted)
-    assert CountedArray.decoded == 2
+    reads = CountedArray.reads
     for _ in range(2):
         decode(counted)
         for read in (finite_arrays, lambda record: model_arrays(record, model(0)), as_arrays):
             arrays = read(counted)
             assert (len(arrays), list(arrays)) == (2, ["weight", "steps"])
             np.testing.assert_array_equal(arrays["weight"], model(1)["weight"])
-    assert CountedArray.decoded == 2
+    assert CountedArray.reads == reads > 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", ">i4", "uint8", "bool"])
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3), (1, 1, 5)])
+def test_an_encoded_array_is_read_where_it_lies(dtype, shape):
+    values = np.arange(math.prod(shape)).reshape(shape).astype(dtype)
+    record = ArrayRecord({"weight": Array(values)})
+    found = as_arrays(record)["weight"]
+    np.testing.assert_array_equal(found, values)
+    assert (found.dtype, found.shape) == (values.dtype, values.shape)
+    assert not found.flags.writeable
+    encoded = np.frombuffer(record["weight"].data, np.uint8)
+    assert not values.size or np.shares_memory(found, encoded)
 
 
 def test_a_decoded_array_cannot_be_changed(counted):
@@ -97,7 +115,7 @@ def test_reading_our_own_arrays_leaves_the_record_as_it_is(counted):
 def test_names_are_checked_before_anything_is_decoded(counted):
     with pytest.raises(ValueError, match="steps differ"):
         model_arrays(counted, {"weight": model(0)["weight"]})
-    assert CountedArray.decoded == 0
+    assert CountedArray.reads == 0
 
 
 FAULTS = {
@@ -131,6 +149,19 @@ def test_arrays_of_any_form_must_be_finite(value):
     record = as_record({"fine": np.ones(2), "odd": np.array([1.0, value])})
     with pytest.raises(ValueError, match="odd holds NaN or infinity"):
         finite_arrays(record)
+
+
+def test_averaging_takes_little_memory_besides_the_mean():
+    models = [{f"w{i}": np.full(50_000, seed, np.float32) for i in range(20)} for seed in range(3)]
+    size = sum(array.nbytes for array in models[0].values())
+    tracemalloc.start()
+    try:
+        mean = weighted_mean((1.0, each) for each in models)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert mean.keys() == models[0].keys()
+    assert peak < 1.5 * size
 
 
 def test_sent_models_average_as_those_in_memory():

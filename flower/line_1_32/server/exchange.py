@@ -22,9 +22,11 @@ from flwr_distill.flower.line_1_32.calls import (
 )
 from flwr_distill.flower.line_1_32.server.batches import Calls, push
 from flwr_distill.flower.line_1_32.server.inbox import NodeKeys, SuperLinkInbox
+from flwr_distill.node.kernel import trim_heap
 from flwr_distill.protocol.messages import PACE, POLL_EVERY
 from flwr_distill.server.grid.exchange import Exchange
 from flwr_distill.server.grid.inbox import Inbox, Most
+from flwr_distill.server.grid.ledger import content_bytes
 
 POLLS = 100
 """Polls a second of all nodes of a phase: a small part of what a SuperLink answers."""
@@ -49,6 +51,8 @@ AWAY = (
     f"this run waits up to {MAX_AWAY / 60:.0f} minutes for it (start it again, with the same "
     "--database)"
 )
+LARGE = 64 << 20
+"""Bytes of messages after which freed memory goes back to the system: nodes now take a while."""
 MAX_RETRY = 2
 """Seconds until the next attempt, at most, while the SuperLink is away (Flower: up to 20)."""
 
@@ -74,7 +78,10 @@ class SuperLinkExchange(Exchange):
 
     def push(self, messages: Sequence[Message]) -> list[str]:
         """Push messages in batches; return their ids."""
-        return push(self._calls, messages)
+        ids = push(self._calls, messages)
+        if messages and content_bytes(messages[0].content) > LARGE:
+            trim_heap()
+        return ids
 
     def open_inbox(self, messages: Mapping[str, Message], most: Callable[[Message], Most]) -> Inbox:
         """Open an inbox that fetches replies piece by piece."""

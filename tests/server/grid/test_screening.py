@@ -334,12 +334,12 @@ def test_replies_are_compared_with_each_other_only_where_their_phase_says_so(cap
 
 
 def test_each_array_of_a_reply_is_decoded_once_from_the_grid_to_the_aggregate(monkeypatch):
-    decoded = []
-    read = Array.numpy
+    headers = []
+    read = np.lib.format.read_array_header_1_0
 
-    def numpy(self):
-        decoded.append(self)
-        return read(self)
+    def read_header(file):
+        headers.append(file)
+        return read(file)
 
     class Strange(InProcessGrid):
         """Its replies come over a wire: their arrays are bytes."""
@@ -356,11 +356,11 @@ def test_each_array_of_a_reply_is_decoded_once_from_the_grid_to_the_aggregate(mo
     inner = Strange({FIRST + place: honest(place) for place in range(5)})
     strategy = CheckedFedAvg(fraction_evaluate=0.0)
     grid = screening_grid(inner, model=START)
-    monkeypatch.setattr(Array, "numpy", numpy)
     messages = strategy.configure_train(1, as_record(START), ConfigRecord(), grid)
+    monkeypatch.setattr(np.lib.format, "read_array_header_1_0", read_header)
     arrays, _ = strategy.aggregate_train(1, grid.send_and_receive(messages))
     assert len(came) == 5 * len(START)
-    assert [sum(array is each for each in decoded) for array in came] == [1] * len(came)
+    assert len(headers) == len(came) + len(START)  # and the model that they are compared with
     assert arrays is not None
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord
+from flwr.app import Array, ArrayRecord
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
@@ -276,3 +276,10 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(monkeypatch, tmp_path)
     hook.on_checkpoint(checkpoint(0))
     with pytest.raises(OSError, match="no space"):
         hook.on_checkpoint(checkpoint(1))
+
+
+def test_a_model_is_packed_without_a_copy_of_it():
+    record, arrays = ArrayRecord({"w": Array(np.arange(6.0))}), {}
+    pack({"model": record}, arrays)
+    (packed,) = arrays.values()
+    assert np.shares_memory(packed, np.frombuffer(record["w"].data, np.uint8))
