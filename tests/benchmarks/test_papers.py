@@ -78,8 +78,11 @@ def test_every_row_has_settings_that_a_run_takes(table):
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 def test_the_small_setting_keeps_rows_apart_that_differ(table):
-    full, small = ([r for r in table.rows(small=s) if not r.missing] for s in (False, True))
-    assert len({json.dumps(r.full) for r in full}) == len({json.dumps(r.ours) for r in small})
+    rows = [row for row in table.rows(small=True) if not row.missing]
+    full_of: dict[str, str] = {}
+    for row in rows:
+        full = json.dumps(row.full)
+        assert full_of.setdefault(json.dumps(row.ours), full) == full
 
 
 @pytest.mark.parametrize("name", ["real-blood-cells", "real-heart-disease"])
