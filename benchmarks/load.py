@@ -283,8 +283,8 @@ def show(figures: dict[str, Any]) -> None:
     console.print(f"{trained['megabytes']} MB trained by two nodes")
     peaks = Table("peak of", "to a node and back [MB]", "trained [MB]")
     for kind in sorted(large["peak_mb"].keys() | trained["peak_mb"].keys()):
-        sizes = (figure["peak_mb"].get(kind, 0) for figure in (large, trained))
-        peaks.add_row(kind, *(f"{size:.0f}" for size in sizes))
+        of_kind = (figure["peak_mb"].get(kind, 0) for figure in (large, trained))
+        peaks.add_row(kind, *(f"{size:.0f}" for size in of_kind))
     console.print(peaks)
 
 
