@@ -291,7 +291,9 @@ def show(figures: dict[str, Any]) -> None:
 def main() -> None:
     """Measure, print and write the figures."""
     parser = argparse.ArgumentParser(prog="benchmarks.load", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="within 3 minutes")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer nodes and rounds, smaller models"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="file for the figures")
     arguments = parser.parse_args()
     rounds = 10 if arguments.quick else 50

@@ -80,7 +80,10 @@ def renamed(value: Any, names: Mapping[int, int]) -> Any:
 
 
 def _record(record: ArrayRecord, arrays: Arrays, name: str) -> list[list[Any]]:
-    values = as_arrays(record)
+    try:
+        values = as_arrays(record)
+    except ValueError as error:
+        raise PackingError(str(error), where=name) from error
     return [[key, {"array": _keep(values[key], arrays, f"{name}/{key}")}] for key in record]
 
 

@@ -7,7 +7,9 @@ from contextlib import suppress
 from importlib.metadata import version
 
 import grpc
+import numpy as np
 import pytest
+from flwr.app import Array, ArrayRecord
 from flwr.supercore.inflatable.inflatable_utils import (
     ObjectUnavailableError,
     pull_and_inflate_object_from_tree,
@@ -15,6 +17,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 
 from flwr_distill.flower import lines
+from flwr_distill.flower.line_1_32.server import exchange as line_exchange
 from flwr_distill.server.grid import exchange as exchange_module
 from flwr_distill.server.grid.exchange import Exchange, exchange_over
 from flwr_distill.server.grid.inbox import PULLS, Most, OneByOneInbox
@@ -156,3 +159,15 @@ def test_objects_that_a_node_never_sends_are_given_up_at_the_end_of_the_phase(me
 
 def never_there(object_id):
     raise ObjectUnavailableError(object_id)
+
+
+@pytest.mark.parametrize(("large", "times"), [(100, 1), (10**6, 0)])
+def test_freed_memory_goes_back_once_a_large_model_is_pushed(superlink, monkeypatch, large, times):
+    trimmed = []
+    monkeypatch.setattr(line_exchange, "LARGE", large)
+    monkeypatch.setattr(line_exchange, "trim_heap", lambda: trimmed.append(True))
+    link = superlink(answering())
+    (message,) = messages_to(link.ids)
+    message.content["arrays"] = ArrayRecord({"w": Array(np.zeros(100))})
+    exchange_over(link.grid).push([message])
+    assert len(trimmed) == times

@@ -79,6 +79,7 @@ def test_packing_by_way_of_json_changes_nothing(value):
     [
         ({"state": [1, object()]}, "/state/1", "a object cannot"),
         ({(1, 2): 3}, "", "a tuple as a key"),
+        ({"w": ArrayRecord({"a": Array(np.array(["x"]))})}, "/w", "not an array of numbers"),
     ],
 )
 def test_what_cannot_be_kept_is_named(value, where, problem):
