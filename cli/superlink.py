@@ -119,15 +119,13 @@ def register(
     with exit_on(CertificateError, SuperLinkError, OSError, command="register"):
         nodes = [each for each in authority.issued() if each.is_node and not each.revoked]
         typer.echo(f"waiting for the SuperLink at {options.superlink} ...")
-        ids = authority.noted_ids
+        ids: dict[str, int] = {}
         with options.open(authority, "register") as control:
-            valid = {node.login_key for node in nodes}
-            known = {key: node_id for key, node_id in ids.items() if key in valid}
             try:
                 for node in nodes:
                     node_id, is_new = control.register(node.login_key)
                     state = "registered" if is_new else "already registered"
                     typer.echo(f"{node.name}: {state}, Flower's node id is {node_id}")
-                    known[node.login_key] = node_id
+                    ids[node.login_key] = node_id
             finally:  # other Flowers do not say again which id a key has
-                authority.note_ids(known)
+                authority.note_ids(ids)

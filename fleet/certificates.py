@@ -142,10 +142,16 @@ class CertificateFolder:
             raise CertificateError(f"{self._noted} is unreadable: remove it") from error
 
     def note_ids(self, ids: Mapping[str, int]) -> None:
-        """Write Flower's ids of registered nodes, by key; the file has the keys by id."""
-        keys = {node_id: key for key, node_id in ids.items()}
-        with replacing(self._noted) as partial:
-            partial.write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
+        """Add Flower's ids of registered nodes, by key, to those noted; revoked nodes leave.
+
+        The file has the keys by id.
+        """
+        with self._locked():
+            valid = {each.login_key for each in self.issued() if not each.revoked}
+            noted = {**self.noted_ids, **ids}
+            keys = {node_id: key for key, node_id in noted.items() if key in valid}
+            with replacing(self._noted) as partial:
+                partial.write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
 
     @property
     def _noted(self) -> Path:

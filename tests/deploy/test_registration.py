@@ -102,3 +102,22 @@ def test_what_was_registered_before_a_failure_is_noted(tmp_path, monkeypatch):
     ended = CliRunner().invoke(app, ["register", "--dir", str(tmp_path)])
     assert ended.exit_code == 1
     assert folder.noted_ids == {keys[0]: 5}
+
+
+def test_of_two_registrations_at_once_neither_loses_what_the_other_notes(tmp_path, monkeypatch):
+    folder = CertificateFolder(tmp_path)
+    folder.create(365)
+    first = folder.issue_node("a", [], 30).login_key
+
+    class Other(Refuses):
+        def register(self, key):
+            folder.issue_node("b", [], 30)
+            second = folder.valid("b").login_key
+            folder.note_ids({second: 6})
+            self.keys.append(second)
+            return 5, True
+
+    other = Other()
+    monkeypatch.setattr(connection, "open_control", lambda *_: other)
+    assert CliRunner().invoke(app, ["register", "--dir", str(tmp_path)]).exit_code == 0
+    assert folder.noted_ids == {first: 5, other.keys[0]: 6}
