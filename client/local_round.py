@@ -12,7 +12,7 @@ from flwr_distill.client.features import as_seen
 from flwr_distill.client.session import Session, Source, check_unchanged
 from flwr_distill.client.terms import loss_terms
 from flwr_distill.client.training import train_round
-from flwr_distill.protocol.arrays import Arrays, as_arrays, as_tensors, record_of
+from flwr_distill.protocol.arrays import Arrays, as_arrays, load_arrays, record_of
 from flwr_distill.protocol.messages import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, SERVER_ROUND
 from flwr_distill.task.augmentation import chosen_changes
 from flwr_distill.task.backbones import copy_to_train
@@ -127,7 +127,7 @@ def build_model(session: Session, arrays: Arrays) -> nn.Module:
     files = _weights(*start)
     check_unchanged(session.store, "weights", fingerprint.encode(), files)
     model = copy_to_train(own)
-    model.load_state_dict(as_tensors(arrays))
+    load_arrays(model, arrays)
     return model.to(session.device)
 
 

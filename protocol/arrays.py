@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from functools import cache
 from io import BytesIO
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -239,9 +240,34 @@ def as_tensors(arrays: Arrays) -> dict[str, Tensor]:
     return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
 
 
+def load_arrays(model: nn.Module, arrays: Arrays) -> None:
+    """Copy arrays into a model's state, without another copy on the way.
+
+    Raises RuntimeError if names or shapes are not those of the state.
+    """
+    import torch
+
+    views = {name: _unmarked(np.asarray(array)) for name, array in arrays.items()}
+    model.load_state_dict({name: torch.from_numpy(view) for name, view in views.items()})
+
+
+def _unmarked(array: NDArray[Any]) -> NDArray[Any]:
+    """The array without its mark as read-only, of which PyTorch warns; only to read from."""
+    interface = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+    return np.asarray(SimpleNamespace(__array_interface__=interface, memory=array))
+
+
 def as_record(arrays: Arrays) -> ArrayRecord:
     """Flower's record of arrays."""
     return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
+
+
+def moved_into_record(arrays: dict[str, NDArray[np.generic]]) -> ArrayRecord:
+    """Flower's record of arrays, which leave `arrays` as they are encoded, to save memory."""
+    record = ArrayRecord()
+    for name in list(arrays):
+        record[name] = Array(np.asarray(arrays.pop(name)))
+    return record
 
 
 def record_of(model: nn.Module) -> ArrayRecord:

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, MetricRecord
 from flwr.common import log
 from torch import Tensor, nn
 
-from flwr_distill.protocol.arrays import as_arrays, as_tensors
+from flwr_distill.protocol.arrays import as_arrays, load_arrays
 from flwr_distill.server.settings import RunSettings
 from flwr_distill.task.augmentation import chosen_changes
 from flwr_distill.task.auxiliary_names import OWN_FILE
@@ -40,7 +40,7 @@ def server_evaluation(
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         nonlocal samples
-        model.load_state_dict(as_tensors(as_arrays(arrays)))
+        load_arrays(model, as_arrays(arrays))
         if samples is test and isinstance(model, Frozen) and not model.trained:
             samples = _as_vectors(model, test, device)  # once: they do not change
         counts, loss = count(model, samples, device)

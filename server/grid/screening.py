@@ -100,6 +100,7 @@ class Screening:
         `messages` are by node; `connected` lists the nodes that can take part.
         """
         checked, self._norms = self._norms, {}
+        self._sent, self._start = None, {}  # not in memory until the next round's replies
         phase = self.phases.get(message_type)
         if phase is None or not phase.averaged:
             return {}

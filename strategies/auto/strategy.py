@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from flwr_distill.base.text import counted
 from flwr_distill.distill.formation import best_formation
-from flwr_distill.protocol.arrays import as_arrays, as_tensors
+from flwr_distill.protocol.arrays import as_arrays, load_arrays
 from flwr_distill.protocol.messages import ARRAYS, CONFIG, SERVER_ROUND
 from flwr_distill.protocol.method import CHOICE
 from flwr_distill.protocol.replies import NothingUsableError, usable
@@ -352,7 +352,7 @@ class Auto(Strategy):
         if len(labels) < MIN_ASKED:
             return 0.0
         model = copy.deepcopy(self._model).to(self._device)
-        model.load_state_dict(as_tensors(as_arrays(arrays)))
+        load_arrays(model, as_arrays(arrays))
         samples = self._auxiliary(request.auxiliary, request.auxiliary_size)[:SAMPLES]
         return label_skew(
             [each[:SAMPLES] for each in labels],

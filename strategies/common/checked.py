@@ -10,7 +10,13 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
 
-from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record, model_arrays, sent_arrays
+from flwr_distill.protocol.arrays import (
+    Arrays,
+    as_arrays,
+    model_arrays,
+    moved_into_record,
+    sent_arrays,
+)
 from flwr_distill.protocol.meeting import one_line
 from flwr_distill.protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES, TRAIN_LOSS
 from flwr_distill.protocol.replies import number, set_aside, usable
@@ -159,7 +165,7 @@ class CheckedFedAvg(Configured, Answered, FedAvg):
         metrics = MetricRecord()
         if losses:
             metrics[TRAIN_LOSS] = sum(n * loss for n, loss in losses) / total
-        return as_record(self.combine(updates)), metrics
+        return moved_into_record(dict(self.combine(updates))), metrics
 
     def records(self) -> Mapping[str, ArrayRecord | ConfigRecord]:
         """Records to add to train messages, by name."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flwr_distill.distill.ensemble import distil_ensemble, teacher_probabilities
-from flwr_distill.protocol.arrays import Arrays, as_tensors
+from flwr_distill.protocol.arrays import Arrays, load_arrays
 from flwr_distill.strategies.common.draws import round_generator
 from flwr_distill.strategies.common.ensemble import EnsembleDistillation
 
@@ -76,5 +76,5 @@ class ServerDistillation:
 
     def _with(self, arrays: Arrays) -> nn.Module:
         model = copy.deepcopy(self._model).to(self._device)
-        model.load_state_dict(as_tensors(arrays))
+        load_arrays(model, arrays)
         return model

@@ -18,7 +18,7 @@ from flwr_distill.distill.errors import VirtualDataError
 from flwr_distill.distill.virtual_data import VirtualData
 from flwr_distill.distill.virtual_header import Bounds
 from flwr_distill.links.records import VIRTUAL_DATA
-from flwr_distill.protocol.arrays import Arrays, arrays_of, as_record, as_tensors
+from flwr_distill.protocol.arrays import Arrays, arrays_of, as_record, load_arrays
 from flwr_distill.protocol.meeting import one_line
 from flwr_distill.protocol.messages import TRAIN_LOSS
 from flwr_distill.protocol.replies import usable
@@ -143,7 +143,7 @@ class VirtualTraining(CheckedFedAvg):
         """The global model after some epochs on the data, and the mean loss of the last epoch."""
         settings = self.settings
         model, loss_of = self._model, self.loss()
-        model.load_state_dict(as_tensors(self.start_of_round))
+        load_arrays(model, self.start_of_round)
         start = [weight.detach().clone() for weight in model.parameters()]
         model.train()
         optimizer = torch.optim.SGD(model.parameters(), lr=settings.server_lr)

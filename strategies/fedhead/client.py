@@ -28,7 +28,7 @@ from flwr_distill.client.session import Session, deadline_of
 from flwr_distill.distill.ensemble import Distilled, distil_ensemble, saving, teacher_probabilities
 from flwr_distill.links import LinkError, send
 from flwr_distill.links.records import MAX_PARCEL
-from flwr_distill.protocol.arrays import Arrays, arrays_of, as_record, as_tensors, check_arrays
+from flwr_distill.protocol.arrays import Arrays, arrays_of, as_record, check_arrays, load_arrays
 from flwr_distill.protocol.meeting import one_line
 from flwr_distill.protocol.messages import (
     ARRAYS,
@@ -300,7 +300,7 @@ def _models(
     """Weight and model of each node of the sector; reuses one model's memory."""
     model = session.new_model().to(session.device)
     for rank, weight in weights:
-        model.load_state_dict(as_tensors(_stored(session, rank)))
+        load_arrays(model, _stored(session, rank))
         yield weight, model
 
 

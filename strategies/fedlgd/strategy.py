@@ -23,6 +23,7 @@ from flwr_distill.protocol.arrays import (
     Arrays,
     as_tensors,
     finite_arrays,
+    load_arrays,
     model_arrays,
     sent_arrays,
 )
@@ -268,7 +269,7 @@ class FedLGD(RobustFedAvg):
 
     def _refine(self, target: Arrays) -> None:
         """Match the gradient at the round's initial model (eq. 5-6)."""
-        self._model.load_state_dict(as_tensors(self.start_of_round))
+        load_arrays(self._model, self.start_of_round)
         virtual, steps = self.global_data or self._start_of_global_data, self.settings.global_steps
         try:
             images = match_gradient(

@@ -20,7 +20,9 @@ from flwr_distill.protocol.arrays import (
     check_arrays,
     decode,
     finite_arrays,
+    load_arrays,
     model_arrays,
+    moved_into_record,
     num_bytes,
     sent_arrays,
 )
@@ -162,6 +164,50 @@ def test_averaging_takes_little_memory_besides_the_mean():
         tracemalloc.stop()
     assert mean.keys() == models[0].keys()
     assert peak < 1.5 * size
+
+
+def test_a_models_arrays_leave_memory_as_they_are_encoded():
+    mean = {f"w{i}": np.full(50_000, i, np.float32) for i in range(20)}
+    size = sum(array.nbytes for array in mean.values())
+    expected = {name: array.copy() for name, array in mean.items()}
+    tracemalloc.start()
+    try:
+        for name, array in mean.items():
+            mean[name] = array.copy()  # in memory that is traced
+        del array
+        record = moved_into_record(mean)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert mean == {}
+    assert peak < 1.2 * size
+    assert list(record) == list(expected)
+    for name, array in as_arrays(record).items():
+        np.testing.assert_array_equal(array, expected[name])
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_model_takes_a_records_arrays_with_no_copy_on_the_way():
+    model = nn.Linear(1000, 200)
+    sent = {name: np.full(each.shape, 2, np.float32) for name, each in model.state_dict().items()}
+    record = as_record(sent)
+    tracemalloc.start()
+    try:
+        load_arrays(model, as_arrays(record))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < sent["weight"].nbytes / 2
+    with torch.no_grad():
+        model.weight.zero_()
+    np.testing.assert_array_equal(as_arrays(record)["weight"], sent["weight"])
+    np.testing.assert_array_equal(model.bias.detach().numpy(), sent["bias"])
+
+
+@pytest.mark.parametrize("arrays", [{"w": np.ones(2)}, {"weight": np.ones(2), "bias": np.ones(1)}])
+def test_a_model_refuses_arrays_of_another(arrays):
+    with pytest.raises(RuntimeError):
+        load_arrays(nn.Linear(2, 1), arrays)
 
 
 def test_sent_models_average_as_those_in_memory():

@@ -15,7 +15,7 @@ from flwr_distill.base.text import counted
 from flwr_distill.distill.augmentation import draw_augmentation
 from flwr_distill.distill.errors import DistillError
 from flwr_distill.distill.virtual_data import VirtualData
-from flwr_distill.protocol.arrays import Arrays, arrays_of, as_tensors
+from flwr_distill.protocol.arrays import Arrays, arrays_of, as_tensors, load_arrays
 from flwr_distill.strategies.common.checked import CheckedFedAvg, Update
 from flwr_distill.strategies.common.directory import Directory
 from flwr_distill.strategies.common.draws import round_generator
@@ -135,7 +135,7 @@ class DynaFed(CheckedFedAvg):
     def _distil(self, mean: Arrays) -> None:
         models, steps = len(self.trajectory), self.settings.distill_steps
         log(INFO, "DynaFed: distilling %d global models in %s", models, counted(steps, "step"))
-        self._model.load_state_dict(as_tensors(mean))
+        load_arrays(self._model, mean)
         try:
             virtual = match_trajectory(
                 [as_tensors(point) for point in self.trajectory.values()],
@@ -159,7 +159,7 @@ class DynaFed(CheckedFedAvg):
         if virtual is None or virtual.soft_labels is None:
             return mean
         images, labels = virtual.images.to(device), virtual.soft_labels.to(device)
-        self._model.load_state_dict(as_tensors(mean))
+        load_arrays(self._model, mean)
         self._model.eval()
         generator = round_generator(self._seed, self.server_round)
         optimizer = torch.optim.Adam(self._model.parameters(), lr=self.settings.tune_lr)

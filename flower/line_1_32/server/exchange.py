@@ -21,7 +21,7 @@ from flwr_distill.flower.line_1_32.calls import (
     retry_also,
 )
 from flwr_distill.flower.line_1_32.server.batches import Calls, push
-from flwr_distill.flower.line_1_32.server.inbox import NodeKeys, SuperLinkInbox
+from flwr_distill.flower.line_1_32.server.inbox import LARGE, NodeKeys, SuperLinkInbox
 from flwr_distill.node.kernel import trim_heap
 from flwr_distill.protocol.messages import PACE, POLL_EVERY
 from flwr_distill.server.grid.exchange import Exchange
@@ -51,8 +51,6 @@ AWAY = (
     f"this run waits up to {MAX_AWAY / 60:.0f} minutes for it (start it again, with the same "
     "--database)"
 )
-LARGE = 64 << 20
-"""Bytes of messages after which freed memory goes back to the system: nodes now take a while."""
 MAX_RETRY = 2
 """Seconds until the next attempt, at most, while the SuperLink is away (Flower: up to 20)."""
 

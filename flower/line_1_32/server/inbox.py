@@ -33,8 +33,10 @@ from flwr.superlink.grid import GrpcGrid
 
 from flwr_distill.flower.inflating import InflationError, inflated
 from flwr_distill.flower.line_1_32.server.batches import Calls
+from flwr_distill.node.kernel import trim_heap
 from flwr_distill.protocol.signatures import is_signed
 from flwr_distill.server.grid.inbox import SUPERLINK, Inbox, Most, answer_of, too_large, unreadable
+from flwr_distill.server.grid.ledger import content_bytes
 from flwr_distill.task.errors import ReportedError
 
 KEYS_VARIABLE = "FLWR_DISTILL_NODE_KEYS"
@@ -100,6 +102,8 @@ PULLS = 64
 """Announced replies to try in one fetch, so that its cost does not grow with the nodes."""
 CHECK_SENDERS = 5.0
 """Seconds between checks that the senders of incomplete replies are still connected."""
+LARGE = 64 << 20
+"""Bytes of messages or replies after which freed memory goes back to the system."""
 
 
 class SuperLinkInbox(Inbox):
@@ -131,6 +135,8 @@ class SuperLinkInbox(Inbox):
         self._announced: dict[str, ObjectTree] = {}
         """Objects of each incomplete reply, by the id of the message it answers."""
         self._next_check = time.monotonic() + CHECK_SENDERS
+        self._freed = max((content_bytes(each.content) for each in messages.values()), default=0)
+        """Bytes of messages and replies that were in memory since freed memory went back."""
 
     def fetch(self, end: float) -> Iterator[Message]:
         """Yield the replies that are complete; see `Inbox`."""
@@ -152,6 +158,7 @@ class SuperLinkInbox(Inbox):
             if self._calls.are_taken_together() and tree.object_id not in self._ahead:
                 self._pull_ahead(turn[place:])
             del self._announced[message_id]
+            self._give_back()
             if (answer := self._pull(tree, self._most(self._messages[message_id]))) is None:
                 self._announced[message_id] = tree  # to the end of the queue
                 continue
@@ -177,12 +184,13 @@ class SuperLinkInbox(Inbox):
         return bool(self._announced)
 
     def close(self) -> None:
-        """Make the SuperLink drop messages and incomplete replies."""
+        """Make the SuperLink drop messages and incomplete replies; give freed memory back."""
         for message_id in self.waiting:
             self._drop(message_id)
         for tree in self._announced.values():
             self._drop(tree.object_id)
         self._drop_now()
+        self._give_back()
 
     def _is_signed(self, reply: ProtoMessage) -> bool:
         """Whether a reply comes from its node, and is signed with its key where that is known."""
@@ -213,12 +221,19 @@ class SuperLinkInbox(Inbox):
         except ObjectIdNotPreregisteredError as error:
             return unreadable(error)
         self._drop(tree.object_id)
+        self._freed += sum(map(len, contents.values()))
         try:
             return answer_of(inflated(tree.object_id, contents, most.num_bytes))
         except InflationError:
             return too_large(most.num_bytes, "bytes")
         except Exception as error:  # a node may send anything
             return unreadable(error)
+
+    def _give_back(self) -> None:
+        """Give freed memory back to the system, if it may be much."""
+        if self._freed > LARGE:
+            trim_heap()
+            self._freed = 0
 
     def _lost_senders(self) -> Iterator[Message]:
         connected = set(self._grid.get_node_ids())

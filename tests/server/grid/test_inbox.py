@@ -96,6 +96,19 @@ def test_a_reply_may_have_the_parts_of_what_it_answers_however_many_these_are(
     assert reply.has_content()
 
 
+@pytest.mark.parametrize(("large", "times"), [(100, 3), (10**6, 0)])
+def test_freed_memory_goes_back_before_and_after_each_large_reply(
+    superlink, monkeypatch, large, times
+):
+    trimmed = []
+    monkeypatch.setattr(inbox_module, "LARGE", large)
+    monkeypatch.setattr(inbox_module, "trim_heap", lambda: trimmed.append(True))
+    link = superlink(trained(1), trained(2))
+    _, replies = ask(link)
+    assert all(reply.has_content() for reply in replies)
+    assert len(trimmed) == times
+
+
 def grown(times):
     """A model whose one chunk counts so many times: 80 kB become 800 MB."""
     content = RecordDict({"arrays": ArrayRecord({"w": Array(np.ones(10_000))})})

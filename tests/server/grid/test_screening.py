@@ -1,6 +1,8 @@
 """The screening grid: any strategy continues with whole replies, and it is said whose were not."""
 
+import gc
 import re
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -287,6 +289,19 @@ def test_a_reason_quotes_little_of_what_a_node_sent(caplog):
     (reason,) = reasons(caplog)
     assert reason.startswith("config: dataset = 'xxx")
     assert len(reason) == 300
+
+
+def test_a_model_is_not_in_memory_once_its_replies_are_compared():
+    """Else a large one stays there while nodes train on the next."""
+    record = as_record(START)
+    sent = weakref.ref(record)
+    replies = [honest(place) for place in range(2)]
+    grid = screening_grid(InProcessGrid(dict(enumerate(replies, FIRST))), model=START)
+    messages = messages_to([FIRST, FIRST + 1], arrays=record)
+    assert all(reply.has_content() for reply in grid.send_and_receive(messages))
+    del record, messages
+    gc.collect()
+    assert sent() is None
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80\x04.", b"\x93NUMPY\x01\x00v\x00{'descr': '|O'}"])
