@@ -14,7 +14,13 @@ from flwr.serverapp import Grid
 from flwr_distill.base.text import counted
 from flwr_distill.links.records import LinkMode
 from flwr_distill.links.routes import Links
-from flwr_distill.protocol.arrays import Arrays, as_arrays, as_record, model_arrays, sent_arrays
+from flwr_distill.protocol.arrays import (
+    Arrays,
+    as_arrays,
+    model_arrays,
+    moved_into_record,
+    sent_arrays,
+)
 from flwr_distill.protocol.meeting import one_line
 from flwr_distill.protocol.messages import (
     ARRAYS,
@@ -190,7 +196,7 @@ class SequentialStrategy(CheckedFedAvg):
         counts = {node: self._num_examples[node] for node in self._losses}
         loss = sum(counts[node] * self._losses[node] for node in counts)
         metrics = MetricRecord({TRAIN_LOSS: loss / sum(counts.values())} if counts else {})
-        return as_record(weighted_mean(models)), metrics
+        return moved_into_record(weighted_mean(models)), metrics
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint, besides the global model."""
