@@ -135,7 +135,8 @@ class SuperLinkInbox(Inbox):
         self._announced: dict[str, ObjectTree] = {}
         """Objects of each incomplete reply, by the id of the message it answers."""
         self._next_check = time.monotonic() + CHECK_SENDERS
-        self._freed = max((content_bytes(each.content) for each in messages.values()), default=0)
+        first = next(iter(messages.values()), None)
+        self._freed = content_bytes(first.content) if first else 0
         """Bytes of messages and replies that were in memory since freed memory went back."""
 
     def fetch(self, end: float) -> Iterator[Message]:
