@@ -34,16 +34,17 @@ ON_FROZEN = Candidates(("analytic", "fedavg"), None, None)
 
 
 def held_suffices(held: float | None) -> bool:
-    """Whether the classes that nodes have decide, however much labels differ."""
+    """Whether nodes have so many classes that how much labels differ need not be known."""
     return held is not None and held > MOST
 
 
-def candidates(skew: float | None, held: float | None) -> Candidates:
+def candidates(skew: float | None, held: float | None, *, all_train: bool = False) -> Candidates:
     """Choose by how much labels differ; docs/archive/benchmarks.md has the measurements.
 
     Nodes whose labels are alike, or that have most classes, mostly learn fastest with momentum.
-    Else heads that see all classes in virtual data may learn more than any average of what nodes
-    learned alone. FedAvg is always tried.
+    Else virtual data of all classes may teach more than any average of what nodes learned alone.
+    Where all nodes train on them they do so to nodes with most classes, too. FedAvg is always
+    tried.
 
     Parameters
     ----------
@@ -51,7 +52,9 @@ def candidates(skew: float | None, held: float | None) -> Candidates:
         See :func:`strategies.auto.skew.label_skew`; None does where `held_suffices`.
     held : float, optional
         Share of the classes that the median node has; None if a node does not say.
+    all_train : bool (default: False)
+        Whether all nodes train with HFLDD, and not its heads alone.
     """
-    if skew is None or skew <= ALIKE or held_suffices(held):
+    if skew is None or skew <= ALIKE or (held_suffices(held) and not all_train):
         return Candidates(("fedfa", "fedavg"), skew, held)
     return Candidates(("hfldd", "fedavg"), skew, held)

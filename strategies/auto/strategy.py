@@ -278,11 +278,18 @@ class Auto(Strategy):
         connected_nodes(grid, 1, self._timeout)
         nodes = self._some_nodes(grid)
         held = self._held(nodes, grid)
-        if held_suffices(held):
+        if held_suffices(held) and not self._large_images:
             self._start(candidates(None, held))
             return
         asking = cast(HFLDD, self._make("hfldd"))
-        self._start(candidates(self._skew(asking, nodes, arrays, grid), held), hfldd=asking)
+        try:
+            skew: float | None = self._skew(asking, nodes, arrays, grid)
+        except NothingUsableError as error:
+            if not held_suffices(held):
+                raise
+            log(WARNING, "Auto: how much labels differ stays unknown: %s", error)
+            skew = None
+        self._start(candidates(skew, held, all_train=asking.all_train), hfldd=asking)
 
     def _start(self, chosen: Candidates, **made: Strategy) -> None:
         self.candidates = chosen

@@ -20,7 +20,7 @@ from flwr_distill.server.record.packing import pack, unpack
 from flwr_distill.strategies.auto import Auto, panel, strategy
 from flwr_distill.strategies.auto.method import AutoSettings
 from flwr_distill.strategies.auto.race import MOST_CONTESTS, Race
-from flwr_distill.strategies.auto.rule import candidates
+from flwr_distill.strategies.auto.rule import MOST, candidates
 from flwr_distill.strategies.auto.skew import label_skew, one_class_labels
 from flwr_distill.strategies.hfldd import HFLDD
 from flwr_distill.strategies.hfldd.method import LABEL_KNOWLEDGE
@@ -67,8 +67,7 @@ def auxiliary(name, size):
     return auxiliary_images(name, SPEC, size, 0)
 
 
-@pytest.fixture
-def auto():
+def new_auto(**arguments):
     """An Auto on digits; `made` has the names of the strategies that it had made."""
 
     def create(name):
@@ -76,8 +75,13 @@ def auto():
         return make(name)
 
     made = []
-    instance = Auto(model=MODEL, num_classes=10, auxiliary=auxiliary, create=create)
-    return SimpleNamespace(strategy=instance, made=made)
+    common = {"model": MODEL, "num_classes": 10, "auxiliary": auxiliary, "create": create}
+    return SimpleNamespace(strategy=Auto(**common, **arguments), made=made)
+
+
+@pytest.fixture
+def auto():
+    return new_auto()
 
 
 def asked(grid):
@@ -178,6 +182,30 @@ def test_where_nodes_hold_most_classes_nobody_is_asked_and_what_was_taken_does_t
     assert auto.strategy.artifacts()["rounds.txt"] == b"1"
 
 
+@pytest.mark.parametrize(
+    ("alpha", "leader"), [(1.0, "hfldd"), (1e6, "fedfa")], ids=["labels differ", "labels alike"]
+)
+def test_of_large_images_labels_that_differ_take_hfldd_though_nodes_hold_most_classes(
+    client_grid, alpha, leader
+):
+    auto = new_auto(large_images=True)
+    grid = client_grid(4, {**CONFIG, "partition.scheme": "dirichlet", "partition.alpha": alpha})
+    configured(auto.strategy, grid)
+    assert auto.strategy.candidates.held > MOST
+    assert asked(grid) == sorted(grid.nodes)
+    assert auto.strategy.race.leader == leader
+
+
+def test_nodes_that_hold_most_classes_need_not_say_how_labels_differ(client_grid, caplog):
+    auto = new_auto(large_images=True)
+    grid = client_grid(3, CONFIG)
+    for node in grid.nodes:
+        spoil(grid, node, lambda content: content.pop(ARRAYS), LABEL_KNOWLEDGE)
+    configured(auto.strategy, grid)
+    assert auto.strategy.candidates == candidates(None, 1.0)
+    assert "0 of 3 nodes sent usable soft labels" in caplog.text
+
+
 def test_hfldd_forms_its_clusters_by_the_labels_that_auto_asked_for(auto, client_grid, monkeypatch):
     monkeypatch.setattr(strategy, "MAX_ASKED", 3)
     grid = client_grid(4, {**CONFIG, **SKEWED})
@@ -258,16 +286,21 @@ def test_a_federation_of_one_node_is_not_skewed(auto, client_grid):
 
 
 @pytest.mark.parametrize(
-    ("skew", "held", "strategy"),
+    ("skew", "held", "all_train", "strategy"),
     [
-        *((None, 1.0, "fedfa"), (0.1, 1.0, "fedfa"), (0.1, None, "fedfa")),
-        (0.7, 0.8, "fedfa"),  # few samples of many classes
-        (0.1, 0.2, "fedfa"),  # all nodes have the same few
-        *((0.4, 0.4, "hfldd"), (0.7, 0.2, "hfldd"), (1.0, None, "hfldd")),
+        (None, 1.0, False, "fedfa"),
+        *((0.1, held, all_train, "fedfa") for held in (None, 1.0) for all_train in (False, True)),
+        (0.7, 0.8, False, "fedfa"),  # few samples of many classes
+        (0.7, 0.8, True, "hfldd"),
+        (None, 0.8, True, "fedfa"),
+        (0.1, 0.2, False, "fedfa"),  # all nodes have the same few
+        *((0.4, 0.4, False, "hfldd"), (0.7, 0.2, False, "hfldd"), (1.0, None, False, "hfldd")),
     ],
 )
-def test_labels_that_differ_ask_for_virtual_data_and_others_for_an_average(skew, held, strategy):
-    names = candidates(skew, held).names
+def test_labels_that_differ_ask_for_virtual_data_and_others_for_an_average(
+    skew, held, all_train, strategy
+):
+    names = candidates(skew, held, all_train=all_train).names
     assert names[0] == strategy
     assert "fedavg" in names
     assert ("hfldd" in names) == (strategy == "hfldd")  # virtual data are not sent for nothing
