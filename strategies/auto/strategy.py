@@ -53,8 +53,8 @@ class Auto(Strategy):
     samples that they hold out (:class:`strategies.auto.race.Race`). The run continues with the best
     one's model. Without a `budget` the likeliest trains alone.
 
-    Where classes do not decide, nodes send HFLDD's soft labels before the first round: a few steps
-    on their data move the initial model, on samples that everybody has
+    Of large images, or where each has few classes, nodes send HFLDD's soft labels before the first
+    round: a few steps on their data move the initial model, on samples that everybody has
     (:func:`strategies.auto.skew.label_skew`). HFLDD forms its clusters by the same soft labels.
 
     Parameters
