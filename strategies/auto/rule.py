@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-ALIKE = 0.2
-"""Skew up to which the nodes' labels are as good as alike."""
+ALIKE, ALIKE_FOR_ALL = 0.2, 0.1
+"""Skew up to which the nodes' labels are as good as alike: for one head, and where all train."""
 MOST = 0.75
 """Share of the classes: nodes with more may take long steps, with momentum."""
 
@@ -55,6 +55,7 @@ def candidates(skew: float | None, held: float | None, *, all_train: bool = Fals
     all_train : bool (default: False)
         Whether all nodes train with HFLDD, and not its heads alone.
     """
-    if skew is None or skew <= ALIKE or (held_suffices(held) and not all_train):
+    alike = ALIKE_FOR_ALL if all_train else ALIKE
+    if skew is None or skew <= alike or (held_suffices(held) and not all_train):
         return Candidates(("fedfa", "fedavg"), skew, held)
     return Candidates(("hfldd", "fedavg"), skew, held)

@@ -290,6 +290,7 @@ def test_a_federation_of_one_node_is_not_skewed(auto, client_grid):
     [
         (None, 1.0, False, "fedfa"),
         *((0.1, held, all_train, "fedfa") for held in (None, 1.0) for all_train in (False, True)),
+        *((0.15, None, False, "fedfa"), (0.15, None, True, "hfldd"), (0.15, 1.0, True, "hfldd")),
         (0.7, 0.8, False, "fedfa"),  # few samples of many classes
         (0.7, 0.8, True, "hfldd"),
         (None, 0.8, True, "fedfa"),
