@@ -43,7 +43,7 @@ def candidates(skew: float | None, held: float | None, *, all_train: bool = Fals
 
     Nodes whose labels are alike, or that have most classes, mostly learn fastest with momentum.
     Else virtual data of all classes may teach more than any average of what nodes learned alone.
-    Where all nodes train on them they do so to nodes with most classes, too. FedAvg is always
+    Where all nodes train on these, that holds for nodes with most classes, too. FedAvg is always
     tried.
 
     Parameters
